@@ -1,0 +1,33 @@
+# Two commands for users: `make demo` and `make test`. Each sets up its own environment in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench clean
+
+demo: $(READY)  ## plan ResNet-50 at the paper's eight budgets
+	$(BIN)/bitplan demo
+
+test: $(READY) check  ## the checks, then every test
+	$(BIN)/pytest
+
+check: $(READY)  ## style, types and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: $(READY)  ## side-by-side measurements, as ratios
+	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks
+
+# torch==2.13.0 stands in constraints.txt: pip then takes the CPU build where one is at hand.
+$(READY): pyproject.toml constraints.txt
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,82 @@
+"""bitplan: how many bits each layer of a neural network should get, under a budget.
+
+    model ─trace→ Graph ─┬─estimate→ Gains ─┬─select→ Plan
+                         └─price────→ Costs ┘
+
+Names are imported when first used, so `import bitplan` is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitplan.core.budget import Budget as Budget
+    from bitplan.core.errors import BitplanError as BitplanError
+    from bitplan.core.errors import InputError as InputError
+    from bitplan.core.precision import Precision as Precision
+    from bitplan.core.records import Costs as Costs
+    from bitplan.core.records import Gains as Gains
+    from bitplan.core.records import Graph as Graph
+    from bitplan.core.records import Group as Group
+    from bitplan.core.records import Layer as Layer
+    from bitplan.core.records import Limit as Limit
+    from bitplan.core.records import Link as Link
+    from bitplan.core.records import Plan as Plan
+    from bitplan.core.store import load as load
+    from bitplan.core.store import save as save
+    from bitplan.core.trials import Recipe as Recipe
+    from bitplan.core.trials import Result as Result
+    from bitplan.core.trials import Trial as Trial
+    from bitplan.costs import price as price
+    from bitplan.gains import estimate as estimate
+    from bitplan.graph.rules import Rules as Rules
+    from bitplan.graph.trace import trace as trace
+    from bitplan.models.zoo import load_model as load_model
+    from bitplan.plan import frontier as frontier
+    from bitplan.plan import select as select
+    from bitplan.plan.frontier import Frontier as Frontier
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BitplanError": "core.errors",
+    "Budget": "core.budget",
+    "Costs": "core.records",
+    "Frontier": "plan.frontier",
+    "Gains": "core.records",
+    "Graph": "core.records",
+    "Group": "core.records",
+    "InputError": "core.errors",
+    "Layer": "core.records",
+    "Limit": "core.records",
+    "Link": "core.records",
+    "Plan": "core.records",
+    "Precision": "core.precision",
+    "Recipe": "core.trials",
+    "Result": "core.trials",
+    "Rules": "graph.rules",
+    "Trial": "core.trials",
+    "estimate": "gains",
+    "frontier": "plan",
+    "load": "core.store",
+    "load_model": "models.zoo",
+    "price": "costs",
+    "save": "core.store",
+    "select": "plan",
+    "trace": "graph.trace",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bitplan' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"bitplan.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

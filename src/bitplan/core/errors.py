@@ -1,0 +1,74 @@
+"""What can go wrong, as one tree; every message says what happened and what to do about it.
+
+BitplanError
+├── InputError             the user's input cannot be used (the command line exits with 2)
+│   ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
+│   ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
+│   ├── RecordError        the values of a record contradict each other
+│   ├── BudgetError        a budget cannot be read or cannot be met
+│   ├── TraceError         the model cannot be traced with this example input
+│   └── MissingExtra       an optional library is not installed
+└── NothingToChoose        every layer is fixed, so there is no search space (also an InputError)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BitplanError(Exception):
+    """The root of everything bitplan raises on purpose."""
+
+
+class InputError(BitplanError, ValueError):
+    """The user's input cannot be used as it is."""
+
+
+class FileError(InputError):
+    """A file cannot be read as what it should be, or cannot be written."""
+
+
+class RecordError(InputError):
+    """The values of a record are not possible together."""
+
+
+class BudgetError(InputError):
+    """A budget cannot be read or cannot be met."""
+
+
+class TraceError(InputError):
+    """The model could not be run on the shapes of the example input."""
+
+
+class NothingToChoose(InputError):
+    """Every layer is fixed by a rule, so there is nothing to select."""
+
+
+class MissingExtra(InputError):
+    """An optional library is needed and is not installed."""
+
+    def __init__(self, library: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs {library}, which is not installed: pip install 'bitplan[{extra}]'"
+        )
+
+
+class UnknownName(InputError):
+    """A name that is not among the known ones."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        super().__init__(f"unknown {what} {name!r}{suggestion(name, known)}{hint and f'. {hint}'}")
+        self.name = name
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Say which known names are near `name`, or, where none is, which there are."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    if not names:
+        return "; there are none"
+    shown = ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")
+    return f"; there is {shown}"

@@ -1,0 +1,84 @@
+"""How many bits the weights and the input activations of a layer have, as a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import Field, model_serializer, model_validator
+
+from bitplan.core.errors import InputError
+from bitplan.core.record import Value
+
+_WRITTEN = re.compile(r"w(\d+)a(\d+)")
+
+
+class Precision(Value):
+    """Bits of a layer's weights and of its input; written "w4a4". `a16` leaves activations alone."""
+
+    weight_bits: int = Field(ge=2, le=16)
+    act_bits: int = Field(ge=2, le=16)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        if isinstance(data, int) and not isinstance(data, bool):
+            return {"weight_bits": data, "act_bits": data}
+        if isinstance(data, str):
+            if data.isdecimal():
+                return {"weight_bits": int(data), "act_bits": int(data)}
+            match = _WRITTEN.fullmatch(data)
+            if match is None:
+                raise ValueError(f"a precision is written like w4a4 or w4a16, not {data!r}")
+            return {"weight_bits": int(match[1]), "act_bits": int(match[2])}
+        return data
+
+    @model_serializer
+    def _to_text(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"w{self.weight_bits}a{self.act_bits}"
+
+    def __repr__(self) -> str:
+        return f"Precision({str(self)!r})"
+
+    def above(self, other: Precision) -> bool:
+        """Tell whether neither field is lower than the other's and one is higher."""
+        mine, theirs = (self.weight_bits, self.act_bits), (other.weight_bits, other.act_bits)
+        return mine != theirs and mine[0] >= theirs[0] and mine[1] >= theirs[1]
+
+    @classmethod
+    def parse(cls, written: PrecisionLike) -> Precision:
+        """Read "w4a4", "4", 4 or a Precision."""
+        return written if isinstance(written, Precision) else cls.model_validate(written)
+
+
+PrecisionLike = Precision | str | int
+
+
+def parse_choices(written: str | Iterable[PrecisionLike]) -> tuple[Precision, ...]:
+    """Read the precisions to choose from: "w2a2,w4a4" or a sequence, ascending."""
+    parts: Iterable[PrecisionLike] = (
+        [part.strip() for part in written.split(",")] if isinstance(written, str) else written
+    )
+    choices = tuple(Precision.parse(part) for part in parts)
+    problem = why_not_choices(choices)
+    if problem:
+        raise InputError(problem)
+    return choices
+
+
+def why_not_choices(choices: Sequence[Precision]) -> str | None:
+    """Say why these are not choices, or None: at least two, each above the one before."""
+    shown = ",".join(map(str, choices))
+    if len(choices) < 2:
+        return f"at least two precisions are needed to choose from, got {shown or 'none'}"
+    for low, high in zip(choices, choices[1:], strict=False):
+        if not high.above(low):
+            return (
+                f"choices must ascend (neither field falls, one rises), but {low} is followed by "
+                f"{high} in {shown}"
+            )
+    return None

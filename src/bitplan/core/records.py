@@ -1,0 +1,236 @@
+"""The nouns of the flow: Graph, Gains, Costs, Plan (trials have their own file, `core/trials.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Self
+
+from pydantic import Field, JsonValue, StrictInt, model_validator
+
+from bitplan.core.errors import suggestion
+from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
+from bitplan.core.record import Record, Value
+
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[StrictInt, Field(ge=0)]
+
+
+class Layer(Value):
+    """One operation with weights, or one product of activations; `macs` are those of the example."""
+
+    name: Name
+    kind: Name
+    macs: Count
+    weights: Count
+    in_features: Count
+    fixed: Precision | None = None
+    why: str = ""
+
+    @model_validator(mode="after")
+    def _reasoned(self) -> Self:
+        if (self.fixed is None) != (not self.why):
+            raise ValueError(f"layer {self.name!r}: a fixed precision and its reason go together")
+        return self
+
+
+class Link(Value):
+    """Layers that read one and the same tensor, and where that tensor comes from."""
+
+    layers: Annotated[tuple[Name, ...], Field(min_length=2)]
+    through: str
+
+
+class Group(Value):
+    """What is chosen at once: a layer, or linked layers. Its name is that of its first member."""
+
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+
+    @property
+    def name(self) -> str:
+        return self.layers[0].name
+
+    @property
+    def fixed(self) -> Precision | None:
+        return self.layers[0].fixed
+
+    @property
+    def weights(self) -> int:
+        return sum(layer.weights for layer in self.layers)
+
+
+class Graph(Record):
+    """The layers of a network in execution order, and which of them are linked."""
+
+    model: Name
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    links: tuple[Link, ...] = ()
+    unreached: tuple[Name, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        layers: dict[str, Layer] = {}
+        for layer in self.layers:
+            if layer.name in layers:
+                raise ValueError(f"layer {layer.name!r} appears twice")
+            layers[layer.name] = layer
+        check_links([link.layers for link in self.links], layers)
+        for link in self.links:
+            if len({layers[name].fixed for name in link.layers}) > 1:
+                raise ValueError(f"linked layers {', '.join(link.layers)} are fixed differently")
+        return self
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Linked layers together, every other layer alone, in execution order of first members."""
+        layers = {layer.name: layer for layer in self.layers}
+        members = {name: link.layers for link in self.links for name in link.layers}
+        leaders = [layer.name for layer in self.layers if members.get(layer.name, (layer.name,))[0] == layer.name]
+        return tuple(
+            Group(layers=tuple(layers[name] for name in members.get(leader, (leader,)))) for leader in leaders
+        )
+
+    @cached_property
+    def selectable(self) -> tuple[Group, ...]:
+        """The groups that no rule fixes."""
+        return tuple(group for group in self.groups if group.fixed is None)
+
+    def link_of(self, layer: str) -> Link | None:
+        """The link a layer belongs to, if any."""
+        return next((link for link in self.links if layer in link.layers), None)
+
+
+class _Rows(Record):
+    """One row per selectable group, one entry per choice."""
+
+    choices: tuple[Precision, ...]
+    graph: str
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        problem = why_not_choices(self.choices)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+class Gains(_Rows):
+    """What each group gains at each choice over the lowest one, by one method."""
+
+    method: Name
+    options: dict[str, JsonValue] = {}
+    rows: dict[str, tuple[float, ...]]
+    errors: dict[str, tuple[float, ...]] | None = None
+    histograms: dict[str, tuple[Count, ...]] | None = None
+    counts: dict[str, Count] = {}
+    selector: Name = "exact"
+    seed: int = 0
+    seconds: float = 0.0
+
+    @model_validator(mode="after")
+    def _finite(self) -> Self:
+        for name, row in self.rows.items():
+            _check_width(name, row, self.choices)
+            for choice, value in zip(self.choices, row, strict=True):
+                if not math.isfinite(value):
+                    raise ValueError(f"the gain of {name!r} at {choice} is {value}, not a finite number")
+            if row[0] != 0:
+                raise ValueError(f"the gain of {name!r} at the lowest choice must be 0, not {row[0]}")
+        for name, row in (self.errors or {}).items():
+            if name not in self.rows:
+                raise ValueError(f"an error is given for {name!r}, which has no gain")
+            _check_width(name, row, self.choices)
+            if not all(math.isfinite(value) and value >= 0 for value in row):
+                raise ValueError(f"the standard errors of {name!r} must be finite and ≥ 0")
+        return self
+
+
+class Costs(_Rows):
+    """What each group costs at each choice, and each fixed layer, in whole units."""
+
+    name: Name
+    unit: str
+    rows: dict[str, tuple[Count, ...]]
+    fixed: dict[str, Count] = {}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for name, row in self.rows.items():
+            _check_width(name, row, self.choices)
+        return self
+
+
+class Limit(Value):
+    """One budget of a plan: what was asked for, what that is in units, and what the plan costs."""
+
+    budget: str
+    cost_name: Name
+    capacity: Count
+    cost: Count
+    shadow_price: float = 0.0
+
+    @model_validator(mode="after")
+    def _within(self) -> Self:
+        if self.cost > self.capacity:
+            raise ValueError(f"the plan costs {self.cost} {self.cost_name}, over its capacity {self.capacity}")
+        return self
+
+    @property
+    def slack(self) -> int:
+        return self.capacity - self.cost
+
+
+class Plan(Record):
+    """A precision for every layer, and how it came about.
+
+    `gain` is within `gap` of the best that any plan under the same budgets can reach.
+    """
+
+    model: Name
+    precisions: dict[str, Precision]
+    links: tuple[tuple[Name, ...], ...] = ()
+    method: str
+    selector: str
+    limits: tuple[Limit, ...] = ()
+    gain: float = 0.0
+    gap: Annotated[float, Field(ge=0)] = 0.0
+    sources: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _linked_alike(self) -> Self:
+        check_links(self.links, self.precisions)
+        for link in self.links:
+            if len({self.precisions[name] for name in link}) > 1:
+                raise ValueError(f"linked layers {', '.join(link)} have different precisions")
+        return self
+
+    @classmethod
+    def uniform(cls, graph: Graph, precision: PrecisionLike) -> Plan:
+        """Every selectable layer at one precision, the fixed ones as they are."""
+        chosen = Precision.parse(precision)
+        return cls(
+            model=graph.model,
+            precisions={layer.name: layer.fixed or chosen for layer in graph.layers},
+            links=tuple(link.layers for link in graph.links),
+            method=str(chosen),
+            selector="uniform",
+            sources={"graph": graph.id},
+        )
+
+
+def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:
+    """Raise unless every linked layer exists and is in one link only."""
+    seen: set[str] = set()
+    for link in links:
+        for name in link:
+            if name not in layers:
+                raise ValueError(f"linked layer {name!r} does not exist{suggestion(name, layers)}")
+            if name in seen:
+                raise ValueError(f"layer {name!r} is in two links")
+            seen.add(name)
+
+
+def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: tuple[Precision, ...]) -> None:
+    if len(row) != len(choices):
+        raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")

@@ -1,0 +1,75 @@
+"""Names → things that can be exchanged, found by registration or by a Python entry point.
+
+bitplan's own entries are entry points too (`pyproject.toml`), so listing the names imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from bitplan.core.errors import InputError, UnknownName
+
+T = TypeVar("T")
+
+
+class Registry:
+    """One kind of exchangeable thing."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.group = f"bitplan.{what}s"
+        self._registered: dict[str, Any] = {}
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.group):
+            if point.name in found and found[point.name].value != point.value:
+                raise InputError(
+                    f"two packages bring a {self.what} named {point.name!r}: {found[point.name].value} "
+                    f"and {point.value}; uninstall one"
+                )
+            found[point.name] = point
+        return found
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Add the decorated thing under a name that is not taken."""
+
+        def add(thing: T) -> T:
+            if name in self:
+                raise InputError(f"the {self.what} {name!r} exists already; choose another name")
+            self._registered[name] = thing
+            return thing
+
+        return add
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registered or name in self._installed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._registered, *self._installed}))
+
+    def get(self, name: str) -> Any:
+        """The thing of that name, imported now if an entry point brings it."""
+        if name in self._registered:
+            return self._registered[name]
+        if name not in self._installed:
+            raise UnknownName(self.what, name, self, hint=f"`bitplan list {self.what}s` shows all")
+        point = self._installed[name]
+        try:
+            return point.load()
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"the {self.what} {name!r} ({point.value}) does not load: {error}") from error
+
+
+GAINS = Registry("gain")
+COSTS = Registry("cost")
+SELECTORS = Registry("selector")
+MODELS = Registry("model")
+TASKS = Registry("task")
+EXPORTERS = Registry("exporter")
+ENGINES = Registry("engine")
+REGISTRIES = {registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES)}
