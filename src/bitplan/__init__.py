@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Recipe as Recipe
     from bitplan.core.trials import Result as Result
     from bitplan.core.trials import Trial as Trial
-    from bitplan.costs import price as price
-    from bitplan.gains import estimate as estimate
+    from bitplan.costs.base import price as price
+    from bitplan.gains.base import estimate as estimate
     from bitplan.graph.rules import Rules as Rules
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
-    from bitplan.plan import frontier as frontier
-    from bitplan.plan import select as select
+    from bitplan.plan.base import select as select
     from bitplan.plan.frontier import Frontier as Frontier
+    from bitplan.plan.frontier import select_all as select_all
 
 __version__ = "0.1.0"
 
@@ -58,13 +58,13 @@ _HOMES = {
     "Result": "core.trials",
     "Rules": "graph.rules",
     "Trial": "core.trials",
-    "estimate": "gains",
-    "frontier": "plan",
+    "estimate": "gains.base",
     "load": "core.store",
     "load_model": "models.zoo",
-    "price": "costs",
+    "price": "costs.base",
     "save": "core.store",
-    "select": "plan",
+    "select": "plan.base",
+    "select_all": "plan.frontier",
     "trace": "graph.trace",
 }
 __all__ = sorted(_HOMES)
