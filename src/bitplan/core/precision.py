@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import Field, model_serializer, model_validator
@@ -75,10 +76,7 @@ def why_not_choices(choices: Sequence[Precision]) -> str | None:
     shown = ",".join(map(str, choices))
     if len(choices) < 2:
         return f"at least two precisions are needed to choose from, got {shown or 'none'}"
-    for low, high in zip(choices, choices[1:], strict=False):
+    for low, high in pairwise(choices):
         if not high.above(low):
-            return (
-                f"choices must ascend (neither field falls, one rises), but {low} is followed by "
-                f"{high} in {shown}"
-            )
+            return f"choices must ascend (neither field falls, one rises), but {low} is followed by {high} in {shown}"
     return None

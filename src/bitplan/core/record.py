@@ -78,7 +78,7 @@ class Record(Value):
                 f"the {kind}'s id {written_id} does not fit its content ({record.id}): the file was "
                 "edited by hand; make it again, or delete its id line to accept the change"
             )
-        return record  # type: ignore[return-value]
+        return record
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:
@@ -97,9 +97,7 @@ def _check_format(target: type[Record], version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise FileError(f"the {kind} says no format version (expected {known})")
     if version > known:
-        raise FileError(
-            f"{kind} format {version} is newer than this bitplan reads ({known}): upgrade bitplan"
-        )
+        raise FileError(f"{kind} format {version} is newer than this bitplan reads ({known}): upgrade bitplan")
     if version < known:
         raise FileError(f"{kind} format {version} is no longer read (now {known}): make the {kind} again")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, JsonValue, StrictInt, model_validator
 
@@ -49,14 +49,17 @@ class Group(Value):
 
     @property
     def name(self) -> str:
+        """The first member's."""
         return self.layers[0].name
 
     @property
     def fixed(self) -> Precision | None:
+        """The precision that a rule gives to all members, if any."""
         return self.layers[0].fixed
 
     @property
     def weights(self) -> int:
+        """Those of all members."""
         return sum(layer.weights for layer in self.layers)
 
 
@@ -87,9 +90,7 @@ class Graph(Record):
         layers = {layer.name: layer for layer in self.layers}
         members = {name: link.layers for link in self.links for name in link.layers}
         leaders = [layer.name for layer in self.layers if members.get(layer.name, (layer.name,))[0] == layer.name]
-        return tuple(
-            Group(layers=tuple(layers[name] for name in members.get(leader, (leader,)))) for leader in leaders
-        )
+        return tuple(Group(layers=tuple(layers[name] for name in members.get(leader, (leader,)))) for leader in leaders)
 
     @cached_property
     def selectable(self) -> tuple[Group, ...]:
@@ -105,7 +106,13 @@ class _Rows(Record):
     """One row per selectable group, one entry per choice."""
 
     choices: tuple[Precision, ...]
+    rows: dict[str, tuple[Any, ...]]
     graph: str
+
+    @property
+    def label(self) -> str:
+        """What they are the rows of: the method or the cost."""
+        return str(getattr(self, "method", getattr(self, "name", "")))
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -178,13 +185,14 @@ class Limit(Value):
 
     @property
     def slack(self) -> int:
+        """Units left over."""
         return self.capacity - self.cost
 
 
 class Plan(Record):
     """A precision for every layer, and how it came about.
 
-    `gain` is within `gap` of the best that any plan under the same budgets can reach.
+    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven).
     """
 
     model: Name
@@ -194,7 +202,7 @@ class Plan(Record):
     selector: str
     limits: tuple[Limit, ...] = ()
     gain: float = 0.0
-    gap: Annotated[float, Field(ge=0)] = 0.0
+    gap: Annotated[float, Field(ge=0)] | None = None
     sources: dict[str, str] = {}
 
     @model_validator(mode="after")

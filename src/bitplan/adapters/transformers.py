@@ -1,0 +1,27 @@
+"""Hugging Face transformers: models from a configuration, without weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import torch
+
+from bitplan.core.errors import MissingExtra
+
+
+def transformers(purpose: str) -> ModuleType:
+    """Import transformers, or say what to install."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtra("transformers", "text", purpose)
+    import transformers as module
+
+    return module
+
+
+def bert_for_question_answering(**sizes: int) -> torch.nn.Module:
+    """BERT with a span head; attention in its plain form, whose products and softmax can be quantized."""
+    library = transformers("BERT")
+    config = library.BertConfig(attn_implementation="eager", **sizes)
+    model: torch.nn.Module = library.BertForQuestionAnswering(config)
+    return model

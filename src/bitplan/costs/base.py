@@ -1,0 +1,80 @@
+"""price: Graph → Costs, by any function of a layer and a precision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision, PrecisionLike, parse_choices
+from bitplan.core.records import Costs, Graph, Layer
+from bitplan.core.registry import COSTS
+
+Cost = Callable[[Layer, Precision], int]
+AnyCost = TypeVar("AnyCost", bound=Cost)
+CHOICES = "w2a2,w4a4"
+log = logging.getLogger(__name__)
+
+
+def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
+    """Say in which unit a cost function counts."""
+
+    def mark(cost: AnyCost) -> AnyCost:
+        cost.unit = unit  # type: ignore[attr-defined]
+        return cost
+
+    return mark
+
+
+def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES) -> Costs:
+    """Price every group at every choice, and every fixed layer at its precision.
+
+    `cost` is a registered name, the path of a table (`costs/table.py`), or a function `(layer, precision) -> int`.
+    """
+    function, name = _find(cost)
+    precisions = parse_choices(choices)
+    rows = {
+        group.name: tuple(sum(_whole(function, layer, choice, name) for layer in group.layers) for choice in precisions)
+        for group in graph.selectable
+    }
+    for group, row in rows.items():
+        _warn_of_dominated(group, row, precisions, name)
+    return Costs(
+        name=name,
+        unit=getattr(function, "unit", ""),
+        choices=precisions,
+        rows=rows,
+        fixed={layer.name: _whole(function, layer, layer.fixed, name) for layer in graph.layers if layer.fixed},
+        graph=graph.id,
+    )
+
+
+def _find(cost: str | Cost) -> tuple[Cost, str]:
+    if not isinstance(cost, str):
+        return cost, getattr(cost, "__name__", type(cost).__name__)
+    if Path(cost).suffix in (".csv", ".json"):
+        from bitplan.costs.table import Table
+
+        return Table.read(cost), Path(cost).stem
+    found: Cost = COSTS.get(cost)
+    return found, cost
+
+
+def _whole(function: Cost, layer: Layer, precision: Precision, name: str) -> int:
+    value = function(layer, precision)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InputError(f"{name} of {layer.name} at {precision} is {value!r}; a cost is a whole number ≥ 0")
+    return value
+
+
+def _warn_of_dominated(group: str, row: tuple[int, ...], choices: tuple[Precision, ...], name: str) -> None:
+    """A measured cost may fall as bits rise; the lower precision is then never worth choosing."""
+    for index, value in enumerate(row):
+        better = next((higher for higher in range(index + 1, len(row)) if row[higher] < value), None)
+        if better is not None:
+            log.warning(
+                "%s of %s falls from %d at %s to %d at %s: the lower precision is dominated there",
+                name, group, value, choices[index], row[better], choices[better],
+            )  # fmt: skip

@@ -1,0 +1,124 @@
+"""estimate: model + Graph (+ Task) → Gains, by any registered method; and what a method must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.precision import Precision, PrecisionLike, parse_choices
+from bitplan.core.records import Gains, Graph
+from bitplan.core.registry import GAINS
+from bitplan.core.trials import Recipe
+from bitplan.costs.base import CHOICES
+from bitplan.plan.feasible import check_selectable
+
+Progress = Callable[[int, int, str], None]
+"""Called with how much is done, of how much, and what it was."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method may use besides the model and its graph; most use little of it."""
+
+    task: Any = None
+    recipe: Recipe | None = None
+    seed: int = 0
+    engine: Any = None
+    store: Any = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class LayerGains:
+    """What a method found: for every selectable layer one value per choice, 0 at the lowest."""
+
+    values: Mapping[str, tuple[float, ...]]
+    errors: Mapping[str, tuple[float, ...]] | None = None
+    histograms: Mapping[str, tuple[int, ...]] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Gain(Protocol):
+    """A method: a frozen dataclass whose fields are its options.
+
+    It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. A class
+    attribute `selector` may name the selector that the method is defined with ("exact" unless said).
+    """
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """Estimate what each selectable layer gains at each choice over the lowest."""
+
+
+def estimate(
+    method: str | Gain,
+    model: Any,
+    graph: Graph,
+    *,
+    choices: str | Iterable[PrecisionLike] = CHOICES,
+    context: Context | None = None,
+    **options: Any,
+) -> Gains:
+    """Estimate the gains of all groups: the sums over their layers.
+
+    `method` is a registered name with its options, the path of a table of numbers, or a `Gain` itself. `model` may be
+    None where the method does not look at it.
+    """
+    check_selectable(graph)
+    gain, name = make_gain(method, options)
+    precisions = parse_choices(choices)
+    setting = context or Context()
+    start = time.perf_counter()
+    found = gain.layer_gains(model, graph, precisions, setting)
+    members = {group.name: [layer.name for layer in group.layers] for group in graph.selectable}
+    return Gains(
+        method=name,
+        options=_options(gain),
+        choices=precisions,
+        rows={name: _sum(found.values, layers) for name, layers in members.items()},
+        errors={name: _root_sum_square(found.errors, layers) for name, layers in members.items()}
+        if found.errors
+        else None,
+        histograms=dict(found.histograms) if found.histograms else None,
+        counts=dict(found.counts),
+        selector=getattr(gain, "selector", "exact"),
+        seed=setting.seed,
+        graph=graph.id,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:
+    """The method of that name with these options, and the name it goes by."""
+    if not isinstance(method, str):
+        return method, type(method).__name__.lower()
+    if Path(method).suffix in (".csv", ".json"):
+        method, options = "table", {"path": method, **options}
+    factory = GAINS.get(method)
+    known = [option.name for option in dataclasses.fields(factory)]
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {method}", option, known)
+    try:
+        gain: Gain = factory(**options)
+    except TypeError as error:
+        raise InputError(f"{method}: {error}") from None
+    return gain, method
+
+
+def _options(gain: Gain) -> dict[str, Any]:
+    fields: dict[str, Any] = dataclasses.asdict(gain) if dataclasses.is_dataclass(gain) and not isinstance(gain, type) else {}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _sum(values: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:
+    return tuple(sum(column) for column in zip(*(values[name] for name in layers), strict=True))
+
+
+def _root_sum_square(errors: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:
+    columns = zip(*(errors[name] for name in layers if name in errors), strict=True)
+    return tuple(float(sum(error**2 for error in column) ** 0.5) for column in columns)

@@ -1,0 +1,65 @@
+"""The paper's baselines: the same value for every layer, or its position; and a random order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.gains.base import Context, LayerGains
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every layer is worth the same; a link as much as its layers together."""
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """One for every choice above the lowest."""
+        steps = tuple(float(step) for step in range(len(choices)))
+        return LayerGains({layer.name: steps for group in graph.selectable for layer in group.layers})
+
+
+@dataclass(frozen=True)
+class FirstToLast:
+    """Lower the first layers first: a later layer is worth more. For the greedy selector."""
+
+    selector: ClassVar[str] = "greedy"
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """The position among the selectable groups, counted from the first."""
+        return _by_group(graph, choices, lambda position: position + 1)
+
+
+@dataclass(frozen=True)
+class LastToFirst:
+    """Lower the last layers first: an earlier layer is worth more. For the greedy selector."""
+
+    selector: ClassVar[str] = "greedy"
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """The position among the selectable groups, counted from the last."""
+        count = len(graph.selectable)
+        return _by_group(graph, choices, lambda position: count - position)
+
+
+@dataclass(frozen=True)
+class Random:
+    """A value between 0 and 1 for every group, the same for the same seed."""
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """Uniform random numbers in the order of the groups."""
+        draw = random.Random(context.seed)
+        return _by_group(graph, choices, lambda _: draw.random())
+
+
+def _by_group(graph: Graph, choices: tuple[Precision, ...], value: Callable[[int], float]) -> LayerGains:
+    """The value of a link belongs to its first layer, the others add 0 (DESIGN, decision 4)."""
+    values: dict[str, tuple[float, ...]] = {}
+    for position, group in enumerate(graph.selectable):
+        own = value(position)
+        for number, layer in enumerate(group.layers):
+            values[layer.name] = tuple(float(own * step if number == 0 else 0) for step in range(len(choices)))
+    return LayerGains(values)

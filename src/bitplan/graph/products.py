@@ -1,0 +1,89 @@
+"""What the tensor operations that make up layers compute: operands, multiply-accumulates, kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Product:
+    """One multiplication of two tensors. `second` is the weight where only one can be (convolution, table)."""
+
+    kind: str
+    first: torch.Tensor
+    second: torch.Tensor
+    macs: int
+    in_features: int
+
+
+def product_of(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[Product]:
+    """The products that an operation computes; most operations compute none."""
+    reader = _READERS.get(operation.overloadpacket)
+    return reader(arguments, output) if reader else []
+
+
+def _convolution(arguments: tuple[Any, ...], output: torch.Tensor) -> list[Product]:
+    given, weight, transposed = arguments[0], arguments[1], bool(arguments[6])
+    # Each output element sums over weight[1:] inputs; transposed, each input element adds to weight[1:] outputs.
+    elements = given.numel() if transposed else output.numel()
+    kind = f"conv{'_transpose' if transposed else ''}{weight.dim() - 2}d"
+    return [Product(kind, given, weight, elements * math.prod(weight.shape[1:]), int(given.shape[1]))]
+
+
+def _matmul(first: int) -> Callable[[tuple[Any, ...], torch.Tensor], list[Product]]:
+    """Read a matrix product whose operands are arguments `first` and `first + 1`."""
+
+    def read(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
+        left, right = arguments[first], arguments[first + 1]
+        columns = right.shape[-1] if right.dim() > 1 else 1
+        return [Product("linear", left, right, left.numel() * columns, int(left.shape[-1]))]
+
+    return read
+
+
+def _linear(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
+    given, weight = arguments[0], arguments[1]
+    return [Product("linear", given, weight, given.numel() * weight.shape[0], int(weight.shape[1]))]
+
+
+def _embedding(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
+    table, indices = arguments[0], arguments[1]
+    return [Product("embedding", indices, table, 0, int(table.shape[0]))]
+
+
+def _attention(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
+    query, key, value = arguments[:3]
+    scores = query.numel() * key.shape[-2]
+    mixed = query.numel() // query.shape[-1] * key.shape[-2] * value.shape[-1]
+    return [
+        Product("linear", query, key, scores, int(query.shape[-1])),
+        Product("linear", query, value, mixed, int(key.shape[-2])),
+    ]
+
+
+_READERS: dict[Any, Callable[[tuple[Any, ...], Any], list[Product]]] = {
+    aten.convolution: _convolution,
+    aten.linear: _linear,
+    aten.mm: _matmul(0),
+    aten.bmm: _matmul(0),
+    aten.mv: _matmul(0),
+    aten.dot: _matmul(0),
+    aten.addmm: _matmul(1),
+    aten.baddbmm: _matmul(1),
+    aten.addbmm: _matmul(1),
+    aten.addmv: _matmul(1),
+    aten._addmm_activation: _matmul(1),
+    aten.embedding: _embedding,
+    aten._embedding_bag: _embedding,
+    aten._scaled_dot_product_flash_attention: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_efficient_attention: _attention,
+    aten._scaled_dot_product_cudnn_attention: _attention,
+}

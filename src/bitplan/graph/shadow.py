@@ -1,0 +1,79 @@
+"""A copy of a model that has shapes but no data, so that any model can be run anywhere, for nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
+
+from bitplan.core.errors import TraceError
+
+
+class Shadow:
+    """A structural copy of a model on fake tensors; the model itself is never run nor changed.
+
+    `parameters` maps the storage-carrying fake parameters to their qualified names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise TraceError("a scripted module has no Python forward pass to follow: pass the original model")
+        original = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        memo: dict[int, Any] = {id(tensor): self._fake(tensor, tensor.device) for tensor in _tensors(original)}
+        try:
+            self.model: nn.Module = copy.deepcopy(original, memo)
+        except Exception as error:
+            raise TraceError(f"{type(original).__name__} cannot be copied to be traced: {error}") from error
+        self.model.eval()
+        self.parameters = dict(self.model.named_parameters())
+        self._device = next((tensor.device for tensor in _tensors(original)), torch.device("cpu"))
+
+    def _fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        # What is on "meta" is treated as on the CPU, like the constants that a model makes as it runs.
+        device = torch.device("cpu") if device.type == "meta" else device
+        with self.mode:
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
+
+    def fake_example(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Split an example into positional and keyword arguments, without data, on the model's device."""
+        given = dict(example) if isinstance(example, Mapping) else example
+        arguments = tree_map_only(torch.Tensor, lambda tensor: self._fake(tensor, self._device), given)
+        if isinstance(arguments, dict):
+            return (), arguments
+        return (tuple(arguments) if isinstance(arguments, tuple | list) else (arguments,)), {}
+
+    def running(self) -> AbstractContextManager[Any]:
+        """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
+        stack = ExitStack()
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_without_mkldnn())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(self.mode)
+        return stack
+
+
+@contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Every tensor a model holds: parameters, buffers, and those in plain attributes of its modules."""
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():
+        yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))

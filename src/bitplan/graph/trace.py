@@ -1,0 +1,84 @@
+"""trace: model + example input → Graph, from shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._pytree import tree_leaves
+
+from bitplan.core.errors import TraceError
+from bitplan.core.records import Graph, Layer
+from bitplan.graph.links import find_links
+from bitplan.graph.rules import Rules, apply_rules
+from bitplan.graph.shadow import Shadow
+from bitplan.graph.watch import Watch, layer_name
+
+
+def trace(model: nn.Module, example: Any, *, rules: Rules | None = None, name: str | None = None) -> Graph:
+    """Find the layers of a model, what they cost and which of them are linked.
+
+    `example` is a tensor, a tuple of positional arguments, or a dict of keyword arguments; only its shapes matter
+    (meta tensors do), and the model is neither run nor changed. MACs are those of the example, its batch included.
+    """
+    shadow = Shadow(model)
+    watch = Watch(shadow.model, shadow.parameters)
+    _run(shadow, watch, example)
+    if not watch.layers:
+        raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")
+    keys = {key: watch.values.producer(key) for seen in watch.layers.values() for key in seen.inputs}
+    graph = Graph(
+        model=name or type(model).__name__,
+        layers=tuple(
+            Layer(
+                name=seen.name,
+                kind=seen.kind,
+                macs=seen.macs,
+                weights=seen.weights,
+                in_features=seen.in_features,
+            )
+            for seen in watch.layers.values()
+        ),
+        links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
+        unreached=_unreached(shadow, watch),
+    )
+    return apply_rules(graph, rules or Rules(), last=watch.last_weighted)
+
+
+def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
+    positional, keyword = shadow.fake_example(example)
+    labelled = [(f"model input {number}", value) for number, value in enumerate(positional)]
+    labelled += [(f"model input {key!r}", value) for key, value in keyword.items()]
+    for label, value in labelled:
+        for tensor in tree_leaves(value):
+            if hasattr(tensor, "untyped_storage"):
+                watch.values.add_input(tensor, label)
+    try:
+        with shadow.running(), watch:
+            shadow.model(*positional, **keyword)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise TraceError(
+            f"{_place(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "
+            "trace the parts around it, or write the Graph file yourself"
+        ) from error
+    except Exception as error:
+        message = str(error).strip().splitlines()
+        raise TraceError(
+            f"the example input does not fit the model: in {_place(watch)}: {message[0] if message else repr(error)}"
+        ) from error
+
+
+def _place(watch: Watch) -> str:
+    path, module = watch.where
+    return f"{path} ({type(module).__name__})" if path else type(module).__name__
+
+
+def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
+    """Layers whose weights no operation has read."""
+    never = {
+        name: parameter
+        for name, parameter in shadow.parameters.items()
+        if name not in watch.touched and parameter.dim() >= 2
+    }
+    return tuple(dict.fromkeys(layer_name(name) for name in never))

@@ -1,0 +1,110 @@
+"""Which tensors are the same: the same part of the same storage, not written to in between.
+
+Two views are the same value when they cover the same elements, in whatever order or shape; a copy (`contiguous`,
+a cast) is the same value as its source. A storage that is written to holds a new value from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+Region = tuple[tuple[int, int], ...] | None
+Key = tuple[int, int, int, Region]
+"""Storage, how often it was written to, offset, and the covered strides (None: all of it)."""
+
+
+class Values:
+    """Follows storages through a forward pass: what each holds, and what it was made from."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+        self._writes: dict[int, int] = {}
+        self._copied_from: dict[Key, Key] = {}
+        self._producers: dict[tuple[int, int], str] = {}
+        self._sources: dict[int, frozenset[str]] = {}
+        self._activations: set[int] = set()
+
+    def _storage(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        address: int = storage._cdata
+        self._kept.setdefault(address, storage)
+        return address
+
+    def key(self, tensor: torch.Tensor) -> Key:
+        """What tells this value from others, following copies back to their source."""
+        storage = self._storage(tensor)
+        covered = _covered(tensor)
+        whole = covered == ((tensor.numel(), 1),) and (
+            tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        )
+        offset = 0 if whole else int(tensor.storage_offset())
+        key = (storage, self._writes.get(storage, 0), offset, None if whole else covered)
+        return self._copied_from.get(key, key)
+
+    def producer(self, key: Key) -> str:
+        """Where the value was made, in words."""
+        return self._producers.get(key[:2], "a constant")
+
+    def is_activation(self, tensor: torch.Tensor) -> bool:
+        """Tell whether the tensor depends on the model's input or is the output of a layer."""
+        return self._storage(tensor) in self._activations
+
+    def sources(self, tensor: torch.Tensor) -> frozenset[str]:
+        """The parameters that a tensor was computed from, if it is not an activation."""
+        return self._sources.get(self._storage(tensor), frozenset())
+
+    def add_parameter(self, tensor: torch.Tensor, name: str) -> None:
+        """Start to follow a parameter."""
+        self._sources[self._storage(tensor)] = frozenset({name})
+
+    def add_input(self, tensor: torch.Tensor, label: str) -> None:
+        """Start to follow an input of the model."""
+        self._activations.add(self._storage(tensor))
+        self._producers[(self._storage(tensor), 0)] = label
+
+    def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Note that `target` holds the same numbers as `source`."""
+        if source.numel() == target.numel() and source.is_floating_point() and target.is_floating_point():
+            self._copied_from[self.key(target)] = self.key(source)
+
+    def made(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str, layer: bool) -> None:
+        """Note new tensors: activations if an input is one (or a layer made them), else still parameters."""
+        read = [self._storage(tensor) for tensor in inputs]
+        active = layer or not self._activations.isdisjoint(read)
+        sources = frozenset[str]().union(*(self._sources.get(storage, frozenset()) for storage in read))
+        for storage in {self._storage(tensor) for tensor in outputs}.difference(read):
+            self._producers[(storage, 0)] = by
+            self._inherit(storage, active, sources)
+
+    def wrote(self, targets: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str) -> None:
+        """Note that tensors were written to in place: every view of them has a new value."""
+        read = [self._storage(tensor) for tensor in inputs]
+        active = not self._activations.isdisjoint(read)
+        sources = frozenset[str]().union(*(self._sources.get(storage, frozenset()) for storage in read))
+        for storage in {self._storage(tensor) for tensor in targets}:
+            self._writes[storage] = self._writes.get(storage, 0) + 1
+            self._producers[(storage, self._writes[storage])] = by
+            self._inherit(storage, active, sources)
+
+    def _inherit(self, storage: int, active: bool, sources: frozenset[str]) -> None:
+        if active:
+            self._activations.add(storage)
+            self._sources.pop(storage, None)
+        elif sources:
+            self._sources[storage] = sources
+
+
+def _covered(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """The (size, stride) pairs of a tensor whatever the order of its dimensions, joined where they adjoin."""
+    pairs = sorted(
+        ((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size != 1),
+    )
+    joined: list[list[int]] = []
+    for stride, size in pairs:
+        if joined and stride == joined[-1][0] * joined[-1][1]:
+            joined[-1][1] *= size
+        else:
+            joined.append([stride, size])
+    return tuple((size, stride) for stride, size in joined) or ((1, 1),)

@@ -1,0 +1,33 @@
+"""BERT for question answering (Devlin et al. 2018), as in the paper's third task."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bitplan.adapters.transformers import bert_for_question_answering
+
+Example = dict[str, torch.Tensor]
+TOKENS = 384  # the window of SQuAD
+
+
+def bert_base() -> tuple[nn.Module, Example]:
+    """12 layers of width 768; 109 million parameters."""
+    return bert_for_question_answering(), example()
+
+
+def bert_large() -> tuple[nn.Module, Example]:
+    """24 layers of width 1024; 335 million parameters."""
+    sizes = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
+    return bert_for_question_answering(**sizes), example()
+
+
+def example(tokens: int = TOKENS) -> Example:
+    """One window of a question and its context."""
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}

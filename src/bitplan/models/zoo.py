@@ -1,0 +1,88 @@
+"""Models by name: bitplan's own, torchvision's, timm's (`timm/NAME`), or the user's (`package.module:factory`)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitplan.adapters import timm, torchvision
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.registry import MODELS
+
+# What torchvision's networks were made for, where it is not 224×224.
+_SIZES = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b2": 288, "efficientnet_b3": 300}
+
+
+def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
+    """Build a model; also its example input, or None where the factory gives none.
+
+    `weightless` builds it on the meta device where it can: for tracing, in no time and no memory.
+    """
+    factory = find_factory(name)
+    made = _on_meta(factory) if weightless else factory()
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{name} returned {type(model).__name__}, not a torch model (or a model and its example)")
+    return model, example
+
+
+def model_names() -> list[str]:
+    """Every name that `load_model` knows and that is installed (timm's have the prefix `timm/`)."""
+    names = list(MODELS)
+    if torchvision.installed():
+        names += [name for name in torchvision.model_names() if name not in MODELS]
+    if timm.installed():
+        names += [f"timm/{name}" for name in timm.model_names()]
+    return names
+
+
+def find_factory(name: str) -> Callable[[], Any]:
+    """The function that builds the model of that name."""
+    if ":" in name:
+        return _import_factory(name)
+    if name in MODELS:
+        factory: Callable[[], Any] = MODELS.get(name)
+        return factory
+    if name.startswith("timm/"):
+        if timm.installed() and name.removeprefix("timm/") not in timm.model_names():
+            raise _unknown(name)
+        return lambda: timm.build(name.removeprefix("timm/"))
+    if torchvision.installed() and name in torchvision.model_names():
+        side = _SIZES.get(name, 224)
+        return lambda: (torchvision.build(name), torch.empty(1, 3, side, side, device="meta"))
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> UnknownName:
+    hint = "A model of your own is written package.module:factory; `bitplan list models` shows the zoo"
+    return UnknownName("model", name, model_names(), hint)
+
+
+def _import_factory(name: str) -> Callable[[], Any]:
+    module_name, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:  # as `python -m` would
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise InputError(f"cannot import {module_name!r} of {name}: {type(error).__name__}: {error}") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownName(f"factory in {module_name}", attribute, callables)
+    found: Callable[[], Any] = factory
+    return found
+
+
+def _on_meta(factory: Callable[[], Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return factory()
+    except (NotImplementedError, RuntimeError):  # it reads numbers while it is built
+        return factory()

@@ -1,0 +1,186 @@
+"""select: Graph + Gains + Costs + budgets → Plan; and what a selector must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.errors import InputError, RecordError, suggestion
+from bitplan.core.records import Costs, Gains, Graph, Limit, Plan
+from bitplan.core.registry import SELECTORS
+from bitplan.plan.feasible import check_feasible, check_selectable
+from bitplan.plan.integers import to_integers
+from bitplan.plan.problem import Problem, Selection, Selector
+
+BPW = "weight bits"
+
+
+def select(
+    graph: Graph,
+    gains: Gains,
+    costs: Costs | Iterable[Costs],
+    *,
+    budget: BudgetLike | Sequence[BudgetLike],
+    selector: str | Selector | None = None,
+    levels: int | None = None,
+) -> Plan:
+    """Choose the precisions of greatest total gain within every budget.
+
+    Of selections with equal gain the cheaper one is taken (by the first budget, then the next), then the one that
+    keeps the earlier layer at the higher precision. `selector` is the one that the gains' method is defined with
+    unless named. `levels=10000` rounds the gains to whole levels first, as the paper does.
+    """
+    priced = [costs] if isinstance(costs, Costs) else list(costs)
+    check_selectable(graph)
+    check_provenance(graph, gains, priced)
+    written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
+    budgets = [Budget.parse(one) for one in written]
+    if not budgets:
+        raise InputError("no budget was given")
+    limited = [cost_of(one, graph, gains, priced) for one in budgets]
+    capacities = [one.capacity(whole(one, graph, cost)) for one, cost in zip(budgets, limited, strict=True)]
+    problem = make_problem(graph, gains, limited, capacities, levels)
+    check_feasible(budgets, limited, graph, problem)
+    name = selector if isinstance(selector, str) else gains.selector if selector is None else "custom"
+    solve: Selector = selector if callable(selector) else SELECTORS.get(name)
+    selection = checked(solve(problem), problem, name)
+    prices = [_shadow_price(problem, solve, selection, index, gains) for index in range(len(limited))]
+    return make_plan(graph, gains, limited, problem, selection, [str(one) for one in budgets], prices, name)
+
+
+def check_provenance(graph: Graph, gains: Gains, costs: Sequence[Costs]) -> None:
+    """Raise unless gains and costs belong to this graph and to the same choices."""
+    names = [group.name for group in graph.selectable]
+    for record in (gains, *costs):
+        what = f"the {record.kind()} ({record.label})"
+        if record.graph != graph.id:
+            raise InputError(f"{what} belong to graph {record.graph}, not to this one ({graph.id}): make them again")
+        if list(record.rows) != names and set(record.rows) != set(names):
+            odd = sorted(set(record.rows) ^ set(names))[0]
+            state = "lack" if odd in names else "have an unknown"
+            raise RecordError(f"{what} {state} group {odd!r}{suggestion(odd, names)}")
+        if record.choices != gains.choices:
+            shown = [",".join(map(str, one.choices)) for one in (record, gains)]
+            raise InputError(f"{what} are for {shown[0]}, the gains for {shown[1]}: use the same choices")
+
+
+def cost_of(budget: Budget, graph: Graph, gains: Gains, costs: Sequence[Costs]) -> Costs:
+    """The cost that a budget limits: the named one, bits per weight, or the first."""
+    if budget.unit == "bpw":
+        rows = {
+            group.name: tuple(group.weights * choice.weight_bits for choice in gains.choices)
+            for group in graph.selectable
+        }
+        return Costs(name=BPW, unit="bits", choices=gains.choices, rows=rows, graph=graph.id)
+    if budget.cost is None:
+        return costs[0]
+    for cost in costs:
+        if cost.name == budget.cost:
+            return cost
+    names = [cost.name for cost in costs]
+    raise InputError(f"budget {budget} limits {budget.cost!r}, which was not priced{suggestion(budget.cost, names)}")
+
+
+def whole(budget: Budget, graph: Graph, cost: Costs) -> int:
+    """What a budget is a part of: all selectable groups at the highest choice; for bpw, the number of their weights."""
+    if budget.unit == "bpw":
+        return sum(group.weights for group in graph.selectable)
+    return sum(row[-1] for row in cost.rows.values())
+
+
+def make_problem(
+    graph: Graph, gains: Gains, costs: Sequence[Costs], capacities: Sequence[int], levels: int | None
+) -> Problem:
+    """The problem in whole numbers."""
+    names = tuple(group.name for group in graph.selectable)
+    scaled = to_integers([gains.rows[name] for name in names], levels)
+    prices = [[cost.rows[name] for name in names] for cost in costs]
+    if max(sum(max(row) for row in table) for table in prices) >= 2**62:
+        raise InputError("the costs add up to more than 2^62 units: use a coarser unit")
+    return Problem(
+        groups=names,
+        choices=gains.choices,
+        values=scaled.values,
+        costs=np.array(prices, dtype=np.int64),
+        capacities=np.array([min(capacity, 2**62) for capacity in capacities], dtype=np.int64),
+        unit=scaled.unit,
+        rounding=scaled.rounding,
+    )
+
+
+def checked(selection: Selection, problem: Problem, selector: str) -> Selection:
+    """Hold a selector to its contract: one valid pick per group, never over budget."""
+    picks = np.array(selection.picks, dtype=np.int64)
+    valid = len(picks) == len(problem.groups) and bool(((picks >= 0) & (picks < len(problem.choices))).all())
+    if not valid:
+        raise InputError(f"{selector} did not return one choice for each of the {len(problem.groups)} groups")
+    for spent, capacity in zip(spent_by(problem, selection.picks), problem.capacities, strict=True):
+        if spent > capacity:
+            raise InputError(f"{selector} spends {spent} where {capacity} are allowed")
+    return selection
+
+
+def spent_by(problem: Problem, picks: Sequence[int]) -> list[int]:
+    """What the picks cost, by each budget's measure."""
+    chosen = problem.costs[:, np.arange(len(picks)), list(picks)]
+    return [int(total) for total in chosen.sum(axis=1)]
+
+
+def gain_of(gains: Gains, problem: Problem, picks: Sequence[int]) -> float:
+    """The total gain of the picks, summed without rounding."""
+    return math.fsum(gains.rows[name][pick] for name, pick in zip(problem.groups, picks, strict=True))
+
+
+def _shadow_price(problem: Problem, solve: Selector, selection: Selection, index: int, gains: Gains) -> float:
+    """What one more percent of the whole would gain, were one budget that much larger."""
+    wider = problem.capacities.copy()
+    wider[index] += percent_of(problem, index)
+    more = solve(problem.within(wider))
+    return gain_of(gains, problem, more.picks) - gain_of(gains, problem, selection.picks)
+
+
+def percent_of(problem: Problem, index: int) -> int:
+    """One percent of what all groups cost at the highest choice, rounded up."""
+    return -(-int(problem.costs[index, :, -1].sum()) // 100)
+
+
+def make_plan(
+    graph: Graph,
+    gains: Gains,
+    costs: Sequence[Costs],
+    problem: Problem,
+    selection: Selection,
+    budgets: Sequence[str],
+    prices: Sequence[float],
+    selector: str,
+) -> Plan:
+    """Write a selection down as a plan for all layers, with its provenance."""
+    chosen = {
+        layer.name: problem.choices[pick]
+        for group, pick in zip(graph.selectable, selection.picks, strict=True)
+        for layer in group.layers
+    }
+    spent = spent_by(problem, selection.picks)
+    return Plan(
+        model=graph.model,
+        precisions={layer.name: layer.fixed or chosen[layer.name] for layer in graph.layers},
+        links=tuple(link.layers for link in graph.links),
+        method=gains.method,
+        selector=selector,
+        limits=tuple(
+            Limit(budget=budget, cost_name=cost.name, capacity=int(capacity), cost=used, shadow_price=price)
+            for budget, cost, capacity, used, price in zip(
+                budgets, costs, problem.capacities, spent, prices, strict=True
+            )
+        ),
+        gain=gain_of(gains, problem, selection.picks),
+        gap=None if selection.gap is None else problem.rounding + selection.gap * problem.unit,
+        sources={
+            "graph": graph.id,
+            "gains": gains.id,
+            **{cost.name: cost.id for cost in costs if cost.name != BPW},
+        },
+    )

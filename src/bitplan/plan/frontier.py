@@ -1,0 +1,67 @@
+"""select_all: the best selection for every budget, in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.errors import InputError
+from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, percent_of, whole
+from bitplan.plan.feasible import check_feasible, check_selectable
+from bitplan.plan.problem import Integers, Problem, Selection
+from bitplan.plan.states import States, Step, extend, walk_back
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """All selections that no other beats, by ascending cost; plans are rebuilt from it on demand.
+
+    costs (P) in units · values (P), the gains up to rounding.
+    """
+
+    graph: Graph
+    gains: Gains
+    cost: Costs
+    costs: Integers
+    values: NDArray[np.float64]
+    _problem: Problem
+    _steps: list[Step]
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def plan(self, budget: BudgetLike) -> Plan:
+        """The best plan within a budget on this frontier's cost."""
+        written = Budget.parse(budget)
+        if written.cost not in (None, self.cost.name) or written.unit == "bpw":
+            raise InputError(f"this frontier is one of {self.cost.name}; it has no point for a budget of {written}")
+        capacity = written.capacity(whole(written, self.graph, self.cost))
+        problem = self._problem.within(np.array([capacity], dtype=np.int64))
+        check_feasible([written], [self.cost], self.graph, problem)
+        selection, more = self._at(capacity), self._at(capacity + percent_of(problem, 0))
+        price = gain_of(self.gains, problem, more.picks) - gain_of(self.gains, problem, selection.picks)
+        return make_plan(
+            self.graph, self.gains, [self.cost], problem, selection, [str(written)], [price], "exact"
+        )  # fmt: skip
+
+    def _at(self, capacity: int) -> Selection:
+        index = int(np.searchsorted(self.costs, capacity, side="right")) - 1
+        return Selection(walk_back(self._steps, index), 0)
+
+
+def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = None) -> Frontier:
+    """Find the whole frontier of one cost: every budget's best selection at once."""
+    check_selectable(graph)
+    check_provenance(graph, gains, [cost])
+    problem = make_problem(graph, gains, [cost], [2**62], levels)
+    states, steps = States.empty(1), []
+    for group in reversed(range(len(problem.groups))):
+        states, step = extend(states, problem.costs[:, group], problem.values[group], None)
+        steps.append(step)
+    return Frontier(
+        graph, gains, cost, states.costs[0], np.asarray(states.values * problem.unit, dtype=np.float64), problem, steps
+    )
