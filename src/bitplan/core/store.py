@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -25,7 +26,8 @@ def write_text(path: str | Path, text: str) -> Path:
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise FileError(f"cannot write {target}: {error.strerror or error}") from None
     return target
 

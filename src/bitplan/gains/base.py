@@ -46,8 +46,9 @@ class LayerGains:
 class Gain(Protocol):
     """A method: a frozen dataclass whose fields are its options.
 
-    It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. A class
-    attribute `selector` may name the selector that the method is defined with ("exact" unless said).
+    It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. Two class
+    attributes may be set: `selector` names the selector that the method is defined with ("exact" unless said), and
+    `structural = True` says that the graph is enough, so that no weights need to be loaded.
     """
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -92,6 +93,11 @@ def estimate(
     )
 
 
+def looks_at_model(gain: Gain) -> bool:
+    """Tell whether a method needs the model, not only its graph."""
+    return not getattr(gain, "structural", False)
+
+
 def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:
     """The method of that name with these options, and the name it goes by."""
     if not isinstance(method, str):
@@ -111,7 +117,7 @@ def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str
 
 
 def _options(gain: Gain) -> dict[str, Any]:
-    fields: dict[str, Any] = dataclasses.asdict(gain) if dataclasses.is_dataclass(gain) and not isinstance(gain, type) else {}
+    fields: dict[str, Any] = dataclasses.asdict(gain)  # type: ignore[call-overload]
     return {key: value for key, value in fields.items() if value is not None}
 
 

@@ -16,6 +16,8 @@ from bitplan.gains.base import Context, LayerGains
 class Uniform:
     """Every layer is worth the same; a link as much as its layers together."""
 
+    structural: ClassVar[bool] = True
+
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One for every choice above the lowest."""
         steps = tuple(float(step) for step in range(len(choices)))
@@ -26,6 +28,7 @@ class Uniform:
 class FirstToLast:
     """Lower the first layers first: a later layer is worth more. For the greedy selector."""
 
+    structural: ClassVar[bool] = True
     selector: ClassVar[str] = "greedy"
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -37,6 +40,7 @@ class FirstToLast:
 class LastToFirst:
     """Lower the last layers first: an earlier layer is worth more. For the greedy selector."""
 
+    structural: ClassVar[bool] = True
     selector: ClassVar[str] = "greedy"
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -48,6 +52,8 @@ class LastToFirst:
 @dataclass(frozen=True)
 class Random:
     """A value between 0 and 1 for every group, the same for the same seed."""
+
+    structural: ClassVar[bool] = True
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Uniform random numbers in the order of the groups."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from bitplan.core.errors import FileError, UnknownName, suggestion
 from bitplan.core.precision import Precision
@@ -18,6 +18,7 @@ class Table:
     """Numbers per layer or per group (by its first layer); those of fixed layers are ignored."""
 
     path: str
+    structural: ClassVar[bool] = True
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """The file's numbers, less that of the lowest choice (which changes no selection)."""

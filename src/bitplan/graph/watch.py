@@ -24,11 +24,11 @@ _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
 _LAYER_FUNCTIONS = {
     "linear", "addmm", "multi_head_attention_forward",
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 }  # fmt: skip
 _OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
-_PARAMETRIZED = re.compile(r"^(.*?)\.?parametrizations\.\w+\.original\d*$")
-_PLAIN_WEIGHT = re.compile(r"^(.*?)\.?weight(?:_orig|_g|_v)?$")
+_OF_MODULE = re.compile(r"(.*)\.(?:weight(?:_orig|_g|_v)?|parametrizations\.\w+\..*)")
 
 
 @dataclass
@@ -165,8 +165,8 @@ class Watch:
 
 def layer_name(parameter: str) -> str:
     """The layer that a parameter is the weight of: its module, or, for other names, itself."""
-    match = _PARAMETRIZED.match(parameter) or _PLAIN_WEIGHT.match(parameter)
-    return (match[1] or parameter) if match else parameter.removesuffix("_weight")
+    match = _OF_MODULE.fullmatch(parameter)
+    return match[1] if match else parameter.removesuffix("_weight")
 
 
 def _tensors(tree: tuple[Any, ...]) -> list[torch.Tensor]:

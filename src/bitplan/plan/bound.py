@@ -17,10 +17,12 @@ Floats = NDArray[np.float64]
 class Bound:
     """Upper bounds for partial selections; valid for any multipliers ≥ 0, tight for those of the relaxation.
 
-    `rest[g]` bounds the first g groups: the sum of their greatest value − multipliers · cost.
+    `rest[g]` bounds the first g groups: the sum of their greatest value − multipliers · cost. `regrets` (G, C) say how
+    far each choice is below the greatest.
     """
 
     multipliers: Floats
+    regrets: Floats
     rest: Floats
     capacities: Floats
 
@@ -30,7 +32,14 @@ class Bound:
         multipliers = _multipliers(problem)
         reduced = problem.values - np.tensordot(multipliers, problem.costs.astype(float), axes=1)
         rest = np.concatenate(([0.0], np.cumsum(reduced.max(axis=1))))
-        return cls(multipliers, rest, problem.capacities.astype(float))
+        regrets = reduced.max(axis=1, keepdims=True) - reduced
+        return cls(multipliers, regrets, rest, problem.capacities.astype(float))
+
+    def viable(self, group: int, known: int) -> NDArray[np.intp]:
+        """The choices of a group that a selection worth `known` or more can contain."""
+        most = self.rest[-1] + self.multipliers @ self.capacities
+        slack = most - known + 1e-9 * (abs(most) + abs(self.rest[-1])) + 1.0
+        return np.flatnonzero(self.regrets[group] <= slack)
 
     def above(self, states: States, groups_left: int) -> Floats:
         """The most that each state can still come to, rounded up by more than floating point can be off."""

@@ -60,7 +60,7 @@ def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = 
     problem = make_problem(graph, gains, [cost], [2**62], levels)
     states, steps = States.empty(1), []
     for group in reversed(range(len(problem.groups))):
-        states, step = extend(states, problem.costs[:, group], problem.values[group], None)
+        states, step = extend(states, problem.costs[:, group], problem.values[group])
         steps.append(step)
     return Frontier(
         graph, gains, cost, states.costs[0], np.asarray(states.values * problem.unit, dtype=np.float64), problem, steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -55,5 +54,5 @@ def _finest_scale(rows: Sequence[tuple[float, ...]], total: Fraction) -> Fractio
     exact = max(Fraction(value).denominator for row in rows for value in row)
     if total * exact < _ROOM:
         return Fraction(exact)
-    power = math.floor(math.log2(_ROOM) - math.log2(total)) - 1 if total < 2**900 else -900
-    return Fraction(2) ** power
+    # total < 2 ** (bits of numerator − bits of denominator + 1)
+    return Fraction(2) ** (_ROOM.bit_length() - 2 - total.numerator.bit_length() + total.denominator.bit_length())

@@ -7,6 +7,7 @@ the group just added is kept, so that the earlier layer keeps the higher precisi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,20 +42,20 @@ class States:
         return States(self.costs[:, chosen], self.values[chosen])
 
 
-def extend(states: States, costs: Integers, values: Integers, limits: Integers | None) -> tuple[States, Step]:
-    """Add a group with costs (K, C) and values (C); drop what is over the limits (K) or dominated."""
+def extend(
+    states: States, costs: Integers, values: Integers, hopeful: Callable[[States], NDArray[np.bool_]] | None = None
+) -> tuple[States, Step]:
+    """Add a group with costs (K, C) and values (C); drop what is not hopeful, then what is dominated."""
     size, choices = len(states.values), len(values)
     high_first = np.arange(choices)[::-1]
     all_costs = (states.costs[:, None, :] + costs[:, high_first, None]).reshape(len(costs), -1)
     all_values = (states.values[None, :] + values[high_first, None]).reshape(-1)
-    kept = np.arange(len(all_values))
-    if limits is not None:
-        kept = np.flatnonzero((all_costs <= limits[:, None]).all(axis=0))
-        all_costs, all_values = all_costs[:, kept], all_values[kept]
-    front = _front(all_costs, all_values)
-    came_from = kept[front]
-    step = Step((came_from % size).astype(np.int32), (choices - 1 - came_from // size).astype(np.int8))
-    return States(all_costs[:, front], all_values[front]), step
+    grown = States(all_costs, all_values)
+    kept = np.arange(len(all_values)) if hopeful is None else np.flatnonzero(hopeful(grown))
+    if choices > 1:  # one choice shifts all states alike
+        kept = kept[_front(all_costs[:, kept], all_values[kept])]
+    step = Step((kept % size).astype(np.int32), (choices - 1 - kept // size).astype(np.int8))
+    return grown.take(kept), step
 
 
 def walk_back(steps: list[Step], state: int) -> tuple[int, ...]:
@@ -68,6 +69,8 @@ def walk_back(steps: list[Step], state: int) -> tuple[int, ...]:
 
 def _front(costs: Integers, values: Integers) -> NDArray[np.intp]:
     """Indices of the non-dominated states, by ascending cost; of equal states the first."""
+    if not len(values):
+        return np.zeros(0, dtype=np.intp)
     if len(costs) > 1:
         return _front_of_sorted(costs, values, np.lexsort((-values, *costs[::-1])))  # stable, as the other
     order = np.argsort(costs[0], kind="stable")

@@ -1,0 +1,102 @@
+"""What users type, as the values that the library takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.core.store import load
+
+if TYPE_CHECKING:
+    from bitplan.graph.rules import Rules
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """The options of the rules, as typed."""
+
+    first: str = "w8a8"
+    last: str = "w8a8"
+    narrow: int = 128
+    fix: Sequence[str] = ()
+    free: Sequence[str] = ()
+
+    def rules(self) -> Rules:
+        """Read them; `free` instead of a precision switches a rule off."""
+        from bitplan.graph.rules import Rules, parse_fix
+
+        return Rules(
+            first=_end(self.first),
+            last=_end(self.last),
+            narrow=self.narrow,
+            fix=parse_fix(self.fix),
+            free=tuple(self.free),
+        )
+
+
+def _end(written: str) -> Precision | None:
+    return None if written == "free" else Precision.parse(written)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a verb works on: a graph, and its model where there is one."""
+
+    graph: Graph
+    model: Any = None
+
+
+def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights: bool = False) -> Target:
+    """Load a graph file, or build and trace a model; with its weights only where a method looks at them."""
+    if Path(written).suffix == ".json":
+        return Target(load(written, Graph))
+    from bitplan.graph.trace import trace
+    from bitplan.models.zoo import load_model
+
+    model, example = load_model(written, weightless=not weights)
+    if shape is not None:
+        example = example_of(shape)
+    if example is None:
+        raise InputError(f"{written} gives no example input: add --input, such as --input 1x3x224x224")
+    return Target(trace(model, example, rules=rules.rules(), name=written), model)
+
+
+def example_of(shape: str) -> Any:
+    """Read "1x3x224x224" or, for several inputs, "1x3x224x224,1x10:int64" as tensors without data."""
+    import torch
+
+    tensors = []
+    for part in shape.split(","):
+        sizes, _, kind = part.partition(":")
+        dtype = getattr(torch, kind or "float32", None)
+        if not isinstance(dtype, torch.dtype) or not all(size.isdecimal() for size in sizes.split("x")):
+            raise InputError(f"--input {shape!r} cannot be read: write 1x3x224x224, or 1x128:int64 for whole numbers")
+        tensors.append(torch.empty([int(size) for size in sizes.split("x")], dtype=dtype, device="meta"))
+    return tuple(tensors)
+
+
+def read_options(written: Sequence[str]) -> dict[str, Any]:
+    """Read KEY=VALUE texts; numbers and true/false become what they say."""
+    options: dict[str, Any] = {}
+    for text in written:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"--option {text!r} is not KEY=VALUE")
+        options[key] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

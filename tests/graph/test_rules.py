@@ -1,0 +1,73 @@
+import pytest
+from torch import empty, nn
+
+import bitplan
+from bitplan.core.errors import InputError
+from bitplan.graph.rules import parse_fix
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(200, 200)
+        self.wide = nn.Linear(200, 64)
+        self.narrow = nn.Linear(64, 200)
+        self.twin = nn.Linear(64, 200)
+        self.head = nn.Linear(200, 10)
+
+    def forward(self, x):
+        x = self.wide(self.stem(x).relu()).relu()
+        return self.head((self.narrow(x) + self.twin(x)).relu())
+
+
+def fixed(**rules):
+    graph = bitplan.trace(Net(), empty(1, 200), rules=bitplan.Rules(**rules))
+    return {layer.name: (str(layer.fixed), layer.why) for layer in graph.layers if layer.fixed}
+
+
+NARROW = ("w4a4", "64 input features, fewer than 128")
+ENDS = {"stem": ("w8a8", "first layer"), "head": ("w8a8", "last layer")}
+
+
+def test_the_rules_of_the_paper_are_the_default():
+    assert fixed() == ENDS | {"narrow": NARROW, "twin": NARROW}
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"narrow": 0}, ENDS),
+        ({"narrow": 64}, ENDS),
+        ({"narrow": 65, "narrow_at": "w3a3"}, ENDS | dict.fromkeys(("narrow", "twin"), ("w3a3", "64 input features, fewer than 65"))),
+        ({"narrow": 0, "first": None}, {"head": ENDS["head"]}),
+        ({"narrow": 0, "first": None, "last": "w4a4"}, {"head": ("w4a4", "last layer")}),
+        ({"narrow": 0, "free": ["stem", "h*"]}, {}),
+        ({"narrow": 0, "fix": {"w*": "w2a8"}}, ENDS | {"wide": ("w2a8", "matches 'w*'")}),
+        ({"narrow": 0, "fix": {"*": "w4a4"}, "free": ["wide"]}, {name: ("w4a4", "matches '*'") for name in ("stem", "narrow", "twin", "head")}),
+    ],
+)  # fmt: skip
+def test_each_rule_is_an_option(rules, expected):
+    assert fixed(**rules) == expected
+
+
+def test_a_link_is_fixed_as_a_whole_at_the_highest_precision_of_its_members():
+    found = fixed(fix={"twin": "w8a8"})
+    assert found["twin"] == ("w8a8", "matches 'twin'")
+    assert found["narrow"] == ("w8a8", "linked to twin (matches 'twin')")
+
+
+def test_a_freed_member_stays_fixed_with_the_rest_of_its_link():
+    assert fixed(free=["twin"])["twin"] == ("w4a4", "linked to narrow (64 input features, fewer than 128)")
+
+
+def test_a_pattern_that_matches_nothing_lists_near_names():
+    with pytest.raises(InputError, match="'narow' matches no layer; did you mean narrow"):
+        fixed(fix={"narow": "w8a8"})
+    with pytest.raises(InputError, match=r"'x\*' matches no layer"):
+        fixed(free=["x*"])
+
+
+@pytest.mark.parametrize("wrong", ["stem", "=w8a8", "stem=", "stem=w8"])
+def test_what_is_no_pattern_is_refused(wrong):
+    with pytest.raises(InputError):
+        parse_fix([wrong])
