@@ -26,6 +26,8 @@ def fixed(**rules):
 
 
 NARROW = ("w4a4", "64 input features, fewer than 128")
+PAIR = ("narrow", "twin")
+ALL_BUT_WIDE = ("stem", "narrow", "twin", "head")
 ENDS = {"stem": ("w8a8", "first layer"), "head": ("w8a8", "last layer")}
 
 
@@ -38,12 +40,12 @@ def test_the_rules_of_the_paper_are_the_default():
     [
         ({"narrow": 0}, ENDS),
         ({"narrow": 64}, ENDS),
-        ({"narrow": 65, "narrow_at": "w3a3"}, ENDS | dict.fromkeys(("narrow", "twin"), ("w3a3", "64 input features, fewer than 65"))),
+        ({"narrow": 65, "narrow_at": "w3a3"}, ENDS | {name: ("w3a3", f"{NARROW[1][:-3]}65") for name in PAIR}),
         ({"narrow": 0, "first": None}, {"head": ENDS["head"]}),
         ({"narrow": 0, "first": None, "last": "w4a4"}, {"head": ("w4a4", "last layer")}),
         ({"narrow": 0, "free": ["stem", "h*"]}, {}),
         ({"narrow": 0, "fix": {"w*": "w2a8"}}, ENDS | {"wide": ("w2a8", "matches 'w*'")}),
-        ({"narrow": 0, "fix": {"*": "w4a4"}, "free": ["wide"]}, {name: ("w4a4", "matches '*'") for name in ("stem", "narrow", "twin", "head")}),
+        ({"narrow": 0, "fix": {"*": "w4a4"}, "free": ["wide"]}, dict.fromkeys(ALL_BUT_WIDE, ("w4a4", "matches '*'"))),
     ],
 )  # fmt: skip
 def test_each_rule_is_an_option(rules, expected):

@@ -85,7 +85,9 @@ def _parse(text: str | bytes) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc.rstrip())
+        cut = isinstance(error, json.JSONDecodeError) and (
+            error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        )
         raise FileError(f"{'cut off' if cut else 'not JSON'} ({error})") from None
     if not isinstance(content, dict):
         raise FileError(f"not a bitplan record but a JSON {type(content).__name__}")

@@ -93,7 +93,7 @@ def estimate(
     )
 
 
-def looks_at_model(gain: Gain) -> bool:
+def looks_at_model(gain: Gain | type[Gain]) -> bool:
     """Tell whether a method needs the model, not only its graph."""
     return not getattr(gain, "structural", False)
 

@@ -13,8 +13,8 @@ from bitplan.plan.problem import Integers, Problem, Selection
 from bitplan.plan.states import States, Step, extend, walk_back
 
 # How many states are kept; what is cut off at one width is counted in the gap, and the next width tried.
-PLAIN = 4_000
-WIDTHS = (2_000, 10_000, 50_000, 250_000, 1_000_000)
+PLAIN = 2_000
+WIDTHS = (150, 3_000, 15_000, 75_000, 300_000, 1_000_000)
 
 
 def exact(problem: Problem) -> Selection:

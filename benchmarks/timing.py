@@ -1,0 +1,18 @@
+"""How all benchmarks measure: in turn, in one process, and the best of several rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
+    """Seconds of each contestant's best round; the order is the same in every round."""
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best.get(name, float("inf")), time.perf_counter() - start)
+    return best

@@ -1,0 +1,29 @@
+"""Arguments and options that several verbs share, as the terminal explains them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Target = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a graph file (.json).")]
+Files = Annotated[list[Path], typer.Argument(help="Record files (.json).")]
+Input = Annotated[str | None, typer.Option("--input", help="Example input, such as 1x3x224x224 or 1x128:int64.")]
+Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]
+Free = Annotated[list[str], typer.Option(help="Exempt layers from the rules: 'fc'. Repeats.")]
+First = Annotated[str, typer.Option(help="Precision of the first layer, or 'free'.")]
+Last = Annotated[str, typer.Option(help="Precision of the last layer, or 'free'.")]
+Narrow = Annotated[int, typer.Option(min=0, help="Fix layers with fewer input features at w4a4; 0 for none.")]
+Choices = Annotated[str, typer.Option(help="Precisions to choose from, ascending.")]
+Cost = Annotated[list[str], typer.Option(help="A cost by name, or a table (.csv, .json). Repeats.")]
+Budgets = Annotated[list[str], typer.Option(help="70%, memory=60%, 3.2bpw, or units. Repeats: all hold at once.")]
+Gain = Annotated[str, typer.Option(help="A method by name, or a table of gains (.csv, .json).")]
+Option = Annotated[list[str], typer.Option("--option", help="An option of the method: KEY=VALUE. Repeats.")]
+Selector = Annotated[str | None, typer.Option(help="exact or greedy; the method's own unless said.")]
+Levels = Annotated[int | None, typer.Option(min=1, help="Round gains to this many levels first (paper: 10000).")]
+Seed = Annotated[int, typer.Option(help="For methods that draw random numbers.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the record to this file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="How many CPU threads to use.")]
+Device = Annotated[str, typer.Option(help="Where the model is put for methods that run it: cpu, cuda, …")]

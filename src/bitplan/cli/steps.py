@@ -1,0 +1,123 @@
+"""The steps that verbs are made of; heavy imports only where they are needed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitplan.core.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bitplan.core.record import Record
+    from bitplan.core.records import Costs, Gains, Graph
+
+
+def graph_and_gains(
+    target: str, gain: str, choices: str, option: Sequence[str], seed: int,
+    shape: str | None, rules: Any, threads: int | None, device: str,
+) -> tuple[Graph, Gains]:  # fmt: skip
+    """Build, trace and estimate; weights are loaded only where the method looks at them."""
+    from bitplan.cli.inputs import read_target
+    from bitplan.gains.base import looks_at_model, make_gain
+    from bitplan.plan.feasible import check_selectable
+
+    method, _ = make_gain(gain, _options(option))
+    needs = looks_at_model(method)
+    if needs:
+        _refuse_without_weights(target, gain)
+    found = read_target(target, shape, rules, weights=needs)
+    check_selectable(found.graph)
+    model = found.model.to(device) if needs and found.model is not None else None
+    return found.graph, estimated(gain, model, found.graph, choices, option, seed, threads)
+
+
+def _refuse_without_weights(target: str, gain: str) -> None:
+    hint = "or use a method that looks at the structure only, such as --gain uniform"
+    if Path(target).suffix == ".json":
+        raise InputError(f"{gain} looks at the weights, which a graph file does not have: give the model, {hint}")
+    if ":" not in target:
+        raise InputError(f"{target} from the zoo has random weights, which say nothing to {gain}: give a factory "
+                         f"(package.module:factory) that loads yours, {hint}")  # fmt: skip
+
+
+def _options(written: Sequence[str]) -> dict[str, Any]:
+    from bitplan.cli.inputs import read_options
+
+    return read_options(written)
+
+
+def model_of(name: str | None, device: str) -> Any:
+    """The model of that name, with its weights, or None."""
+    if name is None:
+        return None
+    from bitplan.models.zoo import load_model
+
+    return load_model(name)[0].to(device)
+
+
+def estimated(
+    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], seed: int, threads: int | None
+) -> Gains:
+    """Estimate with a progress bar."""
+    from bitplan.gains.base import Context
+    from bitplan.gains.base import estimate as estimate_gains
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    with _progress() as progress:
+        context = Context(seed=seed, progress=progress)
+        return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
+
+
+def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
+    """The costs asked for, and those that a budget names."""
+    from bitplan.core.budget import Budget
+    from bitplan.core.registry import COSTS
+    from bitplan.costs.base import price as price_graph
+
+    parsed = [Budget.parse(budget) for budget in budgets]
+    named = [budget.cost for budget in parsed if budget.cost in COSTS]
+    wanted = [*names, *(name for name in named if name and name not in names)]
+    if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
+        wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
+    return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+
+
+def only(records: Sequence[Record], kind: type[Any]) -> Any:
+    """The one record of a kind."""
+    found = [record for record in records if isinstance(record, kind)]
+    if len(found) != 1:
+        raise InputError(f"exactly one {kind.kind()} file is needed, got {len(found)}")
+    return found[0]
+
+
+def emit(record: Record, output: Path | None, json: bool) -> bool:
+    """Write the record where asked for; tell whether that was the whole answer."""
+    from bitplan.core.store import save
+
+    if output is not None:
+        save(record, output)
+        print(f"wrote {output} ({record.kind()} {record.id})", file=sys.stderr)
+    if json:
+        print(record.to_json(), end="")
+    return json
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on the terminal while a method works; nothing where the output is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("estimating", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

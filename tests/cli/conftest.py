@@ -1,0 +1,49 @@
+import sys
+
+import pytest
+
+from bitplan.cli import main
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run the command line in an empty folder; gives exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["bitplan", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """A module of the user's, with factories of each kind."""
+    monkeypatch.setitem(sys.modules, "users_model", None)
+    del sys.modules["users_model"]
+    (tmp_path / "users_model.py").write_text(
+        """
+import torch
+from torch import nn
+
+def body():
+    first, second, third, last = (nn.Linear(*sizes) for sizes in ((200, 300), (300, 300), (300, 300), (300, 10)))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, last)
+
+def with_example():
+    return body(), torch.empty(1, 200)
+
+def wrong():
+    return 42
+
+not_callable = 1
+"""
+    )
+    return "users_model"

@@ -1,0 +1,105 @@
+"""Bad input: one clear line with what to do, exit code 2, no traceback."""
+
+import pytest
+
+import bitplan
+from bitplan.core.records import Plan
+from bitplan.core.store import save
+
+UNIFORM = ("--gain", "uniform", "--budget", "70%")
+
+
+@pytest.fixture(autouse=True)
+def files(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(graph, "graph.json")
+    save(Plan.uniform(graph, 4), "plan.json")
+    save(bitplan.estimate("uniform", None, graph), "gains.json")
+    save(bitplan.price("bmac", graph), "bmac.json")
+    text = (tmp_path / "graph.json").read_text()
+    (tmp_path / "cut.json").write_text(text[:200])
+    (tmp_path / "newer.json").write_text(text.replace('"format": 1', '"format": 9'))
+    (tmp_path / "text.json").write_text("hello")
+    (tmp_path / "binary.json").write_bytes(b"\x89PNG\r\n\xff")
+    (tmp_path / "nan.csv").write_text("layer,gain\na,1\nb,nan\nc,1\n")
+    (tmp_path / "inf.csv").write_text("layer,gain\na,1\nb,inf\nc,1\n")
+    (tmp_path / "extra.csv").write_text("layer,gain\na,1\nb,1\nc,1\nbb,1\n")
+    (tmp_path / "missing.csv").write_text("layer,gain\na,1\nb,1\n")
+    (tmp_path / "negative.csv").write_text("layer,w2a2,w4a4\na,1,-2\nside,1,1\nb,1,1\nc,1,1\n")
+    (tmp_path / "fraction.csv").write_text("layer,w2a2,w4a4\na,1,2.5\nside,1,1\nb,1,1\nc,1,1\n")
+    (tmp_path / "raises.py").write_text("raise RuntimeError('my own bug')\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("plan", "graph.json", "--gain", "uniform", "--budget", "45%"),
+            "the bmac is 50.0%. Raise the budget to at least",
+        ),
+        (("plan", "graph.json", "--gain", "uniform", "--budget", "lots"), "budget 'lots' cannot be read: write 70%"),
+        (("plan", "graph.json", "--gain", "uniform", "--budget", "energy=70%"), "'energy', which was not priced"),
+        (("plan", "resnet20", *UNIFORM), "18 by the rule on input features"),
+        (("plan", "resnet20", *UNIFORM), "--narrow 0"),
+        (("plan", "graph.json", "--gain", "nan.csv", "--budget", "70%"), "the gain of 'b' at w4a4 is nan"),
+        (("plan", "graph.json", "--gain", "inf.csv", "--budget", "70%"), "the gain of 'b' at w4a4 is inf"),
+        (("plan", "graph.json", "--gain", "extra.csv", "--budget", "70%"), "unknown layer in extra.csv: 'bb'"),
+        (("plan", "graph.json", "--gain", "missing.csv", "--budget", "70%"), "no gain for layer 'c'"),
+        (("plan", "graph.json", "--cost", "negative.csv", *UNIFORM), "is -2; a cost is a whole number ≥ 0"),
+        (("plan", "graph.json", "--cost", "fraction.csv", *UNIFORM), "is 2.5; a cost is a whole number ≥ 0"),
+        (("plan", "graph.json", "--gain", "unifrom", "--budget", "70%"), "did you mean uniform"),
+        (("plan", "graph.json", "--cost", "bmacs", *UNIFORM), "did you mean bmac"),
+        (("plan", "graph.json", "--selector", "exakt", *UNIFORM), "did you mean exact"),
+        (("plan", "resnet5O", *UNIFORM), "resnet50"),
+        (("plan", "timm/vit_tny_patch16_224", *UNIFORM), "did you mean timm/vit_tiny_patch16_224"),
+        (("plan", "resnet50", "--budget", "70%"), "has random weights"),
+        (("plan", "graph.json", "--choices", "w4a4,w2a2", *UNIFORM), "choices must ascend"),
+        (("plan", "graph.json", "--choices", "4bit", *UNIFORM), "written like w4a4"),
+        (("plan", "resnet50", "--fix", "layr1.*=w8a8", *UNIFORM), "matches no layer"),
+        (("plan", "resnet50", "--fix", "layer1", *UNIFORM), "is not PATTERN=PRECISION"),
+        (("plan", "graph.json", "--option", "x", *UNIFORM), "is not KEY=VALUE"),
+        (("plan", "graph.json", "--option", "x=1", *UNIFORM), "unknown option of uniform 'x'"),
+        (("trace", "resnet50", "--input", "1x4x224x224"), "in conv1 (Conv2d): "),
+        (("trace", "resnet50", "--input", "1x3"), "in conv1 (Conv2d): "),
+        (("trace", "resnet50", "--input", "large"), "cannot be read: write 1x3x224x224"),
+        (("trace", "no_such_package:build"), "cannot import 'no_such_package'"),
+        (("trace", "raises:build"), "cannot import 'raises' of raises:build: RuntimeError: my own bug"),
+        (("trace", "users_model:bdy"), "unknown factory in users_model 'bdy'; did you mean body"),
+        (("trace", "users_model:not_callable"), "unknown factory"),
+        (("trace", "users_model:wrong"), "returned int, not a torch model"),
+        (("trace", "users_model:body"), "gives no example input: add --input"),
+        (("trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
+        (("trace", "plan.json"), "this is a plan, where a graph is needed"),
+        (("price", "bmac", "cut.json"), "cut.json: cut off"),
+        (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (1): upgrade bitplan"),
+        (("price", "bmac", "text.json"), "text.json: not JSON"),
+        (("price", "bmac", "binary.json"), "not a text file"),
+        (("price", "bmac", "."), "cannot read ."),
+        (("price", "bmac", "graph.json", "-o", "graph.json/x.json"), "cannot write graph.json/x.json"),
+        (("select", "graph.json", "gains.json", "--budget", "70%"), "no costs among the files"),
+        (("select", "graph.json", "bmac.json", "--budget", "70%"), "exactly one gains file is needed, got 0"),
+        (("list", "gain"), "did you mean gains"),
+        (("diff", "plan.json", "graph.json"), "this is a graph, where a plan is needed"),
+    ],
+)
+def test_one_line_and_exit_code_two(run, own_model, words, said):
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_validate_goes_on_after_a_bad_file(run):
+    code, out, err = run("validate", "cut.json", "graph.json", "newer.json")
+    assert code == 2
+    assert out.startswith("graph.json: graph ")
+    assert err.count("error: ") == 2
+
+
+@pytest.mark.parametrize("words", [("plan", "resnet50"), ("plan",), ("nonsense",), ("plan", "x", "--nonsense")])
+def test_wrong_usage_exits_with_two(run, words):
+    code, _, err = run(*words)
+    assert code == 2
+    assert "Error" in err

@@ -1,0 +1,136 @@
+import json
+import subprocess
+import sys
+
+import bitplan
+from bitplan.core.records import Graph, Plan
+from bitplan.core.store import save
+
+
+def test_the_flow_as_separate_verbs_equals_plan_in_one_go(run, own_model):
+    target = f"{own_model}:with_example"
+    assert run("trace", target, "-o", "graph.json")[0] == 0
+    assert run("estimate", "random", "graph.json", "--seed", 3, "-o", "gains.json")[0] == 0
+    assert run("price", "bmac", "graph.json", "-o", "bmac.json")[0] == 0
+    assert run("price", "memory", "graph.json", "-o", "memory.json")[0] == 0
+    limits = ("--budget", "80%", "--budget", "memory=80%")
+    code, _, err = run("select", "memory.json", "bmac.json", "gains.json", "graph.json", *limits[:2], "-o", "a.json")
+    assert code == 0, err
+    code, out, err = run("select", "graph.json", "gains.json", "bmac.json", "memory.json", *limits, "--json")
+    assert code == 0, err
+    one_go = run("plan", target, "--gain", "random", "--seed", 3, *limits, "--json")
+    assert one_go[0] == 0, one_go[2]
+    assert Plan.from_json(out).precisions == Plan.from_json(one_go[1]).precisions
+    assert run("validate", "graph.json", "gains.json", "bmac.json", "a.json")[0] == 0
+
+
+def test_plan_prints_the_answer_first(run, own_model):
+    code, out, _ = run("plan", f"{own_model}:with_example", "--gain", "uniform", "--budget", "80%")
+    assert code == 0
+    first, second, third, fourth = out.splitlines()[:4]
+    assert first.startswith("users_model:with_example: 4 layers in 4 groups (0 links), 2 to choose")
+    assert "80% of bmac" in second
+    assert "proven best" in third
+    assert "smaller than 32-bit" in fourth
+    assert "\x1b" not in out  # no colour where there is no terminal
+
+
+def test_explain_says_gain_cost_and_reason_of_every_layer(run):
+    code, out, _ = run("plan", "resnet50", "--gain", "uniform", "--budget", "70%", "--explain")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("layer2.0.downsample.0"))
+    assert "layer2.0.conv1" in line
+    assert "linked to layer2.0.conv1 through output of layer1.2.relu (relu_)" in line
+    assert "64 input features, fewer than 128" in out
+    assert "0 of 2" in next(line for line in out.splitlines() if line.startswith("layer2.0.conv1"))
+
+
+def test_frontier_shows_the_budgets_and_all_points_as_json(run):
+    code, out, _ = run("frontier", "resnet50", "--gain", "uniform", "--at", "70%,60%")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if "×" in line] == ["70%", "60%"]
+    code, out, _ = run("frontier", "resnet50", "--gain", "uniform", "--at", "70%", "--json")
+    content = json.loads(out)
+    assert len(content["points"]) > 20
+    assert content["plans"][0]["limits"][0]["budget"] == "70%"
+
+
+def test_trace_shows_what_was_not_reached(run):
+    code, out, _ = run("trace", "googlenet")
+    assert code == 0
+    assert "Not reached by the example input, so not planned: aux1.conv.conv" in out
+
+
+def test_trace_takes_rules_and_shapes(run, own_model):
+    code, out, err = run(
+        "trace", f"{own_model}:body", "--input", "7x200", "--fix", "2=w2a2", "--first", "free", "--json"
+    )
+    assert code == 0, err
+    layers = {layer.name: layer for layer in Graph.from_json(out).layers}
+    assert str(layers["2"].fixed) == "w2a2"
+    assert layers["0"].fixed is None
+    assert layers["0"].macs == 7 * 200 * 300
+
+
+def test_bits_per_weight(run, own_model):
+    code, out, err = run("plan", f"{own_model}:with_example", "--gain", "uniform", "--budget", "3.2bpw", "--json")
+    assert code == 0, err
+    assert Plan.from_json(out).limits[0].cost_name == "weight bits"
+
+
+def test_weight_only_choices(run, own_model):
+    words = ("--choices", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
+    code, out, err = run("plan", f"{own_model}:with_example", *words)
+    assert code == 0, err
+    assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16, 8}
+
+
+def test_diff(run, graph):
+    save(Plan.uniform(graph, "w4a4"), "a.json")
+    save(Plan.uniform(graph, "w2a2"), "b.json")
+    code, out, _ = run("diff", "a.json", "b.json")
+    assert code == 0
+    assert "4 of 6 layers differ" in out
+    assert "fewer bits" in out
+    assert json.loads(run("diff", "a.json", "b.json", "--json")[1])["a"] == ["w4a4", "w2a2"]
+    assert "the same precisions for all 6 layers" in run("diff", "a.json", "a.json")[1]
+
+
+def test_list(run):
+    assert "uniform" in run("list", "gains")[1]
+    names = json.loads(run("list", "models", "--json")[1])
+    assert {"resnet50", "resnet20", "bert-base", "timm/vit_tiny_patch16_224"} <= set(names)
+    assert set(json.loads(run("list", "costs", "--json")[1])) == {"bmac", "bops", "memory"}
+
+
+def test_tables_of_gains_and_costs(run, graph, tmp_path):
+    save(graph, "graph.json")
+    (tmp_path / "gains.csv").write_text("layer,gain\na,5\nb,1\nc,1\n")
+    (tmp_path / "latency.csv").write_text("layer,w2a2,w4a4\na,1,2\nside,1,2\nb,1,2\nc,1,2\n")
+    words = ("--gain", "gains.csv", "--cost", "latency.csv", "--budget", "latency=75%", "--json")
+    code, out, err = run("plan", "graph.json", *words)
+    assert code == 0, err
+    plan = Plan.from_json(out)
+    assert str(plan.precisions["a"]) == "w4a4"
+    assert plan.limits[0].cost_name == "latency"
+
+
+def test_demo(run):
+    code, out, _ = run("demo")
+    assert code == 0
+    assert "54 layers in 50 groups (4 links), 41 to choose" in out
+    assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit() and "%" in line[:4]] == [
+        f"{percent}%" for percent in range(95, 59, -5)
+    ]
+
+
+def test_version_and_module_entry():
+    done = subprocess.run([sys.executable, "-m", "bitplan", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"bitplan {bitplan.__version__}\n"
+
+
+def test_a_reader_that_stops_early_is_no_error(run, tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m bitplan list models | head -n 1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

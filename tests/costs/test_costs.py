@@ -1,0 +1,113 @@
+import json
+import logging
+
+import pytest
+
+import bitplan
+from bitplan.core.errors import FileError, InputError
+from bitplan.costs.totals import total
+
+
+def test_bmac_is_bits_times_macs_summed_over_links(graph):
+    costs = bitplan.price("bmac", graph)
+    assert costs.rows == {"a": (2 * 160, 4 * 160), "b": (600, 1200), "c": (160, 320)}
+    assert costs.fixed == {"stem": 400, "head": 80}
+    assert costs.unit == "bit-MACs"
+
+
+def test_bops_is_the_product_of_both_precisions(graph):
+    assert bitplan.price("bops", graph, "w2a4,w4a8").rows["b"] == (2 * 4 * 300, 4 * 8 * 300)
+
+
+def test_memory_counts_weights_and_steps(graph):
+    costs = bitplan.price("memory", graph, "w2a2,w4a16,w16a16")
+    assert costs.rows["b"] == (20 * 2 + 64, 20 * 4 + 32, 20 * 16)
+    assert costs.unit == "bits"
+
+
+def test_bmac_refuses_unequal_precisions_and_names_what_to_use(graph):
+    with pytest.raises(InputError, match="use bops .* or memory"):
+        bitplan.price("bmac", graph, "w2a2,w4a8")
+
+
+def test_any_function_of_layer_and_precision_is_a_cost(graph):
+    costs = bitplan.price(lambda layer, precision: precision.weight_bits, graph)
+    assert costs.rows["a"] == (4, 8)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, None, float("nan")])
+def test_a_cost_that_is_no_whole_number_is_refused(graph, value):
+    with pytest.raises(InputError, match="a cost is a whole number ≥ 0"):
+        bitplan.price(lambda layer, precision: value, graph)
+
+
+def write(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+ROWS = {
+    "a": {"w2a2": 5, "w4a4": 9},
+    "side": {"w2a2": 1, "w4a4": 2},
+    "b": {"w2a2": 7, "w4a4": 8},
+    "c": {"w2a2": 1, "w4a4": 1},
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_measured_costs_come_from_a_table(graph, tmp_path, kind):
+    lines = ["layer,w2a2,w4a4", *(f"{name},{row['w2a2']},{row['w4a4']}" for name, row in ROWS.items())]
+    text = json.dumps(ROWS) if kind == "json" else "\n".join(lines)
+    costs = bitplan.price(write(tmp_path, f"latency.{kind}", text), graph)
+    assert costs.name == "latency"
+    assert costs.rows == {"a": (6, 11), "b": (7, 8), "c": (1, 1)}
+    assert costs.fixed == {"stem": 0, "head": 0}  # not measured, and outside the budget
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layer,w2a2,w4a4\na,1,2\nside,1,2\nb,1,2", "no cost for layer 'c'"),
+        ("layer,w2a2\na,1\nside,1\nb,1\nc,1", "no cost for 'a' at w4a4, only at w2a2"),
+        ("layer,w2a2,w4a4\na,1,2.5", "the cost of 'a' at w4a4 is 2.5; a cost is a whole number"),
+        ("layer,w2a2,w4a4\na,1,-2", "a whole number ≥ 0"),
+        ("layer,w2a2,w4a4\na,1,nan", "a whole number ≥ 0"),
+        ("layer,w2a2,w4a4\na,1,fast", "'fast' for layer 'a' is not a number"),
+        ("layer,w2a2,w4a4\na,1", "1 values for 2 columns"),
+        ("layer,w2a2,fast\na,1,2", "column 'fast' is not a precision"),
+        ("layer,w2a2,w4a4\na,1,2\na,1,2", "'a' appears twice"),
+        ("layer,w2a2,w4a4\n", "no rows"),
+        ("", "first line must name the columns"),
+        ("layer,cost\na,1", "name a precision"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(graph, tmp_path, text, words):
+    with pytest.raises(FileError) as caught:
+        bitplan.price(write(tmp_path, "t.csv", text), graph)
+    assert words in str(caught.value)
+
+
+def test_a_record_is_no_table(graph, tmp_path):
+    with pytest.raises(FileError, match="not a table"):
+        bitplan.price(write(tmp_path, "g.json", graph.to_json()), graph)
+
+
+def test_a_cost_that_falls_as_bits_rise_is_warned_of_and_still_solved(graph, tmp_path, caplog):
+    rows = ROWS | {"b": {"w2a2": 8, "w4a4": 7}}
+    with caplog.at_level(logging.WARNING):
+        costs = bitplan.price(write(tmp_path, "l.json", json.dumps(rows)), graph)
+    assert "l of b falls from 8 at w2a2 to 7 at w4a4" in caplog.text
+    plan = bitplan.select(graph, bitplan.estimate("uniform", None, graph), costs, budget=str(6 + 7 + 1))
+    assert str(plan.precisions["b"]) == "w4a4"
+
+
+def test_totals_add_up_all_layers(graph):
+    plan = bitplan.Plan.uniform(graph, "w2a2")
+    figures = total(plan, graph)
+    assert figures.bops_without_ends == 4 * (100 + 300 + 60 + 80)
+    assert figures.bops == figures.bops_without_ends + 64 * 60
+    assert figures.compression == pytest.approx(32 * 160 / (2 * 140 + 8 * 20))
+    short = plan.model_copy(update={"precisions": {}})
+    with pytest.raises(InputError, match="no precision for layer 'stem'"):
+        total(short, graph)

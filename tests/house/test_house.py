@@ -1,0 +1,102 @@
+"""The house rules that a machine can hold."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bitplan
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "bitplan").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LONGEST_FILE, LONGEST_FUNCTION = 320, 45
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def after(code):
+    """What a fresh interpreter has imported after some code."""
+    code = f"import sys; {code}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_public_names_are_sorted_and_exist():
+    assert bitplan.__all__ == sorted(bitplan.__all__)
+    for name in bitplan.__all__:
+        assert getattr(bitplan, name).__doc__, name
+    assert set(bitplan.__all__) <= set(dir(bitplan))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = bitplan.nonsense
+
+
+def test_importing_bitplan_is_light():
+    assert not {"torch", "numpy", "scipy", "pydantic", "rich"} & after("import bitplan")
+    assert "torch" not in after("import bitplan; bitplan.select; bitplan.price; bitplan.Plan; bitplan.select_all")
+    assert not {"torch", "numpy", "scipy"} & after("from bitplan.cli.app import app")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is long"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_names_say_what_is_inside(path):
+    assert not {"utils", "helpers", "manager", "common"} & set(path.with_suffix("").parts)
+
+
+def optional_libraries():
+    """Library → what the comment beside it in pyproject.toml says."""
+    text = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\nbench = [")[0]
+    return re.findall(r'^  "([a-z_-]+)[^"]*",\s*# (.*)$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("library", "home"), optional_libraries())
+def test_each_optional_library_is_imported_in_the_file_named_beside_it(library, home):
+    users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if library in imported(path)]
+    assert users == ([] if home == "not used yet" else [home])
+
+
+def test_every_optional_library_is_looked_at():
+    extras = PROJECT["project"]["optional-dependencies"]
+    looked_at = {library for library, _ in optional_libraries()}
+    for extra in ("vision", "text", "cluster", "export", "report"):
+        assert {re.match(r"[a-z_-]+", requirement)[0] for requirement in extras[extra]} <= looked_at
+    assert set(extras) == {"vision", "text", "cluster", "export", "report", "bench", "dev", "all"}
+
+
+def test_no_test_is_skipped_in_silence():
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if path != Path(__file__):
+            assert not re.search(r"pytest\.skip\(|mark\.skip|mark\.xfail", path.read_text()), path
+
+
+def test_the_set_up_takes_the_torch_that_is_at_hand():
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in constraints
+    assert all(re.fullmatch(r"#.*|[\w.-]+==[\w.+!-]+", line) for line in constraints)
+
+
+def test_documents_name_files_that_exist():
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for document in documents:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} → {target}"
+        for path in re.findall(r"`((?:src|tests|docs|benchmarks|studies)/[\w./-]+\.\w+)`", document.read_text()):
+            assert (ROOT / path).exists(), f"{document.name} → {path}"
