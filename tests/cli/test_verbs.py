@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import bitplan
 from bitplan.core.records import Graph, Plan
 from bitplan.core.store import save
@@ -127,6 +129,12 @@ def test_demo(run):
 def test_version_and_module_entry():
     done = subprocess.run([sys.executable, "-m", "bitplan", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"bitplan {bitplan.__version__}\n"
+
+
+@pytest.mark.parametrize("name", ["bert-base", "timm/vit_tiny_patch16_224", "resnet18"])
+def test_every_part_of_the_zoo_works_from_a_cold_start(name):
+    done = subprocess.run([sys.executable, "-m", "bitplan", "trace", name], capture_output=True, text=True, check=True)
+    assert f"{name}: " in done.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error(run, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bitplan
+from bitplan.adapters.transformers import transformers
 from bitplan.models.zoo import load_model
 
 
@@ -172,14 +173,13 @@ def test_timm_models_where_installed():
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_decoder_of_hugging_face(attention):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    library = transformers("this test")
+    config = library.LlamaConfig(
         vocab_size=100, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8,
         num_key_value_heads=2, attn_implementation=attention,
     )  # fmt: skip
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = library.LlamaForCausalLM(config)
     graph = bitplan.trace(model, {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
     expected = set()
     for n in range(2):
@@ -192,11 +192,26 @@ def test_a_decoder_of_hugging_face(attention):
     assert graph.layers[-1].name == "lm_head"
 
 
-def test_gpt2_with_its_transposed_layers_and_tied_head():
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_a_mixture_of_experts():
+    library = transformers("this test")
+    config = library.MixtralConfig(
+        vocab_size=100, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = library.MixtralForCausalLM(config).to(torch.bfloat16)
+    graph = bitplan.trace(model, {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
+    layers = {layer.name: layer for layer in graph.layers}
+    experts = layers["model.layers.0.mlp.experts.down_proj"]
+    assert experts.weights == 4 * 128 * 256
+    assert experts.macs == 16 * 2 * 128 * 256  # two experts a token
 
-    config = GPT2Config(vocab_size=100, n_embd=128, n_layer=2, n_head=4, n_positions=32, attn_implementation="eager")
-    graph = bitplan.trace(GPT2LMHeadModel(config), {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
+
+def test_gpt2_with_its_transposed_layers_and_tied_head():
+    library = transformers("this test")
+    config = library.GPT2Config(
+        vocab_size=100, n_embd=128, n_layer=2, n_head=4, n_positions=32, attn_implementation="eager"
+    )
+    graph = bitplan.trace(library.GPT2LMHeadModel(config), {"input_ids": torch.zeros(1, 16, dtype=torch.long)})
     layers = {layer.name: layer for layer in graph.layers}
     assert layers["transformer.h.0.attn.c_attn"].in_features == 128
     assert layers["transformer.h.0.mlp.c_proj"].in_features == 512

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import torch
 
+from bitplan.adapters import torchvision
 from bitplan.core.errors import MissingExtra
 
 
@@ -14,6 +15,8 @@ def transformers(purpose: str) -> ModuleType:
     """Import transformers, or say what to install."""
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtra("transformers", "text", purpose)
+    if torchvision.installed():
+        torchvision.torchvision()  # transformers imports it beside its models, and it may need help
     import transformers as module
 
     return module

@@ -73,6 +73,7 @@ _READERS: dict[Any, Callable[[tuple[Any, ...], Any], list[Product]]] = {
     aten.linear: _linear,
     aten.mm: _matmul(0),
     aten.bmm: _matmul(0),
+    aten._grouped_mm: _matmul(0),  # mixtures of experts
     aten.mv: _matmul(0),
     aten.dot: _matmul(0),
     aten.addmm: _matmul(1),
