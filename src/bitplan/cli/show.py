@@ -20,7 +20,7 @@ _WIDTH = 160  # where the output is no terminal
 
 def console() -> Console:
     """The terminal, or a plain wide page where the output goes into a file."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
