@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba import njit, types
@@ -52,12 +52,13 @@ def _lazily(*signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def _build(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
+    compiler: Any = njit
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     try:
-        return njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], compiler(signature, cache=True, **options)(function))
     except (RuntimeError, OSError) as error:  # nowhere to write: a read-only install and home
         log.info("compiled code of %s is not cached: %s", function.__name__, error)
-        return njit(signature, **options)(function)  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], compiler(signature, **options)(function))
 
 
 @_lazily(_LINES, _STEPS, _I64, _F32, _F32, types.uint64[:, ::1], types.uint32[::1], types.int64[::1])
@@ -106,7 +107,7 @@ def count_nibbles(
     for k in range(LANES):
         bits |= seen[k]
         seen[k] = 0
-    return (bits >> np.uint32(23)) & np.uint32(255) == np.uint32(255)
+    return bool((bits >> np.uint32(23)) & np.uint32(255) == np.uint32(255))
 
 
 @_lazily(_LINES, _STEPS, _I64, _F32, _F32, types.int64[::1])
@@ -125,7 +126,7 @@ def count_codes(body: Any, steps: Any, per: int, low: float, high: float, counts
             code = np.float32(x + magic).view(np.uint32)
             seen |= code
             counts[code & mask] += 1
-    return (seen >> np.uint32(23)) & np.uint32(255) == np.uint32(255)
+    return bool((seen >> np.uint32(23)) & np.uint32(255) == np.uint32(255))
 
 
 @_lazily(types.Array(types.uint64, 1, "C", readonly=True), types.uint32[::1])
@@ -167,14 +168,14 @@ def measure(body: Any, per: int, sums: Any, tops: Any) -> None:
 
 
 @_lazily(_SERIES, _SERIES, _SERIES, _F64, _F64, types.float64[:, ::1])
-def fit(values: Any, counts: Any, steps: Any, low: float, high: float, sums: Any) -> None:
-    """Add Σ n·w·q and Σ n·q² for every trial step, q the code of value w that occurs n times."""
+def fit(values: Any, counts: Any, inverses: Any, low: float, high: float, sums: Any) -> None:
+    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of a value w that occurs n times."""
     magic = 6755399441055744.0  # 1.5 · 2⁵²
     cross, square = sums[0], sums[1]
     for i in range(values.size):
         value, count = values[i], counts[i]
-        for k in range(steps.size):
-            q = value / steps[k]
+        for k in range(inverses.size):
+            q = value * inverses[k]
             q = low if q < low else q
             q = high if q > high else q
             q = (q + magic) - magic

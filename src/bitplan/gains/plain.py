@@ -62,11 +62,11 @@ def measure(body: Floats, per: int, sums: Doubles, tops: Floats) -> None:
         tops[run] = sizes.max(initial=0)
 
 
-def fit(values: Doubles, counts: Doubles, steps: Doubles, low: float, high: float, sums: Doubles) -> None:
-    """Add Σ n·w·q and Σ n·q² for every trial step, q the code of value w that occurs n times."""
-    for k, step in enumerate(steps):
+def fit(values: Doubles, counts: Doubles, inverses: Doubles, low: float, high: float, sums: Doubles) -> None:
+    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of a value w that occurs n times."""
+    for k, inverse in enumerate(inverses):
         with np.errstate(all="ignore"):
-            codes = np.rint(np.clip(values / step, low, high))
+            codes = np.rint(np.clip(values * inverse, low, high))
         sums[0, k] += np.sum(counts * values * codes)
         sums[1, k] += np.sum(counts * codes * codes)
 
