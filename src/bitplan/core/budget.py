@@ -39,13 +39,9 @@ class Budget:
             raise BudgetError(f"budget {str(written)!r} cannot be read: {HOW}")
         cost, number, unit = match[1], Fraction(match[2]), match[3] or ""
         if not unit and number.denominator != 1:
-            raise BudgetError(
-                f"budget {str(written)!r} is neither a whole number of units nor a percentage: {HOW}"
-            )
+            raise BudgetError(f"budget {str(written)!r} is neither a whole number of units nor a percentage: {HOW}")
         if unit == "bpw" and cost:
-            raise BudgetError(
-                f"budget {str(written)!r}: bits per weight is a cost of its own: write {match[2]}bpw"
-            )
+            raise BudgetError(f"budget {str(written)!r}: bits per weight is a cost of its own: write {match[2]}bpw")
         return cls(number, unit, cost)
 
     def capacity(self, reference: int) -> int:

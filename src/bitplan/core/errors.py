@@ -49,7 +49,9 @@ class MissingExtra(InputError):
     """An optional library is needed and is not installed."""
 
     def __init__(self, library: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {library}, which is not installed: pip install 'bitplan[{extra}]'")
+        super().__init__(
+            f"{purpose} needs {library}, which is not installed: pip install 'bitplan[{extra}]'"
+        )
 
 
 class UnknownName(InputError):

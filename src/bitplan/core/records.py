@@ -86,9 +86,7 @@ class Graph(Record):
         """Linked layers together, every other layer alone, in execution order of first members."""
         layers = {layer.name: layer for layer in self.layers}
         members = {name: link.layers for link in self.links for name in link.layers}
-        leaders = [
-            layer.name for layer in self.layers if members.get(layer.name, (layer.name,))[0] == layer.name
-        ]
+        leaders = [layer.name for layer in self.layers if members.get(layer.name, (layer.name,))[0] == layer.name]
         return tuple(
             Group(layers=tuple(layers[name] for name in members.get(leader, (leader,)))) for leader in leaders
         )
@@ -175,9 +173,7 @@ class Limit(Value):
     @model_validator(mode="after")
     def _within(self) -> Self:
         if self.cost > self.capacity:
-            raise ValueError(
-                f"the plan costs {self.cost} {self.cost_name}, over its capacity {self.capacity}"
-            )
+            raise ValueError(f"the plan costs {self.cost} {self.cost_name}, over its capacity {self.capacity}")
         return self
 
     @property
@@ -223,9 +219,7 @@ class Plan(Record):
         )
 
 
-def check_links(
-    links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]
-) -> None:
+def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:
     """Raise unless every linked layer exists and is in one link only."""
     seen: set[str] = set()
     for link in links:

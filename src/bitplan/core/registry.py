@@ -72,6 +72,4 @@ MODELS = Registry("model")
 TASKS = Registry("task")
 EXPORTERS = Registry("exporter")
 ENGINES = Registry("engine")
-REGISTRIES = {
-    registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES)
-}
+REGISTRIES = {registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES)}

@@ -22,7 +22,7 @@ def entropy(counts: ArrayLike) -> float:
     return float(_entropies(np.asarray(counts, np.float64)[None])[0])
 
 
-def bootstrap(counts: ArrayLike, samples: int, seed: int = 0) -> Interval:
+def bootstrap(counts: ArrayLike, samples: int, seed: int | tuple[int, ...] = 0) -> Interval:
     """Draw the histogram again so many times, as a multinomial of its own frequencies."""
     held = np.asarray(counts, np.int64)
     total = int(held.sum())
