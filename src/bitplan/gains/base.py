@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LayerGains:
-    """One value per choice for each selectable layer; optionally standard errors and histograms of the top choice."""
+    """One value per choice for each selectable layer; perhaps standard errors and the top histograms."""
 
     values: Mapping[str, tuple[float, ...]]
     errors: Mapping[str, tuple[float, ...]] | None = None

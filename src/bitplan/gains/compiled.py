@@ -1,8 +1,9 @@
-"""The inner loops of EAGL, compiled by numba: the only file that imports it; `plain.py` has the same in numpy.
+"""The inner loops of EAGL, compiled by numba, which only this file imports; `plain.py` is its twin.
 
-Every loop takes `body`, fp32 weights in lines of 128, the last lines of a run of weights filled up with zeros, and
-one step per `per` lines. Codes are round-half-even(clip(W/s, low, high)): adding 1.5·2²³ to a clipped fp32 quotient
-rounds half to even and leaves the code in the lowest bits, and a NaN is the only sum whose exponent is all ones.
+Every loop takes `body`, fp32 weights in lines of 128, the last lines of a run of weights filled up with
+zeros, and one step per `per` lines. Codes are round-half-even(clip(W/s, low, high)): adding 1.5·2²³ to a
+clipped fp32 quotient rounds half to even and leaves the code in the lowest bits, and a NaN is the only sum
+whose exponent is all ones.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def count_nibbles(
 ) -> bool:
     """Add the codes of at most 4 bits to 16 counts and tell whether there was a NaN.
 
-    64 lanes of 64 bits hold sixteen 4-bit counters each, spilled into bytes and then into `counts`; `scratch` (3, 64)
-    and `seen` (64,) are zero before and after.
+    64 lanes of 64 bits hold sixteen 4-bit counters each, spilled into bytes and then into `counts`;
+    `scratch` (3, 64) and `seen` (64,) are zero before and after.
     """
     nibbles, even, odd = scratch[0], scratch[1], scratch[2]
     turn, step = 0, steps[0]
@@ -169,7 +170,7 @@ def measure(body: Any, per: int, sums: Any, tops: Any) -> None:
 
 @_lazily(_SERIES, _SERIES, _SERIES, _F64, _F64, types.float64[:, ::1])
 def fit(values: Any, counts: Any, inverses: Any, low: float, high: float, sums: Any) -> None:
-    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of a value w that occurs n times."""
+    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of w, which occurs n times."""
     magic = 6755399441055744.0  # 1.5 · 2⁵²
     cross, square = sums[0], sums[1]
     for i in range(values.size):
@@ -185,7 +186,7 @@ def fit(values: Any, counts: Any, inverses: Any, low: float, high: float, sums: 
 
 @_lazily(_LINES, _I64, _STEPS, _F32, _F32, types.float32[::1])
 def fit_runs(body: Any, per: int, fractions: Any, low: float, high: float, steps: Any) -> None:
-    """Write for every run the least-squares step: the best of max|W|/high · `fractions`, refitted to its codes.
+    """Write every run's least-squares step: the best of max|W|/high · `fractions`, refitted to its codes.
 
     For given codes q the best step is Σwq/Σq², and it takes (Σwq)²/Σq² off the squared error.
     """

@@ -23,7 +23,7 @@ Histograms = tuple[Counts, ...]
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a layer; `learned` are its steps (one, or one per output channel) at precision `bits`."""
+    """A layer's weights; `learned` are its steps (one, or one per output channel) at `bits` bits."""
 
     tensor: Tensor
     layout: Layout = "out_in"
@@ -34,12 +34,12 @@ class Weights:
         if self.learned is None:
             return
         if not self.learned.size or not np.all(np.isfinite(self.learned) & (self.learned > 0)):
-            raise InputError(f"the steps learned for {self.tensor.name!r} must be finite and greater than 0")
+            raise InputError(f"the learned steps of {self.tensor.name!r} must be finite and above 0")
         width = Rows.of(self.tensor.shape, self.layout).width
         if self.learned.size not in (1, self.tensor.size // max(width, 1)):
             raise InputError(
-                f"{self.tensor.name!r} has {self.learned.size} learned steps; one is possible, or one for each of its "
-                f"{self.tensor.size // max(width, 1)} output channels"
+                f"{self.tensor.name!r} has {self.learned.size} learned steps; one is possible, or one for "
+                f"each of its {self.tensor.size // max(width, 1)} output channels"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""EAGL: a layer gains the entropy of its quantized weights (the paper's metric), from a model or from a file alone."""
+"""EAGL: a layer gains the entropy of its quantized weights, from a model or from a file alone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from bitplan.graph.tensors import FLOATS
 
 @dataclass(frozen=True)
 class Eagl:
-    """Entropy of the weights' codes, in bits; several choices add up: value(c) = Σ entropies at c1 … c (decision 3).
+    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (decision 3).
 
-    `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel (output) or group
-    (of `group_size` inputs). Unless given: learned where there are any; a float file gets "mse"; a float model must
-    say. The paper validates learned steps, one per tensor. `bootstrap` samples give standard errors.
+    `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel
+    (output) or group (of `group_size` inputs). Unless given: learned where there are any; a float file gets
+    "mse"; a float model must say. The paper validates learned steps, one per tensor. `bootstrap` samples
+    give standard errors.
     """
 
     steps: Literal["learned", "lsq", "mse", "absmax"] | None = None
@@ -43,7 +44,7 @@ class Eagl:
         if self.group_size < 1 or self.bootstrap < 0 or self.bootstrap == 1:
             raise InputError("EAGL needs a group_size of at least 1, and 0 or at least 2 bootstrap samples")
 
-    def layer_gains(
+    def layer_gains(  # noqa: PLR0913 - the contract of a gain
         self,
         model: Any,
         graph: Graph,
@@ -91,15 +92,16 @@ class Eagl:
             if lacking:
                 raise InputError(
                     f"{place or 'the model'} has no learned step for layer {lacking[0]!r}"
-                    f"{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''}: choose steps=lsq, mse or absmax"
+                    f"{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''}: choose steps=mse, "
+                    "lsq or absmax"
                 )
             return weights, "mse"
         if self.steps is None and not place and lacking:
             raise InputError(
-                "this is a float model, without learned steps: choose how EAGL finds them, steps=mse (recommended), "
-                "lsq or absmax, or quantize and train the model first"
+                "this is a float model, without learned steps: choose how EAGL finds them, steps=mse, lsq "
+                "or absmax, or quantize and train the model first"
             )
-        kind: Kind = self.steps if self.steps is not None and self.steps != "learned" else "mse"
+        kind: Kind = self.steps or "mse"
         return {name: Weights(item.tensor, item.layout) for name, item in weights.items()}, kind
 
     def _errors(self, counted: Mapping[str, Histograms], seed: int) -> dict[str, tuple[float, ...]]:
@@ -114,8 +116,8 @@ def _rows(
 ) -> dict[str, tuple[float, ...]]:
     """Running sums over the choices above the lowest; 0 for a layer without weights.
 
-    Standard errors are summed too: entropies of the same weights at two precisions move together, so the sum is the
-    cautious bound.
+    Standard errors are summed too: entropies of the same weights at two precisions move together, so the
+    sum is the cautious bound.
     """
     places = [bits.index(choice.weight_bits) for choice in choices[1:]]
     none = (0.0,) * len(bits)
@@ -132,8 +134,8 @@ def _file_weights(checkpoint: Checkpoint, layers: list[Layer], top: int) -> dict
         tensor = checkpoint.weight(layer.name)
         if tensor is None or tensor.dtype not in FLOATS or tensor.size != layer.weights:
             raise InputError(
-                f"{checkpoint.path} holds no float weight of {layer.weights:,} elements for layer {layer.name!r}; "
-                "the graph must come from this checkpoint"
+                f"{checkpoint.path} holds no float weight of {layer.weights:,} elements for layer "
+                f"{layer.name!r}; the graph must come from this checkpoint"
             )
         step = learned_step(layer.name, checkpoint.tensors)
         planned = checkpoint.plan.precisions.get(layer.name) if checkpoint.plan else None

@@ -18,7 +18,7 @@ class Interval:
 
 
 def entropy(counts: ArrayLike) -> float:
-    """H = −Σ p·log2 p in bits, with 0·log 0 = 0; 0 for no weights at all (decision 6: without the paper's 1e-10)."""
+    """H = −Σ p·log2 p in bits, with 0·log 0 = 0; without the paper's 1e-10 (decision 6)."""
     return float(_entropies(np.asarray(counts, np.float64)[None])[0])
 
 

@@ -1,7 +1,8 @@
-"""Exact histograms of quantized weights: how often each code round-half-even(clip(W/s, −2^(b−1), 2^(b−1)−1)) occurs.
+"""Exact histograms of quantized weights: how often each code round(clip(W/s, −2^(b−1), 2^(b−1)−1)) occurs.
 
-Codes are computed in fp32, by dividing by the step: multiplying by its reciprocal misplaces ties. ±inf clamps, −0 is
-0, NaN is an error. numba does the counting where it is installed, numpy otherwise, with equal results.
+Rounding is half to even. Codes are computed in fp32, by dividing by the step: multiplying by its reciprocal
+misplaces ties. ±inf clamps, −0 is 0, NaN is an error. numba does the counting where it is installed, numpy
+otherwise, with equal results.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def code_range(bits: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Lines:
-    """fp32 weights in lines of 128, `per` lines to each run of weights that shares a step, filled up with zeros."""
+    """fp32 weights in lines of 128, `per` lines to each run that shares a step, filled up with zeros."""
 
     body: Floats
     per: int
@@ -154,7 +155,7 @@ def count_prefixes(tensor: Tensor, start: int, stop: int) -> Counts:
 
 
 def distribution_of(tensor: Tensor, table: Counts) -> Distribution:
-    """The values behind a table of patterns (16-bit tensors) or of prefixes (others: the middle of each bin)."""
+    """The values behind a table of patterns (16-bit tensors) or of prefixes (the middle of each bin)."""
     patterns = np.flatnonzero(table)
     if tensor.dtype == "F16":
         values = patterns.astype(np.uint16).view(np.float16).astype(np.float32)

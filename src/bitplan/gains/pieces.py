@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,14 @@ from bitplan.graph.tensors import Tensor
 
 PIECE = 1 << 20
 T = TypeVar("T")
-Work = Callable[[int, int, int], NDArray[np.generic]]
+Work = Callable[[int, int, int], NDArray[Any]]
 Progress = Callable[[int, int, str], None]
 
 
 def reduce_pieces(
     tensors: Sequence[Tensor],
     work: Work,
-    finish: Callable[[int, NDArray[np.generic]], T],
+    finish: Callable[[int, NDArray[Any]], T],
     *,
     units: Sequence[int] | None = None,
     piece: int = PIECE,
@@ -31,8 +31,8 @@ def reduce_pieces(
 ) -> list[T]:
     """Sum `work(index, start, stop)` over the pieces of each tensor, then `finish(index, sum)`, in parallel.
 
-    Pieces begin and end at multiples of a tensor's unit. A tensor's sum is dropped once finished, so only as many
-    are alive as there are threads; `progress` is told the weights done, from the calling thread.
+    Pieces begin and end at multiples of a tensor's unit. A tensor's sum is dropped once finished, so only
+    as many are alive as there are threads; `progress` is told the weights done, from the calling thread.
     """
     totals = [_Total(finish, index) for index in range(len(tensors))]
     jobs = list(_batches(tensors, units, piece))
@@ -64,14 +64,14 @@ def threads() -> int:
 
 @dataclass
 class _Total(Generic[T]):
-    finish: Callable[[int, NDArray[np.generic]], T]
+    finish: Callable[[int, NDArray[Any]], T]
     index: int
     pieces: int = 0
-    sum: NDArray[np.generic] | None = None
+    sum: NDArray[Any] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     result: list[T] = field(default_factory=list)
 
-    def add(self, part: NDArray[np.generic]) -> None:
+    def add(self, part: NDArray[Any]) -> None:
         with self.lock:
             self.sum = part if self.sum is None else np.add(self.sum, part, out=self.sum)
             self.pieces -= 1

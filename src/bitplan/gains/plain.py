@@ -1,4 +1,4 @@
-"""The inner loops of EAGL in numpy, for a machine without numba: the same results as `compiled.py`, some 15× slower."""
+"""The inner loops of EAGL in numpy, where numba is missing: the results of `compiled.py`, some 15× slower."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def measure(body: Floats, per: int, sums: Doubles, tops: Floats) -> None:
 
 
 def fit(values: Doubles, counts: Doubles, inverses: Doubles, low: float, high: float, sums: Doubles) -> None:
-    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of a value w that occurs n times."""
+    """Add Σ n·w·q and Σ n·q² for the inverse of every trial step, q the code of w, which occurs n times."""
     for k, inverse in enumerate(inverses):
         with np.errstate(all="ignore"):
             codes = np.rint(np.clip(values * inverse, low, high))
@@ -72,7 +72,7 @@ def fit(values: Doubles, counts: Doubles, inverses: Doubles, low: float, high: f
 
 
 def fit_runs(body: Floats, per: int, fractions: Floats, low: float, high: float, steps: Floats) -> None:
-    """Write for every run the least-squares step: the best of max|W|/high · `fractions`, refitted to its codes."""
+    """Write every run's least-squares step: the best of max|W|/high · `fractions`, refitted to its codes."""
     inverse = np.float32(high) / fractions
     for run in range(steps.size):
         values = body[run * per : (run + 1) * per].ravel()

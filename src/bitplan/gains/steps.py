@@ -1,7 +1,7 @@
-"""The step of weights that never learned one: `lsq`, `mse` or `absmax`, for a tensor or for each run of its weights.
+"""The step of weights that never learned one: `lsq`, `mse` or `absmax`, for a tensor or each run of weights.
 
-The paper validates EAGL on learned steps only. `lsq` (LSQ's first step) does not see a layer's scale or tails;
-`mse` and `absmax` do. All-zero weights get step 1, so that a step is always positive and finite.
+The paper validates EAGL on learned steps only. `lsq` (LSQ's first step) does not see a layer's scale or
+tails; `mse` and `absmax` do. All-zero weights get step 1, so that a step is always positive and finite.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def simple_step(kind: Kind, bits: int, total: float, top: float, size: int) -> n
 def run_steps(kind: Kind, bits: int, lines: Lines, sizes: NDArray[np.int64], name: str) -> Floats:
     """One step for each run of weights; `sizes` are the runs' numbers of weights.
 
-    `mse` tries max|W|/Qp times 56 fractions from 0.1 to 1.02 and refits the best to its codes: the squared error
-    is within 1 % of the least one up to 4 bits, within 10 % up to 8.
+    `mse` tries max|W|/Qp times 56 fractions from 0.1 to 1.02 and refits the best to its codes: the squared
+    error is within 1 % of the least one up to 4 bits, within 10 % up to 8.
     """
     totals, tops = lines.measure()
     check_finite(float(totals.sum()), name)
@@ -82,9 +82,10 @@ def _usable(step: float, top: float) -> np.float32:
 def _least_squares(distribution: Distribution, bits: int) -> float:
     """The step that minimises ‖W − Q(W)‖², found on three ever finer grids around the three best valleys.
 
-    For given codes q the best step is Σwq/Σq², which leaves Σw² − (Σwq)²/Σq²; trial steps are compared by that, so
-    a trial only has to hit the right codes. The squared error is within 0.1 % of the least one for a thousand weights
-    or more; for a handful of them at many bits, where the error is jagged, it may be further off.
+    For given codes q the best step is Σwq/Σq², which leaves Σw² − (Σwq)²/Σq²; trial steps are compared by
+    that, so a trial only has to hit the right codes. The squared error is within 0.1 % of the least one for
+    a thousand weights or more; for a handful of them at many bits, where the error is jagged, it may be
+    further off.
     """
     low, high = code_range(bits)
     held = distribution.values != 0

@@ -1,8 +1,8 @@
 """A checkpoint file or folder, opened without the code of its model: names, shapes and mapped weights.
 
-`.safetensors`, a folder with `model.safetensors` or with shards and `model.safetensors.index.json`, and PyTorch's
-`.pth`, `.pt`, `.bin`, `.th`. Tensors of safetensors are never loaded whole. Do not shorten a file that is open: the
-operating system ends a process that reads mapped bytes which are no longer there.
+`.safetensors`, a folder with `model.safetensors` or with shards and `model.safetensors.index.json`, and
+PyTorch's `.pth`, `.pt`, `.bin`, `.th`. Tensors of safetensors are never loaded whole. Do not shorten a file
+that is open: the operating system ends a process that reads mapped bytes which are no longer there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP_NAMES = ("weight_step", "weight_quantizer.step", "weight_quantizer.s")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where it lies, its tensors in natural order of names, and the plan if bitplan wrote it."""
+    """Where it lies, its tensors in order, and the plan if bitplan wrote it."""
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -45,8 +45,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     refuse_packed(place, tensors)
     if not tensors:
         raise FileError(f"{place} holds no tensors")
-    ordered = {name: tensors[name] for name in sorted(tensors, key=natural)}
-    return Checkpoint(place, ordered, _plan_beside(place) if place.is_dir() else None)
+    return Checkpoint(place, tensors, _plan_beside(place) if place.is_dir() else None)
+
+
+def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By name, since safetensors keeps no order; PyTorch's files keep that of the modules."""
+    return {name: tensors[name] for name in sorted(tensors, key=natural)}
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -71,7 +75,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
     if path.name.endswith(".index.json"):
         return _open_shards(path)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
-        return map_safetensors(path)
+        return _in_order(map_safetensors(path))
     return load_pickled(path)
 
 
@@ -79,7 +83,7 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
     if (folder / INDEX).exists():
         return _open_shards(folder / INDEX)
     if (folder / "model.safetensors").exists():
-        return map_safetensors(folder / "model.safetensors")
+        return _in_order(map_safetensors(folder / "model.safetensors"))
     there = sorted(
         item for item in folder.iterdir() if item.suffix in (".safetensors", ".gguf", ".bin", ".pth", ".pt")
     )
@@ -106,7 +110,7 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
     for name, shard in listed.items():
         if name not in opened[shard]:
             raise FileError(f"{index} says that {name!r} is in {shard}, but it is not; download both again")
-    return {name: opened[shard][name] for name, shard in listed.items()}
+    return _in_order({name: opened[shard][name] for name, shard in listed.items()})
 
 
 def _plan_beside(folder: Path) -> Plan | None:

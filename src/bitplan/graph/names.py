@@ -1,9 +1,10 @@
 """The graph of a checkpoint that comes without its model: what the names and shapes of its tensors tell.
 
-There is no forward pass, so three things are conventions instead of measurements: MACs are those of one token (linear)
-or one output position (convolution), which is the number of weights, and 0 for an embedding, which is a look-up;
-links follow rules on names; the order is that of the names (or of the file, where it keeps one), embeddings first and
-the head last. An expert of a mixture counts as if every token passed it, and experts are not linked to each other.
+There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
+token (linear) or one output position (convolution), which is the number of weights, and 0 for an embedding,
+which is a look-up; links follow rules on names; the order is that of the names (or of the file, where it
+keeps one), embeddings first and the head last. An expert of a mixture counts as if every token passed it,
+and experts are not linked to each other.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ LINKS: tuple[LinkRule, ...] = (
 class Names:
     """Regular expressions that say what a tensor is; replace any of them, or empty `links`.
 
-    `weight` is searched in the tensor's name, the others in the layer's: the same without ".weight". Weights lie
-    (out, in, …), those of `transposed` (in, out) as in GPT-2, those of `stacked` (experts, in, out).
+    `weight` is searched in the tensor's name, the others in the layer's: the same without ".weight".
+    Weights lie (out, in, …), those of `transposed` (in, out) as in GPT-2, those of `stacked` (experts, in,
+    out).
     """
 
     weight: str = (
@@ -65,7 +67,10 @@ class Names:
         r"(^|\.)(embed_tokens|wte|wpe|(word|position|token_type|tok|token)_embeddings?|embed_(in|positions)"
         r"|embeddings?|shared|relative_attention_bias)$"
     )
-    head: str = r"^((model|module|backbone)\.)?(lm_head|embed_out|classifier|fc|head|score|qa_outputs|output|linear)(\.\d+)?$"
+    head: str = (
+        r"^((model|module|backbone)\.)?"
+        r"(lm_head|embed_out|classifier|fc|head|score|qa_outputs|output|linear)(\.\d+)?$"
+    )
     transposed: str = r"(^|\.)h\.\d+\.(attn|mlp|crossattention)\.(c_attn|c_proj|c_fc|q_attn)$"
     stacked: str = r"(^|\.)experts\.(gate_up|gate|up|down)_proj$"
     links: tuple[LinkRule, ...] = field(default=LINKS)
@@ -94,9 +99,7 @@ def read_graph(path: str | Path | Checkpoint, names: Names | None = None) -> Gra
     names = names or Names()
     layers = _layers(checkpoint.tensors.values(), names)
     if not layers:
-        raise FileError(
-            f"{checkpoint.path} holds no float weights of two or more dimensions under the usual names"
-        )
+        raise FileError(f"{checkpoint.path} holds no float weights under the usual names")
     return Graph(
         model=_title(checkpoint.path), layers=tuple(layers), links=tuple(_links(layers, names.links))
     )
@@ -125,8 +128,8 @@ def _place(layer: Layer, names: Names) -> int:
 def _layer(name: str, shape: tuple[int, ...], names: Names, *, first: bool) -> Layer:
     """Kind, MACs and inputs by shape and name.
 
-    A convolution with one input channel is depthwise, unless it is the first one. Other groups do not show in the
-    shape of a weight: there `in_features` is that of one group.
+    A convolution with one input channel is depthwise, unless it is the first one. Other groups do not show
+    in the shape of a weight: there `in_features` is that of one group.
     """
     weights, layout = math.prod(shape), names.layout(name, shape)
     if len(shape) == 2 and re.search(names.embedding, name):

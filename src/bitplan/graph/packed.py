@@ -1,4 +1,4 @@
-"""Checkpoints that are already quantized and packed, refused by name: their integers are not weights to measure."""
+"""Checkpoints that are already quantized and packed, refused by name: nothing is left to measure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 raise _refusal(path, "FP8")
             if tensor.dtype in INTEGERS:
                 raise FileError(
-                    f"{path} stores {name!r} as integers ({tensor.dtype}): bitplan measures float weights, so give it "
-                    "the checkpoint from before quantization"
+                    f"{path} stores {name!r} as integers ({tensor.dtype}): bitplan measures float weights, "
+                    "so give it the checkpoint from before quantization"
                 )
 
 
@@ -47,6 +47,6 @@ def refuse_foreign(path: Path, start: bytes) -> None:
 
 def _refusal(path: Path, form: str) -> FileError:
     return FileError(
-        f"{path} is a {form} checkpoint, already quantized and packed: bitplan measures float weights, so give it the "
-        "checkpoint that this one was made from"
+        f"{path} is a {form} checkpoint, already quantized and packed: bitplan measures float weights, so "
+        "give it the checkpoint that this one was made from"
     )

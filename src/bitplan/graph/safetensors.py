@@ -1,4 +1,4 @@
-"""safetensors files by memory map: the header is checked before anything is believed, the tensors stay on disk."""
+"""safetensors files by memory map: a header that is checked, tensors that stay on disk."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _view(
 
 
 def _releaser(mapped: mmap.mmap, origin: int, width: int) -> Callable[[int, int], None] | None:
-    """Let pages that lie wholly in a span of elements leave memory: how use stays bounded (where the system can)."""
+    """Let pages that lie wholly in a span of elements leave memory, so that use stays bounded."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
 

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint as bytes that need not be in memory, and how they become rows of output channels."""
+"""A tensor of a checkpoint as bytes that need not be in memory, and how they form rows of output channels."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
     def floats(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
