@@ -169,11 +169,10 @@ def distribution_of(tensor: Tensor, table: Counts) -> Distribution:
 
 
 def _middles(prefixes: NDArray[np.uint32]) -> Floats:
-    """The middle of each bin; the bin at 0 is 0, and those of infinity and NaN are infinite."""
+    """The middle of each bin; the bin at 0 is 0, those of infinity and NaN are just that."""
     exponents = prefixes << np.uint32(PREFIX_SHIFT) & np.uint32(0x7F800000)
     half = np.where(exponents == 0x7F800000, 0, 1 << (PREFIX_SHIFT - 1)).astype(np.uint32)
     values = (prefixes << np.uint32(PREFIX_SHIFT) | half).view(np.float32)
-    values[exponents == 0x7F800000] = np.inf
     values[prefixes & np.uint32((1 << (31 - PREFIX_SHIFT)) - 1) == 0] = 0
     return values
 

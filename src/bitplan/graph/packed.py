@@ -23,12 +23,12 @@ def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise if the names or the types of the tensors are those of a packed format."""
     if any(name.endswith(".qweight") for name in tensors):
         raise _refusal(path, "GPTQ" if any(name.endswith(".g_idx") for name in tensors) else "AWQ")
+    for form, pattern in _MARKS:
+        if any(re.search(pattern, name) for name in tensors):
+            raise _refusal(path, form)
     for name, tensor in tensors.items():
-        for form, pattern in _MARKS:
-            if re.search(pattern, name):
-                raise _refusal(path, form)
         if name.endswith("weight") and len(tensor.shape) >= 2:
-            if tensor.dtype.startswith("F8"):
+            if tensor.dtype.startswith(("F8", "FLOAT8")):
                 raise _refusal(path, "FP8")
             if tensor.dtype in INTEGERS:
                 raise FileError(
