@@ -1,6 +1,6 @@
 """EAGL against merely reading the bytes and against the paper's snippet: `python -m benchmarks.eagl`.
 
-Everything is timed in turns within one process, so that a busy machine slows all alike; ratios are of medians.
+All is timed in turns within one process, so that a busy machine slows all alike; ratios are of medians.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def _read(words: Any) -> Any:
     return np.sum(words)
 
 
-def read_bytes(buffers: list[np.ndarray]) -> None:
-    """The tuned read loop: a sum over 64-bit words, in jobs of 4 MB on all threads."""
-    with ThreadPoolExecutor(threads()) as pool:
-        parts = [part[i : i + _PIECE] for part in buffers for i in range(0, part.size, _PIECE)]
-        list(pool.map(lambda part: _read(part[: part.size // 8 * 8].view(np.uint64)), parts))
+def reader(buffers: list[np.ndarray]) -> Callable[[], object]:
+    """The tuned read loop: sums of 64-bit words, in jobs of 4 MB, on threads that are there already."""
+    pool = ThreadPoolExecutor(threads())
+    parts = [part[i : i + _PIECE] for part in buffers for i in range(0, part.size, _PIECE)]
+    words = [part[: part.size // 8 * 8].view(np.uint64) for part in parts]
+    return lambda: list(pool.map(_read, words))
 
 
 def snippet(weights: list[torch.Tensor], steps: list[torch.Tensor], bits: int = 4) -> list[float]:
@@ -93,7 +94,7 @@ def bench_resnet50(rounds: int = 15) -> None:
     taken = interleaved(
         rounds,
         {
-            "reading the bytes": lambda: read_bytes([array.ravel().view(np.uint8) for array in arrays]),
+            "reading the bytes": reader([array.ravel().view(np.uint8) for array in arrays]),
             "EAGL, learned steps": lambda: count_weights(weights, [4], Scheme()),
             "the paper's snippet": lambda: snippet(tensors, scales),
         },
@@ -132,14 +133,11 @@ def bench_file(folder: Path, rounds: int = 5) -> None:
     path = folder / "llm.safetensors"
     write_llm(path)
     graph, choices, size = read_graph(path), parse_choices("w2a2,w4a4"), path.stat().st_size
-
-    def read() -> None:
-        read_bytes([tensor.data.view(np.uint8) for tensor in open_checkpoint(path).tensors.values()])
-
+    mapped = [tensor.data.view(np.uint8) for tensor in open_checkpoint(path).tensors.values()]
     taken = interleaved(
         rounds,
         {
-            "reading the mapped bytes": read,
+            "reading the mapped bytes": reader(mapped),
             "EAGL, mse per tensor": lambda: Eagl().layer_gains(path, graph, choices),
         },
     )
@@ -165,13 +163,9 @@ def bench_first_answer(folder: Path) -> None:
         path = folder / f"{dtype}.safetensors"
         entry = {"dtype": dtype, "shape": [64, 64], "data_offsets": [0, 4096 * width]}
         text = json.dumps({"a.weight": entry}).encode()
-        values = np.random.default_rng(0).standard_normal(4096, np.float32).view(np.uint16)[1 :: width // 2]
-        data = (
-            values.tobytes()
-            if width == 2
-            else np.random.default_rng(0).standard_normal(4096, np.float32).tobytes()
-        )
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[: 4096 * width])
+        bell = np.random.default_rng(0).standard_normal(4096, np.float32)
+        data = bell if width == 4 else bell.view(np.uint16)[1::2]
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data.tobytes())
         cache = folder / f"cache-{dtype}"
         for state in ("no cache", "cached"):
             command = [sys.executable, "-c", _FIRST_ANSWER, str(path)]

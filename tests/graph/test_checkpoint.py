@@ -85,6 +85,7 @@ HOSTILE = {
     "not JSON": ((4).to_bytes(8, "little") + b"nope", "not JSON"),
     "not text": ((4).to_bytes(8, "little") + b"\xff\xfe\xff\xfe", "not JSON"),
     "deep": ((90_000).to_bytes(8, "little") + b"[" * 90_000, "not JSON"),
+    "endless number": ((5008).to_bytes(8, "little") + b'{"a":' + b"1" * 5002 + b"}", "not JSON"),
     "a list": ((2).to_bytes(8, "little") + b"[]", "not a JSON object"),
 }
 
@@ -250,6 +251,11 @@ def test_packed_formats_by_name(tmp_path, tensors, form, ending):
     path = tmp_path / f"m.{ending}"
     save_file(tensors, path) if ending == "safetensors" else torch.save(tensors, path)
     refused(path, form, "float weights")
+
+
+def test_an_unknown_type(tmp_path):
+    header = {"q.weight": entry(0, 8, (4, 4), "F4")}
+    refused(write(tmp_path / "m.safetensors", header, bytes(8)), "'q.weight' as F4")
 
 
 def test_other_files_by_name(tmp_path):

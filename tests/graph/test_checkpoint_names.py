@@ -1,5 +1,7 @@
 """The graph of a checkpoint without its model: layers, kinds and links by visible rules on names."""
 
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.graph.checkpoint import Checkpoint, natural
-from bitplan.graph.names import LinkRule, Names, read_graph
+from bitplan.graph.names import LinkRule, Names, read_graph, trace_checkpoint
 from bitplan.graph.tensors import Tensor
 
 
@@ -137,6 +139,18 @@ def test_stacked_experts():
 def test_no_layers(shapes):
     with pytest.raises(FileError, match="no float weights"):
         read_graph(checkpoint(shapes))
+
+
+def test_rules_are_applied_in_one_place(monkeypatch):
+    """The shared rules get the graph with its first and last layer."""
+    rules = types.ModuleType("bitplan.graph.rules")
+    rules.Rules = lambda: "the defaults"
+    rules.apply_rules = lambda graph, chosen, *, first, last: (graph, chosen, first, last)
+    monkeypatch.setitem(sys.modules, "bitplan.graph.rules", rules)
+    graph, chosen, first, last = trace_checkpoint(checkpoint(llama(1)))
+    assert (chosen, first, last) == ("the defaults", "model.embed_tokens", "lm_head")
+    assert graph == read_graph(checkpoint(llama(1)))
+    assert trace_checkpoint(checkpoint(llama(1)), "mine", names=Names(links=()))[1] == "mine"
 
 
 REAL = Path(__file__).parents[3] / "shared/data/weights/resnet20-12fca82f.th"

@@ -15,7 +15,7 @@ from bitplan.gains.histogram import Counts, Floats, Lines
 from bitplan.gains.pieces import Progress, reduce_pieces
 from bitplan.graph.tensors import Layout, Rows, Tensor
 
-_TABLE_PIECE = 1 << 22  # a table of patterns is worth starting for four million weights
+_TABLE_PIECE = 1 << 23  # a table of patterns is worth starting for eight million weights
 
 Per = Literal["tensor", "channel", "group"]
 Histograms = tuple[Counts, ...]

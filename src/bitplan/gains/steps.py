@@ -111,8 +111,9 @@ def _least_squares(distribution: Distribution, bits: int) -> float:
 
 def _score(values: Doubles, counts: Doubles, trials: Doubles, low: int, high: int) -> tuple[Doubles, Doubles]:
     """What each trial step's codes take off the squared error, and the step refitted to them."""
+    coded = np.abs(values) > 0.49 * trials.min()  # the others have code 0 at every trial step and add nothing
     sums = np.zeros((2, trials.size))
-    histogram.loops.fit(values, counts, 1 / trials, float(low), float(high), sums)
+    histogram.loops.fit(values[coded], counts[coded], 1 / trials, float(low), float(high), sums)
     cross, square = sums
     refitted = np.divide(cross, square, out=trials.copy(), where=square > 0)
     return cross * refitted * (square > 0), refitted

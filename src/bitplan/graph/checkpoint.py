@@ -98,7 +98,9 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
     try:
         listed = json.loads(read_text(index))["weight_map"]
         shards = sorted(set(listed.values()))
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except FileError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FileError(f"{index} is not an index of shards: it has no weight_map of names") from None
     opened: dict[str, dict[str, Tensor]] = {}
     for shard in shards:
@@ -121,7 +123,7 @@ def _plan_beside(folder: Path) -> Plan | None:
     try:
         plan = json.loads(read_text(path)).get("plan")
         return None if plan is None else Plan.from_json(json.dumps(plan))
-    except (json.JSONDecodeError, AttributeError):
-        raise FileError(f"{path} is not a checkpoint's description: it is no JSON object") from None
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
+    except (ValueError, AttributeError, RecursionError):
+        raise FileError(f"{path} is not a checkpoint's description: it is no JSON object") from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitplan.core.errors import FileError
-from bitplan.graph.tensors import INTEGERS, Tensor
+from bitplan.graph.tensors import FLOATS, INTEGERS, Tensor
 
 # The first format whose pattern a name matches; GPTQ and AWQ differ by g_idx and are told apart below.
 _MARKS: tuple[tuple[str, str], ...] = (
@@ -34,6 +34,10 @@ def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
                 raise FileError(
                     f"{path} stores {name!r} as integers ({tensor.dtype}): bitplan measures float weights, "
                     "so give it the checkpoint from before quantization"
+                )
+            if tensor.dtype not in FLOATS:
+                raise FileError(
+                    f"{path} stores {name!r} as {tensor.dtype}; bitplan reads fp64, fp32, fp16 and bf16"
                 )
 
 

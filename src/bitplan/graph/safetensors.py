@@ -47,7 +47,12 @@ def _read_header(
         header = json.loads(
             read(length).decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs)
         )
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except FileError:
+        raise
+    except (
+        ValueError,
+        RecursionError,
+    ):  # not UTF-8, not JSON, numbers of thousands of digits, or nested without end
         raise _broken(path, "its header is not JSON") from None
     if not isinstance(header, dict):
         raise _broken(path, "its header is not a JSON object")
