@@ -50,7 +50,8 @@ class Weights:
     def learned_at(self, bits: int) -> Floats:
         """The learned steps, times 2^(b1−b2) at another precision (decision 10)."""
         assert self.learned is not None
-        return np.ldexp(self.learned.ravel(), self.bits - bits).astype(np.float32)
+        learned = self.learned.ravel()
+        return learned if bits == self.bits else np.ldexp(learned, self.bits - bits).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ def _wide_steps(
 ) -> list[tuple[np.float32, ...]]:
     found = [tuple(i.learned_at(b)[0] for b in bits) if i.learned is not None else () for i in items]
     missing = [index for index, item in enumerate(items) if item.learned is None]
+    if not missing:
+        return found
     tensors = [items[index].tensor for index in missing]
     find = _least_squares_steps if scheme.kind == "mse" else _simple_steps
     for index, steps_found in zip(missing, find(tensors, bits, scheme, told), strict=True):

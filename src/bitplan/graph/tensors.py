@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.generic]
+    data: NDArray[Any]
     release: Callable[[int, int], None] | None = None
 
     @property
@@ -43,6 +43,8 @@ class Tensor:
         """Elements in fp32, in order, aligned; 16-bit ones are widened first (decision 6)."""
         part = self.data[start:stop]
         if self.dtype == "F32":
+            if part.dtype == np.float32 and part.flags.aligned and part.flags.c_contiguous:
+                return part
             return np.require(part, dtype=np.float32, requirements=["C", "A"])
         if self.dtype == "BF16":
             return (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
