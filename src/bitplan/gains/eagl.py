@@ -1,0 +1,137 @@
+"""EAGL: a layer gains the entropy of its quantized weights, from a model or from a file alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph, Layer
+from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.counting import Histograms, Per, Scheme, Weights, count_weights
+from bitplan.gains.entropy import bootstrap, entropy
+from bitplan.gains.steps import KINDS, Kind
+from bitplan.graph.checkpoint import Checkpoint, learned_step, open_checkpoint
+from bitplan.graph.names import Names
+from bitplan.graph.tensors import FLOATS
+
+ALONE = Context()
+
+
+@dataclass(frozen=True)
+class Eagl:
+    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (decision 3).
+
+    `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel
+    (output) or group (of `group_size` inputs). Unless given: learned where there are any; a float file gets
+    "mse"; a float model must say. The paper validates learned steps, one per tensor. `bootstrap` samples
+    give standard errors.
+    """
+
+    steps: Literal["learned", "lsq", "mse", "absmax"] | None = None
+    per: Per = "tensor"
+    group_size: int = 128
+    bootstrap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps not in (None, "learned", *KINDS):
+            raise InputError(f"EAGL's steps are learned, {', '.join(KINDS)}, not {self.steps!r}")
+        if self.per not in ("tensor", "channel", "group"):
+            raise InputError(f"EAGL has one step per tensor, channel or group, not per {self.per!r}")
+        if self.group_size < 1 or self.bootstrap < 0 or self.bootstrap == 1:
+            raise InputError("EAGL needs a group_size of at least 1, and 0 or at least 2 bootstrap samples")
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context = ALONE) -> LayerGains:
+        """The gains of a torch module, a path or an opened checkpoint; needs no data and changes nothing."""
+        layers = [layer for group in graph.selectable for layer in group.layers]
+        weights, kind = self._weights(
+            model, [layer for layer in layers if layer.weights], choices[-1].weight_bits
+        )
+        bits = sorted({choice.weight_bits for choice in choices[1:]})
+        scheme = Scheme(kind, self.per, self.group_size)
+        counted = dict(
+            zip(weights, count_weights(list(weights.values()), bits, scheme, context.progress), strict=True)
+        )
+        tops = {name: tuple(map(int, counts[-1])) for name, counts in counted.items()}
+        return LayerGains(
+            values=_rows(layers, choices, bits, {n: tuple(map(entropy, c)) for n, c in counted.items()}),
+            errors=_rows(layers, choices, bits, self._errors(counted, context.seed)) if self.bootstrap else None,
+            histograms=tops,
+            counts={
+                "weights": sum(item.tensor.size for item in weights.values()),
+                "learned_steps": sum(item.learned is not None for item in weights.values()),
+            },
+        )
+
+    def _weights(self, model: Any, layers: list[Layer], top: int) -> tuple[dict[str, Weights], Kind]:
+        """Each layer's weights with the steps to use, and the kind of step for those without."""
+        if isinstance(model, str | Path | Checkpoint):
+            opened = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+            weights, place = _file_weights(opened, layers, top), str(opened.path)
+        else:
+            from bitplan.gains.modules import module_weights
+
+            weights, place = module_weights(model, [layer.name for layer in layers]), ""
+        lacking = [name for name, item in weights.items() if item.learned is None]
+        if self.steps == "learned" or (self.steps is None and len(lacking) < len(weights)):
+            if lacking:
+                raise InputError(
+                    f"{place or 'the model'} has no learned step for layer {lacking[0]!r}"
+                    f"{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''}: choose steps=mse, "
+                    "lsq or absmax"
+                )
+            return weights, "mse"
+        if self.steps is None and not place and lacking:
+            raise InputError(
+                "this is a float model, without learned steps: choose how EAGL finds them, steps=mse, lsq "
+                "or absmax, or quantize and train the model first"
+            )
+        kind: Kind = self.steps or "mse"
+        return {name: Weights(item.tensor, item.layout) for name, item in weights.items()}, kind
+
+    def _errors(self, counted: Mapping[str, Histograms], seed: int) -> dict[str, tuple[float, ...]]:
+        return {
+            name: tuple(bootstrap(c, self.bootstrap, (seed, index, c.size)).error for c in counts)
+            for index, (name, counts) in enumerate(counted.items())
+        }
+
+
+def _rows(
+    layers: list[Layer], choices: Sequence[Precision], bits: list[int], found: Mapping[str, tuple[float, ...]]
+) -> dict[str, tuple[float, ...]]:
+    """Running sums over the choices above the lowest; 0 for a layer without weights.
+
+    Standard errors are summed too: entropies of the same weights at two precisions move together, so the
+    sum is the cautious bound.
+    """
+    places = [bits.index(choice.weight_bits) for choice in choices[1:]]
+    none = (0.0,) * len(bits)
+    return {
+        layer.name: (0.0, *accumulate(found.get(layer.name, none)[place] for place in places))
+        for layer in layers
+    }
+
+
+def _file_weights(checkpoint: Checkpoint, layers: list[Layer], top: int) -> dict[str, Weights]:
+    """Tensors by name; learned steps belong to the plan's precision, or without a plan to the top choice."""
+    names, found = Names(), {}
+    for layer in layers:
+        tensor = checkpoint.weight(layer.name)
+        if tensor is None or tensor.dtype not in FLOATS or tensor.size != layer.weights:
+            raise InputError(
+                f"{checkpoint.path} holds no float weight of {layer.weights:,} elements for layer "
+                f"{layer.name!r}; the graph must come from this checkpoint"
+            )
+        step = learned_step(layer.name, checkpoint.tensors)
+        planned = checkpoint.plan.precisions.get(layer.name) if checkpoint.plan else None
+        found[layer.name] = Weights(
+            tensor,
+            names.layout(layer.name, tensor.shape),
+            None if step is None else step.floats(),
+            planned.weight_bits if planned else top,
+        )
+    return found

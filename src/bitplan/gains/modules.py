@@ -1,0 +1,55 @@
+"""The weights of a torch module for EAGL, with the steps that a quantized one learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.gains.counting import Weights
+from bitplan.graph.pickled import as_tensor
+from bitplan.graph.tensors import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+# Modules whose weight lies (in, out, …).
+_TRANSPOSED = ("Conv1D", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+
+
+def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, Weights]:
+    """Layer → weights, shared with the model, which stays as it is."""
+    if not hasattr(model, "named_modules"):
+        raise InputError(f"EAGL reads a torch.nn.Module or a checkpoint's path, not {type(model).__name__}")
+    learned = _learned_weights(model)
+    modules = dict(model.named_modules())
+    found: dict[str, Weights] = {}
+    for name in layers:
+        layout: Layout = "in_out" if type(modules.get(name)).__name__ in _TRANSPOSED else "out_in"
+        if name in learned:
+            weight, step, bits = learned[name]
+            steps = np.array(step.detach().cpu().float().reshape(-1).numpy(), np.float32)
+            found[name] = Weights(as_tensor(name, weight), layout, steps, bits)
+        else:
+            found[name] = Weights(as_tensor(name, _weight(model, modules, name)), layout)
+    return found
+
+
+def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
+    weight = getattr(modules.get(name), "weight", None)
+    if weight is None:
+        weight = dict(model.named_parameters()).get(name)
+    if weight is None:
+        raise UnknownName("layer", name, modules, hint="The graph must come from this model")
+    return weight
+
+
+def _learned_weights(model: torch.nn.Module) -> dict[str, tuple[Any, Any, int]]:
+    """Layer → weight, step and bits of a quantized model; empty for a float one."""
+    try:
+        from bitplan.quant.convert import weight_steps  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return {}
+    return dict(weight_steps(model))

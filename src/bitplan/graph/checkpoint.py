@@ -1,0 +1,129 @@
+"""A checkpoint file or folder, opened without the code of its model: names, shapes and mapped weights.
+
+`.safetensors`, a folder with `model.safetensors` or with shards and `model.safetensors.index.json`, and
+PyTorch's `.pth`, `.pt`, `.bin`, `.th`. Tensors of safetensors are never loaded whole. Do not shorten a file
+that is open: the operating system ends a process that reads mapped bytes which are no longer there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Plan
+from bitplan.core.store import read_text
+from bitplan.graph.packed import refuse_foreign, refuse_packed
+from bitplan.graph.pickled import load_pickled
+from bitplan.graph.safetensors import map_safetensors
+from bitplan.graph.tensors import FLOATS, Tensor
+
+INDEX = "model.safetensors.index.json"
+_STEP_NAMES = ("weight_step", "weight_quantizer.step", "weight_quantizer.s")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where it lies, its tensors in order, and the plan if bitplan wrote it."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    plan: Plan | None = None
+
+    def weight(self, layer: str) -> Tensor | None:
+        """The weight of a layer: the tensor "<layer>.weight", or else the tensor of that very name."""
+        return self.tensors.get(f"{layer}.weight", self.tensors.get(layer))
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a file or folder; what prevents it is said in one line."""
+    place = Path(path)
+    tensors = _open_folder(place) if place.is_dir() else _open_file(place)
+    refuse_packed(place, tensors)
+    if not tensors:
+        raise FileError(f"{place} holds no tensors")
+    return Checkpoint(place, tensors, _plan_beside(place) if place.is_dir() else None)
+
+
+def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By name, since safetensors keeps no order; PyTorch's files keep that of the modules."""
+    return {name: tensors[name] for name in sorted(tensors, key=natural)}
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts layers.2 before layers.10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The weight step that a quantized layer learned, if the checkpoint has one."""
+    found = (tensors.get(f"{layer}.{name}") for name in _STEP_NAMES)
+    return next((step for step in found if step is not None and step.dtype in FLOATS), None)
+
+
+def _open_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    refuse_foreign(path, start)
+    if path.name.endswith(".index.json"):
+        return _open_shards(path)
+    if path.suffix == ".safetensors" or start[8:9] == b"{":
+        return _in_order(map_safetensors(path))
+    return load_pickled(path)
+
+
+def _open_folder(folder: Path) -> dict[str, Tensor]:
+    if (folder / INDEX).exists():
+        return _open_shards(folder / INDEX)
+    if (folder / "model.safetensors").exists():
+        return _in_order(map_safetensors(folder / "model.safetensors"))
+    there = sorted(
+        item for item in folder.iterdir() if item.suffix in (".safetensors", ".gguf", ".bin", ".pth", ".pt")
+    )
+    if len(there) == 1:
+        return _open_file(there[0])
+    found = f"; it has {', '.join(item.name for item in there[:4])}: name one of them" if there else ""
+    raise FileError(f"{folder} holds neither model.safetensors nor {INDEX}{found}")
+
+
+def _open_shards(index: Path) -> dict[str, Tensor]:
+    """Every tensor that the index lists, from the shard that it names."""
+    try:
+        listed = json.loads(read_text(index))["weight_map"]
+        shards = sorted(set(listed.values()))
+    except FileError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FileError(f"{index} is not an index of shards: it has no weight_map of names") from None
+    opened: dict[str, dict[str, Tensor]] = {}
+    for shard in shards:
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
+            raise FileError(f"{index} names the shard {shard!r}, which is not a file beside it")
+        if not (index.parent / shard).is_file():
+            raise FileError(f"the shard {shard} that {index} names is missing; download it again")
+        opened[shard] = map_safetensors(index.parent / shard)
+    for name, shard in listed.items():
+        if name not in opened[shard]:
+            raise FileError(f"{index} says that {name!r} is in {shard}, but it is not; download both again")
+    return _in_order({name: opened[shard][name] for name, shard in listed.items()})
+
+
+def _plan_beside(folder: Path) -> Plan | None:
+    """The plan in bitplan's own checkpoint.json, if the folder has one."""
+    path = folder / "checkpoint.json"
+    if not path.exists():
+        return None
+    try:
+        plan = json.loads(read_text(path)).get("plan")
+        return None if plan is None else Plan.from_json(json.dumps(plan))
+    except InputError as error:
+        raise FileError(f"{path}: {error}") from None
+    except (ValueError, AttributeError, RecursionError):
+        raise FileError(f"{path} is not a checkpoint's description: it is no JSON object") from None
