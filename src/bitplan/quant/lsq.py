@@ -1,0 +1,149 @@
+"""LSQ, the learned step size quantizer: v̂ = round(clip(v/s, −Qn, Qp))·s and its two gradients (Esser et al., 2020).
+
+    ∂v̂/∂v = 1 where −Qn < v/s < Qp, else 0                                         (their eq. 5)
+    ∂v̂/∂s = round(v/s) − v/s where −Qn < v/s < Qp, −Qn at or below, Qp at or above  (their eq. 3)
+
+The step is divided by, never multiplied by its reciprocal, so codes are exact. The backward pass recomputes v/s from v,
+which the layer before has usually saved already, instead of saving codes and masks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOOR = 2.0**-100
+"""The smallest step: far below any real one, far above where v/s or 1/s² would overflow into NaN."""
+
+_CHUNK = 1 << 17  # elements: five passes over a chunk stay in the second-level cache
+
+
+def code_range(bits: int, signed: bool) -> tuple[int, int]:
+    """Lowest and highest code: (−Qn, Qp) of LSQ, section 2."""
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+
+
+def first_step(mean_magnitude: Tensor, high: int) -> Tensor:
+    """LSQ's first step, 2·mean|v|/√Qp (section 2.1)."""
+    return 2 * mean_magnitude / math.sqrt(high)
+
+
+def positive(step: Tensor) -> Tensor:
+    """The step in use: |s|, at least FLOOR, so that no optimizer can make it zero or negative."""
+    return step.abs().clamp_min(FLOOR)
+
+
+def codes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
+    """round(clip(v/s, −Qn, Qp)) as floats, computed in fp32 (or fp64 if given that)."""
+    wide = _wide(v)
+    return wide.div(positive(step).to(wide.dtype)).clamp_(low, high).round_()
+
+
+def lsq(v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, fused: bool = False) -> Tensor:
+    """Fake-quantize v, of any float type, with a step that broadcasts against it; its gradient is times `scale`.
+
+    `fused` uses one compiled loop per direction (`quant/fused.py`) for contiguous tensors on a CPU.
+    """
+    return _Lsq.apply(v, step, low, high, scale, fused)
+
+
+class _Lsq(torch.autograd.Function):
+    """Twice differentiable: under `create_graph` the backward pass is made of differentiable operations."""
+
+    @staticmethod
+    def forward(v: Tensor, step: Tensor, low: int, high: int, scale: float, fused: bool) -> Tensor:
+        wide = _wide(v)
+        s = positive(step).to(wide.dtype)
+        if fused and _fusible(wide, s):
+            from bitplan.quant import fused as kernels
+
+            return _like(v, kernels.quantize(wide, s.item(), low, high))
+        return _like(v, wide.div(s).clamp_(low, high).round_().mul_(s))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        v, step, ctx.low, ctx.high, ctx.scale, ctx.fused = inputs
+        ctx.save_for_backward(v, step)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        v, step = ctx.saved_tensors
+        wide, grad_wide = _wide(v), _wide(grad)
+        s = positive(step).to(wide.dtype)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            of_v, of_step = _gradients_differentiable(grad_wide, wide, s, ctx.low, ctx.high)
+        elif ctx.fused and _fusible(wide, s):
+            from bitplan.quant import fused as kernels
+
+            of_v, of_step = kernels.gradients(grad_wide, wide, s.item(), ctx.low, ctx.high)
+        elif s.numel() == 1 and _flat(wide) is not None:
+            of_v, of_step = _gradients_chunked(grad_wide, wide, s, ctx.low, ctx.high)
+        else:
+            of_v, of_step = _gradients(grad_wide, wide, s, ctx.low, ctx.high)
+        of_step = _like(step, of_step.sum_to_size(step.shape) * ctx.scale)
+        return _like(v, of_v), torch.where(step < 0, -of_step, of_step), None, None, None, None
+
+
+def _gradients_differentiable(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    ratio = v / s
+    inside = (ratio > low) & (ratio < high)
+    residual = torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high).detach())
+    return torch.where(inside, grad, 0.0), (grad * residual).sum_to_size(s.shape)
+
+
+def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    ratio = v.div(s).clamp_(low, high)
+    of_v = torch.ops.aten.hardtanh_backward(grad, ratio, low, high)  # strictly inside, as published
+    residual = of_v * ratio
+    residual.neg_().addcmul_(ratio.round_(), grad)
+    return of_v, residual.sum_to_size(s.shape)
+
+
+def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """The same through pieces that fit the cache: Σ grad·round(clip(v/s)) − Σ grad·v/s over the inside."""
+    of_v = torch.empty_like(v)
+    flat_v, flat_of_v, flat_grad = _flat(v), _flat(of_v), _flat(_laid_out_like(grad, v))
+    assert flat_v is not None and flat_of_v is not None and flat_grad is not None
+    buffer = flat_v.new_empty(min(_CHUNK, flat_v.numel()))
+    parts = []
+    for x, g, out in zip(flat_v.split(_CHUNK), flat_grad.split(_CHUNK), flat_of_v.split(_CHUNK), strict=True):
+        ratio = torch.div(x, s, out=buffer[: x.numel()]).clamp_(low, high)
+        torch.ops.aten.hardtanh_backward.grad_input(g, ratio, low, high, grad_input=out)
+        inside = torch.dot(out, ratio)
+        parts.append(torch.dot(g, ratio.round_()) - inside)
+    return of_v, torch.stack(parts).sum(dtype=torch.float64) if parts else s.new_zeros(())
+
+
+def _fusible(v: Tensor, s: Tensor) -> bool:
+    return (
+        v.dtype == torch.float32
+        and v.device.type == "cpu"
+        and s.numel() == 1
+        and not torch.compiler.is_compiling()
+        and _flat(v) is not None
+    )
+
+
+def _flat(v: Tensor) -> Tensor | None:
+    """All elements in memory order as a vector, or None where they do not lie densely."""
+    if v.is_contiguous():
+        return v.view(-1)
+    if v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last):
+        return v.permute(0, 2, 3, 1).reshape(-1)
+    return None
+
+
+def _laid_out_like(v: Tensor, other: Tensor) -> Tensor:
+    layout = torch.contiguous_format if other.is_contiguous() else torch.channels_last
+    return v.contiguous(memory_format=layout)
+
+
+def _wide(v: Tensor) -> Tensor:
+    return v if v.dtype in (torch.float32, torch.float64) else v.float()
+
+
+def _like(v: Tensor, computed: Tensor) -> Tensor:
+    return computed if computed.dtype == v.dtype else computed.to(v.dtype)
