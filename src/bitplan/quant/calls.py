@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +40,7 @@ _PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in 
     torch.baddbmm: ("baddbmm", 1, 2),
     torch.Tensor.baddbmm: ("baddbmm", 1, 2),
 }
+_UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 ATTENTION = "scaled_dot_product_attention"
 PRODUCT_NAMES = frozenset({name for name, *_ in _PRODUCTS.values()} | {ATTENTION})
@@ -78,12 +78,16 @@ class WeightedCall(nn.Module):
 
 
 class ProductCall(nn.Module):
-    """A product of two activations, each with its own quantizer."""
+    """A product of two activations, each with its own quantizer.
 
-    def __init__(self, left: InputQuantizer, right: InputQuantizer) -> None:
+    The first product of an attention also brings the quantizer of the softmax between its two.
+    """
+
+    def __init__(self, left: InputQuantizer, right: InputQuantizer, softmax: InputQuantizer | None = None) -> None:
         super().__init__()
         self.left = left
         self.right = right
+        self.softmax = softmax
 
 
 class AttentionCall(nn.Module):
@@ -130,10 +134,19 @@ class Owner(Adopted):
     call_quantizers: nn.ModuleDict
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base's forward."""
-        calls = _Calls(self)
-        with _innermost(calls), calls:
-            return super().forward(*args, **kwargs)
+        """Run the base's forward; torch's own attention is not compiled, since dynamo cannot follow a mode into it."""
+        if isinstance(self, _UNCOMPILED):
+            return torch.compiler.disable(self._run)(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        calls, stack = _Calls(self), _stack()
+        stack.append(calls)
+        try:
+            with calls:
+                return super().forward(*args, **kwargs)
+        finally:
+            stack.pop()
 
 
 class Bystander(Adopted):
@@ -141,8 +154,12 @@ class Bystander(Adopted):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the base's forward."""
-        with _innermost(None):
+        stack = _stack()
+        stack.append(None)
+        try:
             return super().forward(*args, **kwargs)
+        finally:
+            stack.pop()
 
 
 class _Calls(TorchFunctionMode):
@@ -154,7 +171,9 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self._owner = owner
         self._counts: Counter[str] = Counter()
-        self._sites: dict[str, nn.Module] = dict(owner.call_quantizers.items())
+        self._sites: dict[str, Any] = dict(owner.call_quantizers.items())
+        products = [site for site in self._sites.values() if isinstance(site, ProductCall)]
+        self._softmax = next((site.softmax for site in products if site.softmax is not None), None)
 
     def __torch_function__(
         self, func: Function, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -165,8 +184,9 @@ class _Calls(TorchFunctionMode):
         if func is F.multi_head_attention_forward and isinstance(self._owner, nn.MultiheadAttention):
             with self:
                 return _open_attention(*args, **kwargs)
-        if func in _SOFTMAX and "softmax" in self._sites:
-            return func(self._sites["softmax"](args[0]), *args[1:], **kwargs)
+        if func in _SOFTMAX and self._softmax is not None:
+            args, kwargs = _positional(args, kwargs, 1)
+            return func(self._softmax(args[0]), *args[1:], **kwargs)
         if func is F.scaled_dot_product_attention:
             site = self._sites.get(self._next(ATTENTION))
             return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
@@ -233,16 +253,6 @@ def _stack() -> list[_Calls | None]:
     if not hasattr(active, "stack"):
         active.stack = [None]
     return active.stack
-
-
-@contextmanager
-def _innermost(calls: _Calls | None) -> Iterator[None]:
-    stack = _stack()
-    stack.append(calls)
-    try:
-        yield
-    finally:
-        stack.pop()
 
 
 # torch hides what its attention function does from modes; the same code without that check shows it.

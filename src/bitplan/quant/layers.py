@@ -107,7 +107,7 @@ class EmbeddingLayer(Adopted):
 
 def family(module: nn.Module) -> type[Adopted] | None:
     """The quantized counterpart of a module, or None where its own forward must run (a subclass that overrides it)."""
-    runs = type(module).forward
+    runs = original(module).forward
     if runs is nn.Linear.forward:
         return LinearLayer
     if any(runs is kind.forward for kind in _CONVOLUTIONS):
@@ -117,6 +117,11 @@ def family(module: nn.Module) -> type[Adopted] | None:
     if runs is nn.Embedding.forward:
         return EmbeddingLayer
     return TransformerConv1DLayer if _is_transformers_conv1d(module) else None
+
+
+def original(module: nn.Module) -> type[nn.Module]:
+    """The class a module had before it was adopted."""
+    return type(module).__bases__[1] if isinstance(module, Adopted) else type(module)
 
 
 def channel_axes(module: nn.Module, weight: Tensor) -> tuple[int, ...] | None:
@@ -140,13 +145,12 @@ def adopt_(module: nn.Module, mixin: type[Adopted]) -> None:
 
 def release_(module: nn.Module) -> None:
     """Give a module back the class it had."""
-    if isinstance(module, Adopted):
-        module.__class__ = type(module).__bases__[1]
+    module.__class__ = original(module)
 
 
 def _is_transformers_conv1d(module: nn.Module) -> bool:
     """Recognize it by name and layout, so that transformers need not be imported."""
-    names = {kind.__name__ for kind in type(module).__mro__ if not issubclass(kind, Adopted)}
+    names = {kind.__name__ for kind in original(module).__mro__}
     weight, width = getattr(module, "weight", None), getattr(module, "nf", None)
     return "Conv1D" in names and isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width
 

@@ -58,6 +58,15 @@ class WeightQuantizer(nn.Module):
         return whole.to(torch.int8 if self.bits <= 8 else torch.int16)
 
     @torch.no_grad()
+    def steps_for(self, weight: Tensor) -> Tensor:
+        """The steps in use, a scalar or of a shape that broadcasts against the weight's codes."""
+        step = positive(self.step.detach())
+        if step.dim() <= weight.dim():
+            return step
+        groups = step.shape[0]
+        return step.expand(groups, weight.shape[0] // groups, *step.shape[2:]).flatten(0, 1)
+
+    @torch.no_grad()
     def rescale_(self, bits: int) -> None:
         """Change the precision and multiply the step by 2^(b1−b2), so that the range stays where it was."""
         self.step.mul_(2.0 ** (self.bits - bits))

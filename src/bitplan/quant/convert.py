@@ -1,0 +1,105 @@
+"""model + Plan → quantized model, and back: which plan a model follows, and its integer weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.records import Plan
+from bitplan.quant.install import Options, Quantizers, install_, quantizers_at, strip_
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.sites import Site, find_sites
+
+_PLAN = "_bitplan_plan"
+_OPTIONS = "_bitplan_options"
+
+
+def quantize(model: nn.Module, plan: Plan, *, options: Options | None = None, **changes: object) -> nn.Module:
+    """A quantized copy of a model; the given one stays as it was.
+
+    Of a model that is quantized already, weights and learned steps are kept, and a step is multiplied by 2^(b1−b2)
+    where its precision changes; so are its options, unless told otherwise. Keyword arguments are fields of `Options`:
+    `per_channel` (weight steps per output channel), `method` ("lsq" learns steps, "faq" fixes them at a `percentile`
+    of magnitudes), `features` (what N in the gradient scale of input steps counts), `fused` (one compiled loop).
+    Bits of 16 leave a tensor alone. Input steps are set by `calibrate_`, or else by the first training batch.
+    """
+    try:
+        chosen = replace(options or getattr(model, _OPTIONS, None) or Options(), **changes)  # type: ignore[arg-type]
+    except TypeError:
+        known = ", ".join(Options.__dataclass_fields__)
+        raise InputError(f"quantize has the options {known}, not {', '.join(changes)}") from None
+    quantized = copy.deepcopy(model)
+    kept = strip_(quantized, _sites(quantized)) if hasattr(quantized, _PLAN) else {}
+    install_(quantized, plan, find_sites(quantized, plan.precisions), chosen, kept)
+    setattr(quantized, _PLAN, plan)
+    setattr(quantized, _OPTIONS, chosen)
+    return quantized
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """The plan a quantized model follows, also through wrappers (DistributedDataParallel, averages, compiled)."""
+    return getattr(_root(model), _PLAN)
+
+
+def options_of(model: nn.Module) -> Options:
+    """How a quantized model was quantized, beside its plan."""
+    return getattr(_root(model), _OPTIONS)
+
+
+def quantizers_of(model: nn.Module) -> dict[str, Quantizers]:
+    """The quantizers of every layer of the plan; linked layers name the same input quantizer."""
+    return {layer: quantizers_at(site) for layer, site in _sites(model).items()}
+
+
+def integer_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The codes of every quantized weight, exactly those that the fake-quantized network multiplies by its steps.
+
+    int8 up to 8 bits, int16 above; layers whose weights are left alone are not among them.
+    """
+    return {layer: quantizer.codes(weight) for layer, quantizer, weight in _weights(model)}
+
+
+def weight_steps(model: nn.Module) -> dict[str, Tensor]:
+    """The positive steps that belong to `integer_weights`: scalars, or of a shape that broadcasts against the codes."""
+    return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model)}
+
+
+@contextmanager
+def unquantized(model: nn.Module) -> Iterator[nn.Module]:
+    """The same model with every quantizer passing its tensor through untouched, until the block ends."""
+    switched = [
+        module
+        for module in model.modules()
+        if isinstance(module, (WeightQuantizer, InputQuantizer)) and module.enabled
+    ]
+    for quantizer in switched:
+        quantizer.enabled = False
+    try:
+        yield model
+    finally:
+        for quantizer in switched:
+            quantizer.enabled = True
+
+
+def _root(model: nn.Module) -> nn.Module:
+    found = next((module for module in model.modules() if hasattr(module, _PLAN)), None)
+    if found is None:
+        raise InputError("this model is not quantized: make it one with quantize(model, plan)")
+    return found
+
+
+def _sites(model: nn.Module) -> dict[str, Site]:
+    root = _root(model)
+    return find_sites(root, getattr(root, _PLAN).precisions)
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:
+    for layer, site in _sites(model).items():
+        quantizer, weight = quantizers_at(site).weight, site.weight
+        if quantizer is not None and weight is not None:
+            yield layer, quantizer, weight
