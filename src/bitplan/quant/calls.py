@@ -24,9 +24,15 @@ Function = Callable[..., Any]
 
 _WEIGHTED: dict[Function, tuple[int, int]] = {  # function → where its input and its weight stand
     F.linear: (0, 1),
-    **{getattr(torch, f"conv{transposed}{n}d"): (0, 1) for transposed in ("", "_transpose") for n in (1, 2, 3)},
+    **{
+        getattr(torch, f"conv{transposed}{n}d"): (0, 1)
+        for transposed in ("", "_transpose")
+        for n in (1, 2, 3)
+    },
 }
-_PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in plans, where its two operands stand
+_PRODUCTS: dict[
+    Function, tuple[str, int, int]
+] = {  # function → its name in plans, where its two operands stand
     torch.matmul: ("matmul", 0, 1),
     torch.Tensor.matmul: ("matmul", 0, 1),
     torch.Tensor.__matmul__: ("matmul", 0, 1),
@@ -52,7 +58,9 @@ class WeightedCall(nn.Module):
     `loosely` also accepts a tensor of the parameter's shape: what a module computes from its own weight.
     """
 
-    def __init__(self, weight: nn.Module, inputs: nn.Module, parameter: str, *, loosely: bool = False) -> None:
+    def __init__(
+        self, weight: nn.Module, inputs: nn.Module, parameter: str, *, loosely: bool = False
+    ) -> None:
         super().__init__()
         self.weight_quantizer = weight
         self.input_quantizer = inputs
@@ -83,7 +91,9 @@ class ProductCall(nn.Module):
     The first product of an attention also brings the quantizer of the softmax between its two.
     """
 
-    def __init__(self, left: InputQuantizer, right: InputQuantizer, softmax: InputQuantizer | None = None) -> None:
+    def __init__(
+        self, left: InputQuantizer, right: InputQuantizer, softmax: InputQuantizer | None = None
+    ) -> None:
         super().__init__()
         self.left = left
         self.right = right
@@ -212,7 +222,9 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         return func(*_replaced(args, {left: site.left(args[left]), right: site.right(args[right])}), **kwargs)
 
-    def _weighted(self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _weighted(
+        self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         args, kwargs = _positional(args, kwargs, 2)
         inputs, weight = where
         for site in self._sites.values():
@@ -235,11 +247,17 @@ def _is_parameter(operand: Any) -> bool:
     return isinstance(operand, nn.Parameter) or isinstance(getattr(operand, "_base", None), nn.Parameter)
 
 
-def _positional(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _positional(
+    args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move operands given by keyword (`F.linear(input=x, weight=w)`) to the front, in the order written."""
     if len(args) >= count:
         return args, kwargs
-    names = [name for name in ("input", "self", "batch1", "mat1", "weight", "other", "mat2", "batch2") if name in kwargs]
+    names = [
+        name
+        for name in ("input", "self", "batch1", "mat1", "weight", "other", "mat2", "batch2")
+        if name in kwargs
+    ]
     moved = names[: count - len(args)]
     return (*args, *(kwargs[name] for name in moved)), {k: v for k, v in kwargs.items() if k not in moved}
 

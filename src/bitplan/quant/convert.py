@@ -46,6 +46,11 @@ def plan_of(model: nn.Module) -> Plan:
     return getattr(_root(model), _PLAN)
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Tell whether the model, or the model in this wrapper, follows a plan."""
+    return any(hasattr(module, _PLAN) for module in model.modules())
+
+
 def options_of(model: nn.Module) -> Options:
     """How a quantized model was quantized, beside its plan."""
     return getattr(_root(model), _OPTIONS)

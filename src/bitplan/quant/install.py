@@ -94,7 +94,9 @@ def quantizers_at(site: Site) -> Quantizers:
     if holder is None:
         return _NONE
     if site.kind == "product":
-        return Quantizers(None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer)))
+        return Quantizers(
+            None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer))
+        )
     weight, inputs = getattr(holder, "weight_quantizer", None), getattr(holder, "input_quantizer", None)
     return Quantizers(
         weight if isinstance(weight, WeightQuantizer) else None,
@@ -168,7 +170,9 @@ def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, fact
         adopt_(site.owner, mixin)
         return
     assert site.parameter is not None
-    _calls(site.owner)[site.key] = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == "weight")
+    _calls(site.owner)[site.key] = WeightedCall(
+        weight, inputs, site.parameter, loosely=site.parameter == "weight"
+    )
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
@@ -182,7 +186,9 @@ def _install_product_(site: Site, precision: Precision, factory: _Factory) -> No
         bits = _SOFTMAX_BITS if name == "scores" else precision.act_bits
         old = kept[place] if place < len(kept) else None
         made[name] = factory.activation(site.layer, bits, old, masked=name == "scores")
-    _calls(site.owner)[site.key] = AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
+    _calls(site.owner)[site.key] = (
+        AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
+    )
 
 
 def _finish_products_(owner: Owner, factory: _Factory) -> None:

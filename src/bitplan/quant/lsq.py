@@ -87,7 +87,9 @@ class _Lsq(torch.autograd.Function):
         return _like(v, of_v), torch.where(step < 0, -of_step, of_step), None, None, None, None
 
 
-def _gradients_differentiable(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+def _gradients_differentiable(
+    grad: Tensor, v: Tensor, s: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
     ratio = v / s
     inside = (ratio > low) & (ratio < high)
     residual = torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high).detach())
