@@ -11,8 +11,8 @@ from bitplan.core.records import Plan
 class Checkpoint(Record):
     """A model saved by bitplan: its plan (None: a float model), and where both come from.
 
-    `spec` is a name of the zoo, the only way a checkpoint names code. `tied` maps a tensor's name to the one it is
-    stored under, where both are the same tensor.
+    `spec` is a name of the zoo, the only way a checkpoint names code. `tied` maps a tensor's name to the one
+    it is stored under, where both are the same tensor.
     """
 
     plan: Plan | None = None

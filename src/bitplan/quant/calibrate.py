@@ -23,9 +23,10 @@ def calibrate_(
 ) -> None:
     """Set the sign and the step of every input quantizer from a few batches.
 
-    All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a tuple of
-    positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise. Batch normalization
-    keeps its running statistics; `refresh_norms` then replaces them by averages over the batches, now quantized.
+    All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a
+    tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise.
+    Batch normalization keeps its running statistics; `refresh_norms` then replaces them by averages over the
+    batches, seen once more with everything quantized.
     """
     kept = list(batches) if refresh_norms else batches
     run = forward or _call

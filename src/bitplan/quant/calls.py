@@ -1,7 +1,8 @@
 """Layers that are calls, not modules: products of activations, and functions given a parameter.
 
-The module in whose forward they happen (their owner) runs it under a torch function mode that sees each call, quantizes
-its operands and passes it on. Products are numbered in call order, per function name, within one run of the owner.
+The module in whose forward they happen (their owner) runs it under a torch function mode that sees each call,
+quantizes its operands and passes it on. Products are numbered in call order, per function name, within one
+run of the owner.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class WeightedCall(nn.Module):
         """The operand with quantized values; of a view, the same view of the whole quantized parameter."""
         parameter = resolve(owner, self.parameter)
         if operand is parameter or operand._base is not parameter:
-            return self.weight_quantizer(operand)
-        whole = self.weight_quantizer(parameter)
+            alone: Tensor = self.weight_quantizer(operand)
+            return alone
+        whole: Tensor = self.weight_quantizer(parameter)
         return whole.as_strided(
             operand.size(), operand.stride(), operand.storage_offset() - parameter.storage_offset()
         )
@@ -108,7 +110,7 @@ class AttentionCall(nn.Module):
         self.query, self.key, self.scores = quantizers["query"], quantizers["key"], quantizers["scores"]
         self.weights, self.value = quantizers["weights"], quantizers["value"]
 
-    def forward(  # the signature is torch's  # noqa: PLR0913
+    def forward(  # the signature is torch's
         self,
         query: Tensor,  # (…, heads, L, d)
         key: Tensor,  # (…, heads, S, d)
@@ -144,9 +146,13 @@ class Owner(Adopted):
     call_quantizers: nn.ModuleDict
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base's forward; torch's own attention is not compiled, since dynamo cannot follow a mode into it."""
+        """Run the base's forward; torch's own attention uncompiled: dynamo cannot follow a mode into it."""
         if isinstance(self, _UNCOMPILED):
-            return torch.compiler.disable(self._run)(*args, **kwargs)
+            return self._run_uncompiled(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run_uncompiled(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +246,7 @@ def resolve(owner: nn.Module, path: str) -> Tensor:
     found: Any = owner
     for part in path.split("."):
         found = getattr(found, part)
+    assert isinstance(found, Tensor)
     return found
 
 
@@ -270,7 +277,8 @@ def _stack() -> list[_Calls | None]:
     active = _Calls._active
     if not hasattr(active, "stack"):
         active.stack = [None]
-    return active.stack
+    stack: list[_Calls | None] = active.stack
+    return stack
 
 
 # torch hides what its attention function does from modes; the same code without that check shows it.

@@ -64,9 +64,10 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Read a checkpoint folder; a foreign `.pth` or `.safetensors` file needs `model`, which is copied, not changed.
+    """Read a checkpoint folder; a foreign `.pth` or `.safetensors` file needs `model` and fills a copy.
 
-    Without `model`, the checkpoint must name a model of the zoo. Pickles are read by torch's weights-only loader.
+    Without `model`, the checkpoint must name a model of the zoo. Pickles are read by torch's weights-only
+    loader.
     """
     source = Path(path)
     if not source.exists():
@@ -97,7 +98,8 @@ def _from_zoo(spec: str | None, source: Path) -> nn.Module:
     if spec is None:
         raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
     built = MODELS.get(spec)()
-    return built[0] if isinstance(built, tuple) else built
+    model: nn.Module = built[0] if isinstance(built, tuple) else built
+    return model
 
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -158,7 +160,8 @@ def _foreign(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise FileError(
-            f"{path} wants to run code when it is read, so it is refused: save its state_dict() alone, best as safetensors"
+            f"{path} wants to run code when it is read, so it is refused: save its state_dict() alone, "
+            "best as safetensors"
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FileError(f"{path} is cut off or not a PyTorch file ({_line(error)}): fetch it again") from None

@@ -6,33 +6,49 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.quant.install import Options, Quantizers, install_, quantizers_at, strip_
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
 from bitplan.quant.sites import Site, find_sites
 
 _PLAN = "_bitplan_plan"
 _OPTIONS = "_bitplan_options"
 
 
-def quantize(model: nn.Module, plan: Plan, *, options: Options | None = None, **changes: object) -> nn.Module:
+def quantize(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    per_channel: bool | None = None,
+    method: Method | None = None,
+    percentile: float | None = None,
+    features: Features | None = None,
+    fused: bool | None = None,
+) -> nn.Module:
     """A quantized copy of a model; the given one stays as it was.
 
-    Of a model that is quantized already, weights and learned steps are kept, and a step is multiplied by 2^(b1−b2)
-    where its precision changes; so are its options, unless told otherwise. Keyword arguments are fields of `Options`:
-    `per_channel` (weight steps per output channel), `method` ("lsq" learns steps, "faq" fixes them at a `percentile`
-    of magnitudes), `features` (what N in the gradient scale of input steps counts), `fused` (one compiled loop).
-    Bits of 16 leave a tensor alone. Input steps are set by `calibrate_`, or else by the first training batch.
+    Of a model that is quantized already, weights, learned steps and options are kept, and a step is
+    multiplied by 2^(b1−b2) where its precision changes. Bits of 16 leave a tensor alone. Input steps are set
+    by `calibrate_`, or else by the first training batch. Options, with their defaults: `per_channel` (False:
+    one step per weight tensor), `method` ("lsq" learns steps, "faq" fixes them at a percentile of
+    magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
+    input step counts), `fused` (False; True quantizes in one compiled loop on a CPU).
     """
-    try:
-        chosen = replace(options or getattr(model, _OPTIONS, None) or Options(), **changes)  # type: ignore[arg-type]
-    except TypeError:
-        known = ", ".join(Options.__dataclass_fields__)
-        raise InputError(f"quantize has the options {known}, not {', '.join(changes)}") from None
+    told = {
+        "per_channel": per_channel,
+        "method": method,
+        "percentile": percentile,
+        "features": features,
+        "fused": fused,
+    }
+    before: Options = getattr(model, _OPTIONS, Options())
+    changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
     kept = strip_(quantized, _sites(quantized)) if hasattr(quantized, _PLAN) else {}
     install_(quantized, plan, find_sites(quantized, plan.precisions), chosen, kept)
@@ -42,8 +58,9 @@ def quantize(model: nn.Module, plan: Plan, *, options: Options | None = None, **
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """The plan a quantized model follows, also through wrappers (DistributedDataParallel, averages, compiled)."""
-    return getattr(_root(model), _PLAN)
+    """The plan a quantized model follows, also through wrappers (DDP, averages, compiled)."""
+    plan: Plan = getattr(_root(model), _PLAN)
+    return plan
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -53,7 +70,8 @@ def is_quantized(model: nn.Module) -> bool:
 
 def options_of(model: nn.Module) -> Options:
     """How a quantized model was quantized, beside its plan."""
-    return getattr(_root(model), _OPTIONS)
+    options: Options = getattr(_root(model), _OPTIONS)
+    return options
 
 
 def quantizers_of(model: nn.Module) -> dict[str, Quantizers]:
@@ -62,7 +80,7 @@ def quantizers_of(model: nn.Module) -> dict[str, Quantizers]:
 
 
 def integer_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The codes of every quantized weight, exactly those that the fake-quantized network multiplies by its steps.
+    """The codes of every quantized weight, exactly those that the network multiplies by its steps.
 
     int8 up to 8 bits, int16 above; layers whose weights are left alone are not among them.
     """
@@ -70,7 +88,7 @@ def integer_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def weight_steps(model: nn.Module) -> dict[str, Tensor]:
-    """The positive steps that belong to `integer_weights`: scalars, or of a shape that broadcasts against the codes."""
+    """The positive steps of `integer_weights`: scalars, or of a shape that broadcasts against the codes."""
     return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model)}
 
 

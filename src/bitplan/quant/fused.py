@@ -1,7 +1,7 @@
 """The quantizer as one loop per direction, compiled by numba: about what a ReLU costs.
 
-The compiled code is cached on disk; no C++ compiler is needed. Larger tensors are shared among as many threads as torch
-may use. Results are those of `quant/lsq.py`, codes bit for bit.
+The compiled code is cached on disk; no C++ compiler is needed. Larger tensors are shared among as many
+threads as torch may use. Results are those of `quant/lsq.py`, codes bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitplan.quant.lsq import _flat, _laid_out_like
+from bitplan.quant.lsq import flat, laid_out_like
 
 _ROUND = np.float32(1.5 * 2**23)  # adding and subtracting it rounds half to even, exact below 2²²
 _ZERO = np.float32(0)
@@ -37,7 +37,7 @@ def quantize(v: Tensor, step: float, low: int, high: int) -> Tensor:
 def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tuple[Tensor, Tensor]:
     """Gradients for v and, summed in fp64, for the step."""
     out = torch.empty_like(v)
-    source, incoming, target = _array(v), _array(_laid_out_like(grad, v)), _array(out)
+    source, incoming, target = _array(v), _array(laid_out_like(grad, v)), _array(out)
     sums = _share(
         source.size, lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high)
     )
@@ -45,9 +45,7 @@ def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tupl
 
 
 def _array(v: Tensor) -> Any:
-    flat = _flat(v.detach())
-    assert flat is not None
-    return flat.numpy()
+    return flat(v.detach()).numpy()
 
 
 def _share(size: int, work: Callable[[slice], Any]) -> list[Any]:
@@ -71,7 +69,7 @@ def _forward(v: Any, out: Any, s: Any, low: Any, high: Any) -> None:
         out[i] = ((code + _ROUND) - _ROUND) * s
 
 
-@numba.njit(inline="always", **_COMPILED)
+@numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
 def _step_slope(ratio: Any, inside: Any, low: Any, high: Any) -> Any:
     code = (min(max(ratio, low), high) + _ROUND) - _ROUND
     return code - (ratio if inside else _ZERO)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
@@ -90,7 +90,7 @@ def quantizers_at(site: Site) -> Quantizers:
     holder: nn.Module | None = site.owner
     if site.kind != "module":
         calls = getattr(site.owner, "call_quantizers", {})
-        holder = calls[site.key] if site.key in calls else None
+        holder = dict(calls.items()).get(site.key)
     if holder is None:
         return _NONE
     if site.kind == "product":
@@ -120,7 +120,8 @@ class _Factory:
         kept = self.kept.get(site.layer, _NONE).weight
         percentile = self.options.percentile if self.options.method == "faq" else None
         axes = channel_axes(site.module, weight) if self.options.per_channel else None
-        grouped = weight.unflatten(0, (site.module.groups, -1)) if axes == (0, 2) else weight
+        groups: Any = getattr(site.module, "groups", 1)
+        grouped = weight.view(groups, -1, *weight.shape[1:]) if axes == (0, 2) else weight
         dims = tuple(axis for axis in range(grouped.dim()) if axis not in (axes or ()))
         step = weight_step(grouped, kept.bits if kept else bits, dims, percentile)
         if kept is not None:
@@ -209,7 +210,7 @@ def _finish_products_(owner: Owner, factory: _Factory) -> None:
 
 
 def _close_shortcuts_(model: nn.Module) -> None:
-    """Make torch's encoder layers call their parts in inference too, where a fused routine would bypass them."""
+    """Make torch's encoder layers call their parts in inference too, where a fused routine bypasses them."""
     for module in list(model.modules()):
         if isinstance(module, _SHORTCUTS) and any(isinstance(part, Adopted) for part in module.modules()):
             _calls(module)
@@ -221,4 +222,6 @@ def _calls(owner: nn.Module) -> nn.ModuleDict:
             release_(owner)
         owner.call_quantizers = nn.ModuleDict()
         adopt_(owner, Owner)
-    return owner.call_quantizers
+    calls = owner.call_quantizers
+    assert isinstance(calls, nn.ModuleDict)
+    return calls

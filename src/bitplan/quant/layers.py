@@ -1,7 +1,8 @@
 """Layers that quantize their input and their weight, then do what they always did.
 
-A layer keeps its object, its parameters and its names: `adopt_` only changes its class to a subclass of the one it had,
-so `isinstance`, hooks, ties and state dictionaries hold. Bias, groups, dilation, stride and padding modes are the base's.
+A layer keeps its object, its parameters and its names: `adopt_` only changes its class to a subclass of the
+one it had, so `isinstance`, hooks, ties and state dictionaries hold. Bias, groups, dilation, stride and
+padding modes are the base's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TRANSPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 class Adopted(nn.Module):
-    """What changes a module's class for quantization; the original class comes next in the resolution order."""
+    """What a module's class is changed to for quantization; the original class is its second base."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         mixin, base = type(self).__bases__
@@ -37,7 +38,8 @@ class LinearLayer(Adopted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply F.linear to what was quantized."""
-        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        layer: Any = self
+        return F.linear(layer.input_quantizer(x), layer.weight_quantizer(layer.weight), layer.bias)
 
 
 class ConvLayer(Adopted):
@@ -45,8 +47,10 @@ class ConvLayer(Adopted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the base's convolution to what was quantized."""
-        forward: Any = self._conv_forward
-        return forward(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+        layer: Any = self
+        weight = layer.weight_quantizer(layer.weight)
+        out: Tensor = layer._conv_forward(layer.input_quantizer(x), weight, layer.bias)
+        return out
 
 
 class ConvTransposeLayer(Adopted):
@@ -77,9 +81,10 @@ class TransformerConv1DLayer(Adopted):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply addmm to what was quantized."""
-        quantized = self.input_quantizer(x)
-        weight = self.weight_quantizer(self.weight)
-        flat = torch.addmm(self.bias, quantized.reshape(-1, quantized.shape[-1]), weight)
+        layer: Any = self
+        quantized = layer.input_quantizer(x)
+        weight = layer.weight_quantizer(layer.weight)
+        flat = torch.addmm(layer.bias, quantized.reshape(-1, quantized.shape[-1]), weight)
         return flat.view(*x.shape[:-1], weight.shape[1])
 
 
@@ -102,11 +107,12 @@ class EmbeddingLayer(Adopted):
         if not isinstance(quantizer, WeightQuantizer):
             return rows
         steps = quantizer.step[indices] if quantizer.step.numel() > 1 else quantizer.step
-        return quantizer(rows, numel=layer.weight.numel(), step=steps)
+        out: Tensor = quantizer(rows, numel=layer.weight.numel(), step=steps)
+        return out
 
 
 def family(module: nn.Module) -> type[Adopted] | None:
-    """The quantized counterpart of a module, or None where its own forward must run (a subclass that overrides it)."""
+    """The quantized counterpart of a module, or None where a forward of its own must run."""
     runs = original(module).forward
     if runs is nn.Linear.forward:
         return LinearLayer
@@ -125,10 +131,10 @@ def original(module: nn.Module) -> type[nn.Module]:
 
 
 def channel_axes(module: nn.Module, weight: Tensor) -> tuple[int, ...] | None:
-    """The axes of a weight that number output channels, or None where only the step of a whole tensor is defined.
+    """The axes of a weight that number output channels, or None where only one step for all is defined.
 
-    A transposed convolution with groups answers for its weight unflattened to (groups, in / groups, out / groups, …).
-    An embedding has one step per row.
+    A transposed convolution with groups answers for its weight as (groups, in / groups, out / groups, …). An
+    embedding has one step per row.
     """
     if isinstance(module, tuple(_TRANSPOSED)):
         return (1,) if module.groups == 1 else (0, 2)
@@ -140,7 +146,7 @@ def channel_axes(module: nn.Module, weight: Tensor) -> tuple[int, ...] | None:
 
 def adopt_(module: nn.Module, mixin: type[Adopted]) -> None:
     """Make a module behave as `mixin` on top of the class it had."""
-    module.__class__ = _merged(mixin, type(module))
+    module.__class__ = _merged(mixin, type(module))  # type: ignore[arg-type]
 
 
 def release_(module: nn.Module) -> None:
@@ -163,5 +169,5 @@ def _merged(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _revive(mixin: type[Adopted], base: type[nn.Module]) -> nn.Module:
-    kind = _merged(mixin, base)
+    kind = _merged(mixin, base)  # type: ignore[arg-type]
     return kind.__new__(kind)

@@ -1,10 +1,10 @@
-"""LSQ, the learned step size quantizer: v̂ = round(clip(v/s, −Qn, Qp))·s and its two gradients (Esser et al., 2020).
+"""LSQ, the learned step size quantizer (Esser et al., 2020): v̂ = round(clip(v/s, −Qn, Qp))·s, two gradients.
 
     ∂v̂/∂v = 1 where −Qn < v/s < Qp, else 0                                         (their eq. 5)
     ∂v̂/∂s = round(v/s) − v/s where −Qn < v/s < Qp, −Qn at or below, Qp at or above  (their eq. 3)
 
-The step is divided by, never multiplied by its reciprocal, so codes are exact. The backward pass recomputes v/s from v,
-which the layer before has usually saved already, instead of saving codes and masks.
+The step is divided by, never multiplied by its reciprocal, so codes are exact. The backward pass recomputes
+v/s from v, which the layer before has usually saved already, instead of saving codes and masks.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ def codes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
 
 
 def lsq(v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, fused: bool = False) -> Tensor:
-    """Fake-quantize v, of any float type, with a step that broadcasts against it; its gradient is times `scale`.
+    """Fake-quantize v, of any float type, with a step that broadcasts against it and learns times `scale`.
 
     `fused` uses one compiled loop per direction (`quant/fused.py`) for contiguous tensors on a CPU.
     """
-    return _Lsq.apply(v, step, low, high, scale, fused)
+    quantized: Tensor = _Lsq.apply(v, step, low, high, scale, fused)  # type: ignore[no-untyped-call]
+    return quantized
 
 
 class _Lsq(torch.autograd.Function):
@@ -69,7 +70,7 @@ class _Lsq(torch.autograd.Function):
         ctx.save_for_backward(v, step)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         v, step = ctx.saved_tensors
         wide, grad_wide = _wide(v), _wide(grad)
         s = positive(step).to(wide.dtype)
@@ -79,7 +80,7 @@ class _Lsq(torch.autograd.Function):
             from bitplan.quant import fused as kernels
 
             of_v, of_step = kernels.gradients(grad_wide, wide, s.item(), ctx.low, ctx.high)
-        elif s.numel() == 1 and _flat(wide) is not None:
+        elif s.numel() == 1 and dense(wide):
             of_v, of_step = _gradients_chunked(grad_wide, wide, s, ctx.low, ctx.high)
         else:
             of_v, of_step = _gradients(grad_wide, wide, s, ctx.low, ctx.high)
@@ -107,11 +108,11 @@ def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple
 def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     """The same through pieces that fit the cache: Σ grad·round(clip(v/s)) − Σ grad·v/s over the inside."""
     of_v = torch.empty_like(v)
-    flat_v, flat_of_v, flat_grad = _flat(v), _flat(of_v), _flat(_laid_out_like(grad, v))
-    assert flat_v is not None and flat_of_v is not None and flat_grad is not None
+    flat_v, flat_of_v, flat_grad = flat(v), flat(of_v), flat(laid_out_like(grad, v))
     buffer = flat_v.new_empty(min(_CHUNK, flat_v.numel()))
     parts = []
-    for x, g, out in zip(flat_v.split(_CHUNK), flat_grad.split(_CHUNK), flat_of_v.split(_CHUNK), strict=True):
+    pieces = (torch.split(t, _CHUNK) for t in (flat_v, flat_grad, flat_of_v))
+    for x, g, out in zip(*pieces, strict=True):
         ratio = torch.div(x, s, out=buffer[: x.numel()]).clamp_(low, high)
         torch.ops.aten.hardtanh_backward.grad_input(g, ratio, low, high, grad_input=out)
         inside = torch.dot(out, ratio)
@@ -125,20 +126,22 @@ def _fusible(v: Tensor, s: Tensor) -> bool:
         and v.device.type == "cpu"
         and s.numel() == 1
         and not torch.compiler.is_compiling()
-        and _flat(v) is not None
+        and dense(v)
     )
 
 
-def _flat(v: Tensor) -> Tensor | None:
-    """All elements in memory order as a vector, or None where they do not lie densely."""
-    if v.is_contiguous():
-        return v.view(-1)
-    if v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last):
-        return v.permute(0, 2, 3, 1).reshape(-1)
-    return None
+def dense(v: Tensor) -> bool:
+    """Tell whether the elements lie in one of the two usual orders without gaps."""
+    return v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last))
 
 
-def _laid_out_like(v: Tensor, other: Tensor) -> Tensor:
+def flat(v: Tensor) -> Tensor:
+    """All elements of a dense tensor, in memory order, as a view."""
+    return v.view(-1) if v.is_contiguous() else v.permute(0, 2, 3, 1).view(-1)
+
+
+def laid_out_like(v: Tensor, other: Tensor) -> Tensor:
+    """The tensor in the memory order of a dense other one."""
     layout = torch.contiguous_format if other.is_contiguous() else torch.channels_last
     return v.contiguous(memory_format=layout)
 

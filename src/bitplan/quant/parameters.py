@@ -19,8 +19,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch optimizer: steps on their own, without weight decay, at `step_lr` (default: `lr`).
 
-    Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors` False also
-    spares biases and normalization (parameters of fewer than two dimensions). Frozen parameters are left out.
+    Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors`
+    False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out.
     """
     step_ids = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
     matrices, vectors, steps = [], [], []

@@ -16,13 +16,13 @@ Method = Literal["lsq", "faq"]
 Features = Literal["sample", "batch"]
 
 MASK = -5000.0
-"""Attention scores below this are masks (−10000, −3.4e38, −inf), which are neither quantized nor looked at."""
+"""Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
 
 
 class WeightQuantizer(nn.Module):
-    """Signed codes with one step, or one per output channel: weight → fake-quantized weight of the same shape.
+    """Signed codes with one step, or one per output channel: weight → fake-quantized, of the same shape.
 
-    A step with one dimension more than the weight belongs to groups: the weight's first axis is unflattened for it.
+    A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
     """
 
     def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
@@ -47,14 +47,12 @@ class WeightQuantizer(nn.Module):
         scale = 1 / math.sqrt(max(1, sharing) * high)
         if step.dim() <= weight.dim():
             return lsq(weight, step, low, high, scale, fused=self.fused)
-        grouped = weight.unflatten(0, (step.shape[0], -1))
-        return lsq(grouped, step, low, high, scale).flatten(0, 1)
+        return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
         """The integer codes of a weight: int8 up to 8 bits, else int16."""
-        grouped = weight if self.step.dim() <= weight.dim() else weight.unflatten(0, (self.step.shape[0], -1))
-        whole = codes(grouped.detach(), self.step, *self.range).reshape(weight.shape)
+        whole = codes(_grouped(weight.detach(), self.step), self.step, *self.range).reshape(weight.shape)
         return whole.to(torch.int8 if self.bits <= 8 else torch.int16)
 
     @torch.no_grad()
@@ -80,7 +78,8 @@ class WeightQuantizer(nn.Module):
 class InputQuantizer(nn.Module):
     """One step for an activation; its value and its sign come from calibration or the first training batch.
 
-    The buffer `signed` is −1 until then, afterwards 0 or 1; as a buffer it follows checkpoints, averages and replicas.
+    The buffer `signed` is −1 until then, afterwards 0 or 1; a buffer follows checkpoints, averages and
+    replicas.
     """
 
     signed: Tensor
@@ -156,15 +155,16 @@ class InputQuantizer(nn.Module):
         self._range = None
         self._read_sign()
 
-    @torch.compiler.disable  # it reads values; it runs once, so it costs one graph break in the first step
+    # It reads values, so it is not compiled; it runs once, which costs one graph break in the first step.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _start(self, v: Tensor) -> None:
         self._read_sign()
         if self._range is not None or v.numel() == 0:
             return
         if not self.training:
             raise InputError(
-                f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or train "
-                "for one batch, before the model is evaluated"
+                f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or "
+                "train for one batch, before the model is evaluated"
             )
         seen = Observation(self.percentile if self.method == "faq" else None)
         self._look(seen, v)
@@ -189,16 +189,18 @@ class InputQuantizer(nn.Module):
 
     def extra_repr(self) -> str:
         """Bits and sign."""
-        sign = {None: "not calibrated"}.get(
-            self._range, "signed" if self._range and self._range[0] else "unsigned"
-        )
+        sign = "not calibrated" if self._range is None else "signed" if self._range[0] else "unsigned"
         return f"bits={self.bits}, {sign}"
+
+
+def _grouped(weight: Tensor, step: Tensor) -> Tensor:
+    return weight if step.dim() <= weight.dim() else weight.view(step.shape[0], -1, *weight.shape[1:])
 
 
 def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: float | None = None) -> Tensor:
     """The first step of a weight, reduced over `dims`: LSQ's, or for FAQ a percentile of |w| over Qp.
 
-    Weights that are all zero (or none) get the step of weights as large as an initializer makes them, 1/√fan-in.
+    Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
     """
     _, high = code_range(bits, signed=True)
     magnitude = weight.detach().float().abs()

@@ -91,7 +91,7 @@ def _product_site(layer: str, modules: dict[str, nn.Module]) -> Site | None:
 
 
 def _has_weight(module: nn.Module) -> bool:
-    """Tell whether the module has a weight matrix; a parametrized one is computed, so it is asked for first."""
+    """Tell whether the module has a weight matrix, its own or one that a parametrization computes."""
     if module._parameters.get("weight") is None and "weight" not in getattr(module, "parametrizations", ()):
         return False
     weight = module.weight
