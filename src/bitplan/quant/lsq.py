@@ -100,23 +100,23 @@ def _gradients_differentiable(
 def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     ratio = v.div(s).clamp_(low, high)
     of_v = torch.ops.aten.hardtanh_backward(grad, ratio, low, high)  # strictly inside, as published
-    residual = of_v * ratio
-    residual.neg_().addcmul_(ratio.round_(), grad)
-    return of_v, residual.sum_to_size(s.shape)
+    inside = torch.ops.aten.hardtanh_backward(ratio, ratio, low, high)  # v/s there, else 0
+    return of_v, ratio.round_().sub_(inside).mul_(grad).sum_to_size(s.shape)
 
 
 def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """The same through pieces that fit the cache: Σ grad·round(clip(v/s)) − Σ grad·v/s over the inside."""
+    """The same for one step, through pieces that fit the cache."""
     of_v = torch.empty_like(v)
     flat_v, flat_of_v, flat_grad = flat(v), flat(of_v), flat(laid_out_like(grad, v))
-    buffer = flat_v.new_empty(min(_CHUNK, flat_v.numel()))
+    buffers = flat_v.new_empty(2, min(_CHUNK, flat_v.numel()))
     parts = []
     pieces = (torch.split(t, _CHUNK) for t in (flat_v, flat_grad, flat_of_v))
     for x, g, out in zip(*pieces, strict=True):
-        ratio = torch.div(x, s, out=buffer[: x.numel()]).clamp_(low, high)
+        ratio, inside = buffers[0, : x.numel()], buffers[1, : x.numel()]
+        torch.div(x, s, out=ratio).clamp_(low, high)
         torch.ops.aten.hardtanh_backward.grad_input(g, ratio, low, high, grad_input=out)
-        inside = torch.dot(out, ratio)
-        parts.append(torch.dot(g, ratio.round_()) - inside)
+        torch.ops.aten.hardtanh_backward.grad_input(ratio, ratio, low, high, grad_input=inside)
+        parts.append(torch.dot(g, ratio.round_().sub_(inside)))
     return of_v, torch.stack(parts).sum(dtype=torch.float64) if parts else s.new_zeros(())
 
 
