@@ -39,6 +39,8 @@ def quantize(
     magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
     input step counts), `fused` (False; True quantizes in one compiled loop on a CPU).
     """
+    if is_quantized(model) and not hasattr(model, _PLAN):
+        raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
     told = {
         "per_channel": per_channel,
         "method": method,
