@@ -2,9 +2,9 @@
 
     python -m benchmarks.qat_step [--rounds 15] [--batch 64] [--threads 1]
 
-All variants of a network take turns in one process, so that a busy machine hits them alike; a figure is the median over
-rounds of its time divided by FP32's of the same memory layout in the same round, with quartiles. Bytes saved for the
-backward pass are counted by autograd's own hooks, each storage once.
+All variants of a network take turns in one process, so that a busy machine hits them alike; a figure is the
+median over rounds of its time divided by FP32's of the same memory layout in the same round, with quartiles.
+Bytes saved for the backward pass are counted by autograd's own hooks, each storage once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Build = Callable[[], nn.Module]
 
 
 def resnet18() -> nn.Module:
-    """torchvision's ResNet-18, ten classes; declares the two operators its import needs where they are missing."""
+    """torchvision's ResNet-18, ten classes; declares two operators that its import may miss."""
     schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     try:
         import torchvision
@@ -61,7 +61,14 @@ class Block(nn.Module):
 
 
 def resnet20() -> nn.Module:
-    widths = [(16, 16, 1)] * 3 + [(16, 32, 2), (32, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 1)]
+    widths = [(16, 16, 1)] * 3 + [
+        (16, 32, 2),
+        (32, 32, 1),
+        (32, 32, 1),
+        (32, 64, 2),
+        (64, 64, 1),
+        (64, 64, 1),
+    ]
     stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True)]
     blocks = [Block(*width) for width in widths]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
@@ -207,7 +214,9 @@ def measure(title: str, network: Build, rounds: int, batch: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)

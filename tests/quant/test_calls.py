@@ -181,7 +181,9 @@ def test_attention_of_separate_projections(plan):
     out, _ = quantized[0](x, k, v)
     out.sum().backward()
     assert set(integer_weights(quantized)) == set(layers)
-    assert all(q.weight.step.grad is not None and q.inputs[0].range for q in quantizers_of(quantized).values())
+    assert all(
+        q.weight.step.grad is not None and q.inputs[0].range for q in quantizers_of(quantized).values()
+    )
 
 
 def test_encoder_layers_are_quantized_in_inference_too(plan):
@@ -207,7 +209,8 @@ def test_owners_survive_copying_and_pickling(plan):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("0.quer", "0.query"), ("0.matmull", "0.key"), ("1.matmul", "0.key"), ("0.softmax", "0.key")]
+    ("name", "near"),
+    [("0.quer", "0.query"), ("0.matmull", "0.key"), ("1.matmul", "0.key"), ("0.softmax", "0.key")],
 )
 def test_a_name_that_leads_nowhere_is_an_error(name, near, plan):
     with pytest.raises(UnknownName, match=rf"unknown layer '{name}'.*{near}"):

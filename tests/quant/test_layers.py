@@ -51,7 +51,10 @@ KINDS = {
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, padding=1, groups=2), (2, 4, 9)),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2), (2, 4, 9, 9)),
     "conv2d reflect": (lambda: nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), (2, 4, 9, 9)),
-    "conv2d circular": (lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular", groups=2), (2, 4, 9, 9)),
+    "conv2d circular": (
+        lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular", groups=2),
+        (2, 4, 9, 9),
+    ),
     "conv2d same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 9, 9)),
     "conv3d": (lambda: nn.Conv3d(2, 3, 3, padding=1), (2, 2, 5, 5, 5)),
     "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 7)),
@@ -148,7 +151,9 @@ def test_a_parametrized_weight_is_quantized_after_its_parametrization(plan):
     quantized = quantize(model, plan(**{"0": "w4a16"}))
     x = torch.randn(3, 6)
     out = quantized(x)
-    assert torch.allclose(out, F.linear(x, weight_by_hand(model[0].weight.detach(), 4), model[0].bias), atol=1e-6)
+    assert torch.allclose(
+        out, F.linear(x, weight_by_hand(model[0].weight.detach(), 4), model[0].bias), atol=1e-6
+    )
     out.sum().backward()
     assert quantized[0].parametrizations.weight.original0.grad is not None
 

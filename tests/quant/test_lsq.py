@@ -26,10 +26,26 @@ def published(v, s, low, high):
 
 def interesting_values(s, low, high):
     """Ends of the range exactly and one step of floating point beside them, ties, zeros, far outside."""
-    points = [low, high, 0.0, -0.0, 0.5, 1.5, -0.5, low + 0.5, high - 0.5, 3 * low - 1, 3 * high + 1, 0.3, 1.7]
+    points = [
+        low,
+        high,
+        0.0,
+        -0.0,
+        0.5,
+        1.5,
+        -0.5,
+        low + 0.5,
+        high - 0.5,
+        3 * low - 1,
+        3 * high + 1,
+        0.3,
+        1.7,
+    ]
     exact = torch.tensor(points, dtype=torch.float32) * s
     up = torch.nextafter(exact, torch.full_like(exact, math.inf))
-    return torch.cat([exact, up, torch.nextafter(exact, torch.full_like(exact, -math.inf)), torch.randn(200) * s * high])
+    return torch.cat(
+        [exact, up, torch.nextafter(exact, torch.full_like(exact, -math.inf)), torch.randn(200) * s * high]
+    )
 
 
 @FUSED
@@ -132,7 +148,9 @@ def test_sixteen_bit_values_are_quantized_in_fp32(dtype, fused):
     assert step.grad.dtype == torch.float32
     wide = (v.float() / step).clamp(-128, 127).round()
     assert torch.equal(y, (wide * step).to(dtype))
-    assert not torch.equal((v / step.to(dtype)).clamp(-128, 127).round().float(), wide)  # 16-bit division differs
+    assert not torch.equal(
+        (v / step.to(dtype)).clamp(-128, 127).round().float(), wide
+    )  # 16-bit division differs
 
 
 @pytest.mark.parametrize("raw", [0.0, -0.0, -0.5, 1e-40, -1e-40])
@@ -154,7 +172,9 @@ def test_the_gradient_of_a_negative_step_is_mirrored():
     assert grads[0] == -grads[1] != 0
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
+)
 def test_steps_survive_any_optimizer_at_a_mad_rate(optimizer):
     step = torch.tensor(0.1, requires_grad=True)
     mad = optimizer([step], lr=10.0)

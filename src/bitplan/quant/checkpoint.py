@@ -7,6 +7,7 @@ import os
 import pickle
 import secrets
 import shutil
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,9 @@ def _foreign(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return _read(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise FileError(
             f"{path} wants to run code when it is read, so it is refused: save its state_dict() alone, "
