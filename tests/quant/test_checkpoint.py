@@ -214,6 +214,12 @@ def test_foreign_pth(wrap, tmp_path):
         load_checkpoint(tmp_path / "a.pth")
 
 
+def test_foreign_files_from_before_batches_were_counted(tmp_path):
+    old = {name: value for name, value in network().state_dict().items() if "num_batches" not in name}
+    torch.save(old, tmp_path / "old.pth")
+    assert torch.equal(load_checkpoint(tmp_path / "old.pth", network())[0].weight, old["0.weight"])
+
+
 class Bomb:
     def __reduce__(self):
         return exec, ("raise SystemExit('the bomb went off')",)

@@ -182,9 +182,11 @@ def _foreign(path: Path) -> dict[str, Tensor]:
 
 def _fill_(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
     expected = model.state_dict()
-    for name in expected.keys() - tensors.keys():
+    counters = {n: v for n, v in expected.items() if n.endswith("num_batches_tracked")}
+    tensors = counters | tensors  # files older than torch 0.4.1 lack them
+    for name in sorted(expected.keys() - tensors.keys()):
         raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, tensors)}")
-    for name in tensors.keys() - expected.keys():
+    for name in sorted(tensors.keys() - expected.keys()):
         raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
