@@ -30,26 +30,27 @@ def quantize(v: Tensor, step: float, low: int, high: int) -> Tensor:
     """round(clip(v/s, −Qn, Qp))·s of a dense fp32 tensor, in its memory layout."""
     out = torch.empty_like(v)
     source, target = _array(v), _array(out)
-    _share(source.size, lambda piece: _forward(source[piece], target[piece], step, low, high))
+    _share(lambda piece: _forward(source[piece], target[piece], step, low, high), source.size)
     return out
 
 
-def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tuple[Tensor, Tensor]:
+def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tuple[Tensor, float]:
     """Gradients for v and, summed in fp64, for the step."""
     out = torch.empty_like(v)
     source, incoming, target = _array(v), _array(laid_out_like(grad, v)), _array(out)
     sums = _share(
-        source.size, lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high)
+        lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high), source.size
     )
-    return out, torch.tensor(sum(sums), dtype=torch.float64)
+    return out, sum(sums)
 
 
 def _array(v: Tensor) -> Any:
     return flat(v.detach()).numpy()
 
 
-def _share(size: int, work: Callable[[slice], Any]) -> list[Any]:
-    pieces = max(1, min(torch.get_num_threads(), size // _PIECE))
+def _share(work: Callable[[slice], Any], size: int) -> list[Any]:
+    """Do the work in slices: all of it here, or pieces of a large tensor on as many threads as torch may use."""
+    pieces = 1 if size < 2 * _PIECE else min(torch.get_num_threads(), size // _PIECE)
     if pieces == 1:
         return [work(slice(0, size))]
     width = -(-size // pieces // _LANES) * _LANES

@@ -18,7 +18,10 @@ from torch import Tensor
 FLOOR = 2.0**-100
 """The smallest step: far below any real one, far above where v/s or 1/s² would overflow into NaN."""
 
-_CHUNK = 1 << 17  # elements: five passes over a chunk stay in the second-level cache
+# grad where low < ratio < high, strictly as published, else 0
+_keep_inside = torch.ops.aten.hardtanh_backward.default
+_keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
+_CHUNK = 1 << 18  # elements: seven passes over a chunk mostly stay in the cache
 
 
 def code_range(bits: int, signed: bool) -> tuple[int, int]:
@@ -34,6 +37,11 @@ def first_step(mean_magnitude: Tensor, high: int) -> Tensor:
 def positive(step: Tensor) -> Tensor:
     """The step in use: |s|, at least FLOOR, so that no optimizer can make it zero or negative."""
     return step.abs().clamp_min(FLOOR)
+
+
+def in_use(step: float) -> float:
+    """The same for a plain number."""
+    return max(abs(step), FLOOR)
 
 
 def codes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
@@ -55,37 +63,35 @@ class _Lsq(torch.autograd.Function):
     """Twice differentiable: under `create_graph` the backward pass is made of differentiable operations."""
 
     @staticmethod
-    def forward(v: Tensor, step: Tensor, low: int, high: int, scale: float, fused: bool) -> Tensor:
-        wide = _wide(v)
-        s = positive(step).to(wide.dtype)
-        if fused and _fusible(wide, s):
+    def forward(ctx: Any, v: Tensor, step: Tensor, low: int, high: int, scale: float, fused: bool) -> Tensor:
+        ctx.save_for_backward(v, step)
+        ctx.low, ctx.high, ctx.scale = low, high, scale
+        ctx.fused = fused and _fusible(v, step)
+        if ctx.fused:
             from bitplan.quant import fused as kernels
 
-            return _like(v, kernels.quantize(wide, s.item(), low, high))
+            return _like(v, kernels.quantize(_wide(v), in_use(step.item()), low, high))
+        wide = _wide(v)
+        s = positive(step).to(wide.dtype)
         return _like(v, wide.div(s).clamp_(low, high).round_().mul_(s))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        v, step, ctx.low, ctx.high, ctx.scale, ctx.fused = inputs
-        ctx.save_for_backward(v, step)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         v, step = ctx.saved_tensors
-        wide, grad_wide = _wide(v), _wide(grad)
-        s = positive(step).to(wide.dtype)
+        low, high = ctx.low, ctx.high
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            of_v, of_step = _gradients_differentiable(grad_wide, wide, s, ctx.low, ctx.high)
-        elif ctx.fused and _fusible(wide, s):
+            of_v, of_step = _gradients_differentiable(_wide(grad), _wide(v), positive(step), low, high)
+        elif ctx.fused:
             from bitplan.quant import fused as kernels
 
-            of_v, of_step = kernels.gradients(grad_wide, wide, s.item(), ctx.low, ctx.high)
-        elif s.numel() == 1 and dense(wide):
-            of_v, of_step = _gradients_chunked(grad_wide, wide, s, ctx.low, ctx.high)
+            of_v, total = kernels.gradients(_wide(grad), _wide(v), in_use(step.item()), low, high)
+            of_step = torch.full_like(step, total)
+        elif step.numel() == 1 and dense(v):
+            of_v, of_step = _gradients_chunked(_wide(grad), _wide(v), positive(step), low, high)
         else:
-            of_v, of_step = _gradients(grad_wide, wide, s, ctx.low, ctx.high)
-        of_step = _like(step, of_step.sum_to_size(step.shape) * ctx.scale)
-        return _like(v, of_v), torch.where(step < 0, -of_step, of_step), None, None, None, None
+            of_v, of_step = _gradients(_wide(grad), _wide(v), positive(step), low, high)
+        sign = torch.where(step < 0, -ctx.scale, ctx.scale)  # the slope of |s|, times the gradient scale
+        return _like(v, of_v), _like(step, of_step.view(step.shape) * sign), None, None, None, None
 
 
 def _gradients_differentiable(
@@ -99,8 +105,8 @@ def _gradients_differentiable(
 
 def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     ratio = v.div(s).clamp_(low, high)
-    of_v = torch.ops.aten.hardtanh_backward(grad, ratio, low, high)  # strictly inside, as published
-    inside = torch.ops.aten.hardtanh_backward(ratio, ratio, low, high)  # v/s there, else 0
+    of_v = _keep_inside(grad, ratio, low, high)
+    inside = _keep_inside(ratio, ratio, low, high)
     return of_v, ratio.round_().sub_(inside).mul_(grad).sum_to_size(s.shape)
 
 
@@ -114,20 +120,15 @@ def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) 
     for x, g, out in zip(*pieces, strict=True):
         ratio, inside = buffers[0, : x.numel()], buffers[1, : x.numel()]
         torch.div(x, s, out=ratio).clamp_(low, high)
-        torch.ops.aten.hardtanh_backward.grad_input(g, ratio, low, high, grad_input=out)
-        torch.ops.aten.hardtanh_backward.grad_input(ratio, ratio, low, high, grad_input=inside)
+        _keep_inside_to(g, ratio, low, high, grad_input=out)
+        _keep_inside_to(ratio, ratio, low, high, grad_input=inside)
         parts.append(torch.dot(g, ratio.round_().sub_(inside)))
-    return of_v, torch.stack(parts).sum(dtype=torch.float64) if parts else s.new_zeros(())
+    return of_v, parts[0] if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
 
 
-def _fusible(v: Tensor, s: Tensor) -> bool:
-    return (
-        v.dtype == torch.float32
-        and v.device.type == "cpu"
-        and s.numel() == 1
-        and not torch.compiler.is_compiling()
-        and dense(v)
-    )
+def _fusible(v: Tensor, step: Tensor) -> bool:
+    plain = v.device.type == "cpu" and v.dtype != torch.float64 and step.numel() == 1
+    return plain and not torch.compiler.is_compiling() and dense(v)
 
 
 def dense(v: Tensor) -> bool:
