@@ -77,8 +77,8 @@ def resnet20() -> nn.Module:
 def ours(network: Build, *, fused: bool, data_step: bool = True) -> nn.Module:
     """Quantized by bitplan: ends at 8 bits, a block's first convolution linked with its downsampling one.
 
-    A learned step for the images makes the first convolution compute a gradient that FP32 training does not need;
-    `data_step` False keeps that one step fixed.
+    A learned step for the images makes the first convolution compute a gradient that FP32 training does not
+    need; `data_step` False keeps that one step fixed.
     """
     model = network()
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]

@@ -49,7 +49,7 @@ def _array(v: Tensor) -> Any:
 
 
 def _share(work: Callable[[slice], Any], size: int) -> list[Any]:
-    """Do the work in slices: all of it here, or a large tensor in pieces on as many threads as torch may use."""
+    """Do the work in slices: all of it here, or a large tensor's on as many threads as torch may use."""
     pieces = 1 if size < 2 * _PIECE else min(torch.get_num_threads(), size // _PIECE)
     if pieces == 1:
         return [work(slice(0, size))]

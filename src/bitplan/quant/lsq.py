@@ -21,7 +21,7 @@ FLOOR = 2.0**-100
 # grad where low < ratio < high, strictly as published, else 0
 _keep_inside = torch.ops.aten.hardtanh_backward.default
 _keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
-_CHUNK = 1 << 18  # elements: seven passes over a chunk mostly stay in the cache
+_CHUNK = 1 << 17  # elements: seven passes over a chunk mostly stay in the cache
 
 
 def code_range(bits: int, signed: bool) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class _Lsq(torch.autograd.Function):
             return _like(v, kernels.quantize(_wide(v), in_use(step.item()), low, high))
         wide = _wide(v)
         s = positive(step).to(wide.dtype)
-        return _like(v, wide.div(s).clamp_(low, high).round_().mul_(s))
+        return _like(v, _quantized(wide, s, low, high))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -92,6 +92,15 @@ class _Lsq(torch.autograd.Function):
             of_v, of_step = _gradients(_wide(grad), _wide(v), positive(step), low, high)
         sign = torch.where(step < 0, -ctx.scale, ctx.scale)  # the slope of |s|, times the gradient scale
         return _like(v, of_v), _like(step, of_step.view(step.shape) * sign), None, None, None, None
+
+
+def _quantized(v: Tensor, s: Tensor, low: int, high: int) -> Tensor:
+    if v.numel() <= _CHUNK or s.numel() > 1 or torch.compiler.is_compiling() or not dense(v):
+        return v.div(s).clamp_(low, high).round_().mul_(s)
+    out = torch.empty_like(v)
+    for x, y in zip(torch.split(flat(v), _CHUNK), torch.split(flat(out), _CHUNK), strict=True):
+        torch.div(x, s, out=y).clamp_(low, high).round_().mul_(s)
+    return out
 
 
 def _gradients_differentiable(
