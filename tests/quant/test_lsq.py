@@ -48,27 +48,32 @@ def interesting_values(s, low, high):
     )
 
 
-@FUSED
+@pytest.mark.parametrize("path", ["eager", "fused", "twice differentiable", "one step per element"])
 @pytest.mark.parametrize(("bits", "signed"), RANGES)
-def test_value_and_both_gradients_are_the_published_ones(bits, signed, fused):
+def test_value_and_both_gradients_are_the_published_ones(bits, signed, path):
     low, high = code_range(bits, signed)
     s = 0.25  # a power of two: ratios are exact, so the ends are hit exactly
-    values = interesting_values(s, low, high)
-    for v in values.tolist():
-        x = torch.tensor([v], requires_grad=True)
-        step = torch.tensor(s, requires_grad=True)
-        y = lsq(x, step, low, high, fused=fused)
-        y.backward(torch.tensor([3.0]))
+    count = 65  # one row of the fused loop and one element of its rest
+    for v in interesting_values(s, low, high).tolist():
+        x = torch.full((count,), v, requires_grad=True)
+        step = torch.full((count,) if path == "one step per element" else (), s, requires_grad=True)
+        y = lsq(x, step, low, high, fused=path == "fused")
+        upstream = torch.full((count,), 3.0)
+        of_x, of_step = torch.autograd.grad(
+            y, (x, step), upstream, create_graph=path == "twice differentiable"
+        )
         value, slope, step_slope = published(v, s, low, high)
-        assert y.item() == value, v
-        assert x.grad.item() == 3.0 * slope, v
-        assert step.grad.item() == pytest.approx(3.0 * step_slope, rel=1e-6, abs=1e-7), v
+        assert y.tolist() == [value] * count, v
+        assert of_x.tolist() == [3.0 * slope] * count, v
+        total = 3.0 * step_slope * (1 if step.dim() else count)
+        assert of_step.flatten().tolist() == pytest.approx([total] * step.numel(), rel=1e-5, abs=1e-7), v
 
 
-def test_ends_of_the_range_count_as_outside():
+@FUSED
+def test_ends_of_the_range_count_as_outside(fused):
     v = torch.tensor([-8.0, 7.0, -7.999, 6.999], requires_grad=True)
     step = torch.tensor(1.0, requires_grad=True)
-    lsq(v, step, -8, 7).backward(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    lsq(v, step, -8, 7, fused=fused).backward(torch.tensor([1.0, 1.0, 0.0, 0.0]))
     assert v.grad.tolist() == [0, 0, 0, 0]
     assert step.grad.item() == -8 + 7
 

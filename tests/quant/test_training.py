@@ -296,6 +296,19 @@ def test_hugging_face_bert_trains(plan):
         assert torch.equal(*logits)
 
 
+def test_hugging_faces_conv1d_is_a_linear_layer(plan):
+    pytest.importorskip("transformers")
+    _declare_torchvisions_operators()
+    from transformers.pytorch_utils import Conv1D
+
+    model = nn.Sequential(Conv1D(5, 6))
+    quantized = quantize(model, plan(**{"0": "w4a16"}))
+    x = torch.randn(2, 3, 6)
+    weight = quantized[0].weight_quantizer(quantized[0].weight)
+    assert weight.unique().numel() <= 16
+    assert torch.allclose(quantized(x), x @ weight + quantized[0].bias, atol=1e-6)
+
+
 def _declare_torchvisions_operators():
     """transformers imports torchvision, which misses two operators on a CPU-only torch."""
     for name in ("nms", "qnms"):
