@@ -1,0 +1,199 @@
+"""Models on disk: a folder of `model.safetensors` and `checkpoint.json`, whole or not there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import secrets
+import shutil
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import bitplan
+from bitplan.core.checkpoints import Checkpoint
+from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.registry import MODELS
+from bitplan.core.store import load, save
+from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
+from bitplan.quant.lsq import positive
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+
+_TENSORS = "model.safetensors"
+_ABOUT = "checkpoint.json"
+_WRAPPINGS = ("state_dict", "model", "model_state_dict")  # where training scripts keep it
+
+
+def save_checkpoint(
+    model: nn.Module, path: str | Path, *, spec: str | None = None, graph_id: str | None = None
+) -> Path:
+    """Write a model, quantized or not, as a folder; `spec` is its name in the zoo, if it has one.
+
+    A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete.
+    """
+    target = Path(path)
+    if target.exists() and not (target / _ABOUT).is_file() and not _is_empty_folder(target):
+        raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
+    tensors, tied = _tensors(model)
+    quantized = is_quantized(model)
+    about = Checkpoint(
+        plan=plan_of(model) if quantized else None,
+        options=asdict(options_of(model)) if quantized else {},
+        spec=spec,
+        graph=graph_id,
+        tied=tied,
+        versions={"bitplan": bitplan.__version__, "torch": torch.__version__},
+    )
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        temporary.mkdir(parents=True)
+        save_file(tensors, temporary / _TENSORS)
+        save(about, temporary / _ABOUT)
+        _swap_(temporary, target)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """Read a checkpoint folder; a foreign `.pth` or `.safetensors` file needs `model` and fills a copy.
+
+    Without `model`, the checkpoint must name a model of the zoo. Pickles are read by torch's weights-only
+    loader.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise FileError(f"cannot read {source}: there is no such file or folder")
+    if source.is_file():
+        if model is None:
+            raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
+        filled = copy.deepcopy(model)
+        _fill_(filled, _foreign(source), source)
+        return filled
+    about = load(source / _ABOUT, Checkpoint)
+    base = _from_zoo(about.spec, source) if model is None else model
+    if about.plan is None:
+        filled = copy.deepcopy(base)
+    else:
+        options: Any = about.options
+        filled = quantize(base, about.plan, **options)
+    tensors = _read(source / _TENSORS)
+    for name, stored in about.tied.items():
+        if stored not in tensors:
+            raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {_TENSORS}")
+        tensors[name] = tensors[stored]
+    _fill_(filled, tensors, source)
+    return filled
+
+
+def _from_zoo(spec: str | None, source: Path) -> nn.Module:
+    if spec is None:
+        raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
+    built = MODELS.get(spec)()
+    model: nn.Module = built[0] if isinstance(built, tuple) else built
+    return model
+
+
+def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is stored: each tensor once, steps as they are in use (positive), and who is tied to whom."""
+    steps = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
+    stored: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold"
+            )
+        tensor = value.detach()
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and place in first:
+            tied[name] = first[place]
+            continue
+        first[place] = name
+        plain = positive(tensor) if id(value) in steps else tensor
+        stored[name] = plain.to("cpu", copy=True).contiguous()
+    return stored, tied
+
+
+def _swap_(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise FileError(f"cannot read {path}: there is no such file") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise FileError(
+            f"{path} is cut off or not a safetensors file ({_line(error)}): fetch it again"
+        ) from None
+
+
+def _foreign(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return _read(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise FileError(
+            f"{path} wants to run code when it is read, so it is refused: save its state_dict() alone, "
+            "best as safetensors"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise FileError(f"{path} is cut off or not a PyTorch file ({_line(error)}): fetch it again") from None
+    for key in _WRAPPINGS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if (
+        not isinstance(content, dict)
+        or not content
+        or not all(isinstance(v, Tensor) for v in content.values())
+    ):
+        raise FileError(f"{path} holds no state_dict of tensors")
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _fill_(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    expected = model.state_dict()
+    counters = {n: v for n, v in expected.items() if n.endswith("num_batches_tracked")}
+    tensors = counters | tensors  # files older than torch 0.4.1 lack them
+    for name in sorted(expected.keys() - tensors.keys()):
+        raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, tensors)}")
+    for name in sorted(tensors.keys() - expected.keys()):
+        raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            shapes = f"{tuple(tensor.shape)} in the file, {tuple(expected[name].shape)} in the model"
+            raise FileError(f"{source}: {name} is {shapes}: the model is not the one that was saved")
+    model.load_state_dict(tensors)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:120]

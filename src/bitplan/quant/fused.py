@@ -1,0 +1,105 @@
+"""The quantizer as one loop per direction, compiled by numba: about what a ReLU costs.
+
+The compiled code is cached on disk; no C++ compiler is needed. Larger tensors are shared among as many
+threads as torch may use. Results are those of `quant/lsq.py`, codes bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitplan.quant.lsq import flat, laid_out_like
+
+_ROUND = np.float32(1.5 * 2**23)  # adding and subtracting it rounds half to even, exact below 2²²
+_ZERO = np.float32(0)
+_LANES = 64
+_SPILL = 256  # rows summed in fp32 before the partial sums move to fp64
+_PIECE = 1 << 18  # the fewest elements worth a thread of their own
+_COMPILED: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
+
+
+def quantize(v: Tensor, step: float, low: int, high: int) -> Tensor:
+    """round(clip(v/s, −Qn, Qp))·s of a dense fp32 tensor, in its memory layout."""
+    out = torch.empty_like(v)
+    source, target = _array(v), _array(out)
+    _share(lambda piece: _forward(source[piece], target[piece], step, low, high), source.size)
+    return out
+
+
+def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tuple[Tensor, float]:
+    """Gradients for v and, summed in fp64, for the step."""
+    out = torch.empty_like(v)
+    source, incoming, target = _array(v), _array(laid_out_like(grad, v)), _array(out)
+    sums = _share(
+        lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high), source.size
+    )
+    return out, sum(sums)
+
+
+def _array(v: Tensor) -> Any:
+    return flat(v.detach()).numpy()
+
+
+def _share(work: Callable[[slice], Any], size: int) -> list[Any]:
+    """Do the work in slices: all of it here, or a large tensor's on as many threads as torch may use."""
+    pieces = 1 if size < 2 * _PIECE else min(torch.get_num_threads(), size // _PIECE)
+    if pieces == 1:
+        return [work(slice(0, size))]
+    width = -(-size // pieces // _LANES) * _LANES
+    slices = [slice(start, min(start + width, size)) for start in range(0, size, width)]
+    return list(_pool(pieces).map(work, slices))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="bitplan-lsq")
+
+
+@numba.njit("void(f4[::1], f4[::1], f4, f4, f4)", **_COMPILED)
+def _forward(v: Any, out: Any, s: Any, low: Any, high: Any) -> None:
+    for i in range(v.size):
+        code = min(max(v[i] / s, low), high)
+        out[i] = ((code + _ROUND) - _ROUND) * s
+
+
+@numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
+def _step_slope(ratio: Any, inside: Any, low: Any, high: Any) -> Any:
+    code = (min(max(ratio, low), high) + _ROUND) - _ROUND
+    return code - (ratio if inside else _ZERO)
+
+
+@numba.njit("f8(f4[::1], f4[::1], f4[::1], f4, f4, f4)", **_COMPILED)
+def _backward(v: Any, grad: Any, out: Any, s: Any, low: Any, high: Any) -> float:
+    total = 0.0
+    lanes = np.zeros(_LANES, np.float32)
+    rows = v.size // _LANES
+    v_rows = v[: rows * _LANES].reshape(rows, _LANES)
+    grad_rows = grad[: rows * _LANES].reshape(rows, _LANES)
+    out_rows = out[: rows * _LANES].reshape(rows, _LANES)
+    for row in range(rows):
+        x, g, o = v_rows[row], grad_rows[row], out_rows[row]
+        for lane in range(_LANES):
+            ratio = x[lane] / s
+            inside = (ratio > low) & (ratio < high)
+            o[lane] = g[lane] if inside else _ZERO
+            lanes[lane] += g[lane] * _step_slope(ratio, inside, low, high)
+        if row % _SPILL == _SPILL - 1:
+            for lane in range(_LANES):
+                total += lanes[lane]
+                lanes[lane] = 0
+    for lane in range(_LANES):
+        total += lanes[lane]
+    for i in range(rows * _LANES, v.size):
+        ratio = v[i] / s
+        inside = (ratio > low) & (ratio < high)
+        out[i] = grad[i] if inside else _ZERO
+        total += grad[i] * _step_slope(ratio, inside, low, high)
+    return total

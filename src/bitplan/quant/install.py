@@ -1,0 +1,227 @@
+"""Put quantizers where a plan's layers are, keeping what an earlier plan had learned there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Plan
+from bitplan.quant.calls import ATTENTION, AttentionCall, Bystander, Owner, ProductCall, WeightedCall
+from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, channel_axes, family, release_
+from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
+from bitplan.quant.sites import Site
+
+_LEFT_ALONE = 16  # bits
+_SOFTMAX_BITS = 8
+_SHORTCUTS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is quantized, beside its plan; `quantize` explains them."""
+
+    per_channel: bool = False
+    method: Method = "lsq"
+    percentile: float = 99.9
+    features: Features = "sample"
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.method not in ("lsq", "faq"):
+            raise InputError(f"the method is lsq or faq, not {self.method!r}")
+        if self.features not in ("sample", "batch"):
+            raise InputError(f"features are counted per sample or batch, not {self.features!r}")
+        if not 0 < self.percentile <= 100:
+            raise InputError(f"the percentile must be above 0 and at most 100, not {self.percentile}")
+
+
+class Quantizers(NamedTuple):
+    """What quantizes a layer: its weight (None: left alone) and its inputs (two or more for products)."""
+
+    weight: WeightQuantizer | None
+    inputs: tuple[InputQuantizer, ...]
+
+
+_NONE = Quantizers(None, ())
+
+
+def install_(
+    model: nn.Module, plan: Plan, sites: Mapping[str, Site], options: Options, kept: Mapping[str, Quantizers]
+) -> None:
+    """Quantize every layer of the plan in place."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    factory = _Factory(options, kept, device)
+    leaders = {name: link[0] for link in plan.links for name in link}
+    shared: dict[str, nn.Module] = {}
+    for layer, site in sites.items():
+        precision = plan.precisions[layer]
+        if site.kind == "product":
+            _install_product_(site, precision, factory)
+            continue
+        leader = leaders.get(layer, layer)
+        if leader not in shared:
+            members = [name for name in plan.precisions if leaders.get(name, name) == leader]
+            shared[leader] = factory.inputs(leader, precision.act_bits, members)
+        _install_weighted_(site, precision, shared[leader], factory)
+    for owner in [module for module in model.modules() if isinstance(module, Owner)]:
+        _finish_products_(owner, factory)
+    _close_shortcuts_(model)
+
+
+def strip_(model: nn.Module, sites: Mapping[str, Site]) -> dict[str, Quantizers]:
+    """Undo a quantization in place; what quantized each layer is returned."""
+    kept = {layer: quantizers_at(site) for layer, site in sites.items()}
+    for module in list(model.modules()):
+        if isinstance(module, Adopted):
+            release_(module)
+            for name in ("weight_quantizer", "input_quantizer", "call_quantizers"):
+                module._modules.pop(name, None)
+    return kept
+
+
+def quantizers_at(site: Site) -> Quantizers:
+    """The quantizers installed at a site."""
+    holder: nn.Module | None = site.owner
+    if site.kind != "module":
+        calls = getattr(site.owner, "call_quantizers", {})
+        holder = dict(calls.items()).get(site.key)
+    if holder is None:
+        return _NONE
+    if site.kind == "product":
+        return Quantizers(
+            None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer))
+        )
+    weight, inputs = getattr(holder, "weight_quantizer", None), getattr(holder, "input_quantizer", None)
+    return Quantizers(
+        weight if isinstance(weight, WeightQuantizer) else None,
+        (inputs,) if isinstance(inputs, InputQuantizer) else (),
+    )
+
+
+class _Factory:
+    """Makes quantizers: afresh, or with the steps that were kept, rescaled to the new precision."""
+
+    def __init__(self, options: Options, kept: Mapping[str, Quantizers], device: torch.device) -> None:
+        self.options = options
+        self.kept = kept
+        self.device = device
+
+    def weight(self, site: Site, bits: int) -> nn.Module:
+        """A quantizer for a site's weight; left alone, an identity."""
+        weight = site.weight
+        if bits >= _LEFT_ALONE or weight is None:
+            return nn.Identity()
+        kept = self.kept.get(site.layer, _NONE).weight
+        percentile = self.options.percentile if self.options.method == "faq" else None
+        axes = channel_axes(site.module, weight) if self.options.per_channel else None
+        groups: Any = getattr(site.module, "groups", 1)
+        grouped = weight.view(groups, -1, *weight.shape[1:]) if axes == (0, 2) else weight
+        dims = tuple(axis for axis in range(grouped.dim()) if axis not in (axes or ()))
+        step = weight_step(grouped, kept.bits if kept else bits, dims, percentile)
+        if kept is not None:
+            fits = kept.step.shape == step.shape or kept.step.numel() == 1
+            step = kept.step.detach().expand_as(step) if fits else kept.step.detach().mean()
+        learned = self.options.method == "lsq"
+        made = WeightQuantizer(kept.bits if kept else bits, step, learned=learned, fused=self.options.fused)
+        made.rescale_(bits)
+        return made
+
+    def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
+        """The one quantizer of an activation that these members read; left alone, an identity."""
+        if bits >= _LEFT_ALONE:
+            return nn.Identity()
+        kept = [quantizer for name in members for quantizer in self.kept.get(name, _NONE).inputs]
+        return self.activation(layer, bits, kept[0] if kept else None)
+
+    def activation(
+        self, layer: str, bits: int, kept: InputQuantizer | None, *, masked: bool = False
+    ) -> InputQuantizer:
+        """A quantizer for one activation."""
+        made = InputQuantizer(
+            kept.bits if kept else bits,
+            layer,
+            method=self.options.method,
+            percentile=self.options.percentile,
+            features=self.options.features,
+            fused=self.options.fused,
+            masked=masked,
+        )
+        if kept is not None:
+            made.load_state_dict(kept.state_dict())
+        made.rescale_(bits)
+        return made.to(self.device)
+
+
+def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: _Factory) -> None:
+    weight = factory.weight(site, precision.weight_bits)
+    mixin = family(site.owner) if site.kind == "module" else None
+    if mixin is EmbeddingLayer:
+        inputs = nn.Identity()
+    if isinstance(weight, nn.Identity) and isinstance(inputs, nn.Identity):
+        return
+    if mixin is not None:
+        site.owner.weight_quantizer = weight
+        site.owner.input_quantizer = inputs
+        adopt_(site.owner, mixin)
+        return
+    assert site.parameter is not None
+    _calls(site.owner)[site.key] = WeightedCall(
+        weight, inputs, site.parameter, loosely=site.parameter == "weight"
+    )
+
+
+def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
+    if precision.act_bits >= _LEFT_ALONE:
+        return
+    kept = factory.kept.get(site.layer, _NONE).inputs
+    attention = site.key.startswith(ATTENTION)
+    names = ("query", "key", "scores", "weights", "value") if attention else ("left", "right")
+    made: dict[str, InputQuantizer] = {}
+    for place, name in enumerate(names):
+        bits = _SOFTMAX_BITS if name == "scores" else precision.act_bits
+        old = kept[place] if place < len(kept) else None
+        made[name] = factory.activation(site.layer, bits, old, masked=name == "scores")
+    _calls(site.owner)[site.key] = (
+        AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
+    )
+
+
+def _finish_products_(owner: Owner, factory: _Factory) -> None:
+    """Add the quantizer of a softmax between two products, and set the modules inside apart."""
+    products = [site for site in owner.call_quantizers.values() if isinstance(site, ProductCall)]
+    if len(products) > 1:
+        layer = products[0].left.name
+        kept = factory.kept.get(layer, _NONE).inputs
+        products[0].softmax = factory.activation(
+            layer, _SOFTMAX_BITS, kept[2] if len(kept) > 2 else None, masked=True
+        )
+    if not any(isinstance(site, ProductCall | AttentionCall) for site in owner.call_quantizers.values()):
+        return
+    for module in owner.modules():
+        ours = type(module).__module__.startswith(("torch.nn.", "bitplan.quant."))
+        if module is not owner and not ours and not isinstance(module, Adopted):
+            adopt_(module, Bystander)
+
+
+def _close_shortcuts_(model: nn.Module) -> None:
+    """Make torch's encoder layers call their parts in inference too, where a fused routine bypasses them."""
+    for module in list(model.modules()):
+        if isinstance(module, _SHORTCUTS) and any(isinstance(part, Adopted) for part in module.modules()):
+            _calls(module)
+
+
+def _calls(owner: nn.Module) -> nn.ModuleDict:
+    if not isinstance(owner, Owner):
+        if isinstance(owner, Bystander):
+            release_(owner)
+        owner.call_quantizers = nn.ModuleDict()
+        adopt_(owner, Owner)
+    calls = owner.call_quantizers
+    assert isinstance(calls, nn.ModuleDict)
+    return calls

@@ -1,0 +1,221 @@
+"""The two modules that hold a step: one for weights, one for inputs (which linked layers share)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.core.errors import InputError
+from bitplan.quant.lsq import code_range, codes, first_step, lsq, positive
+from bitplan.quant.observe import Observation
+
+Method = Literal["lsq", "faq"]
+Features = Literal["sample", "batch"]
+
+MASK = -5000.0
+"""Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
+
+
+class WeightQuantizer(nn.Module):
+    """Signed codes with one step, or one per output channel: weight → fake-quantized, of the same shape.
+
+    A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
+    """
+
+    def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
+        super().__init__()
+        self.bits = bits
+        self.fused = fused
+        self.enabled = True
+        self.step = nn.Parameter(step.detach().clone(), requires_grad=learned)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Lowest and highest code."""
+        return code_range(self.bits, signed=True)
+
+    def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
+        """Quantize a weight, or rows of it: then `numel` is the whole weight's, `step` the rows' steps."""
+        if not self.enabled:
+            return weight
+        step = self.step if step is None else step
+        low, high = self.range
+        sharing = (weight.numel() if numel is None else numel) // max(1, self.step.numel())
+        scale = 1 / math.sqrt(max(1, sharing) * high)
+        if step.dim() <= weight.dim():
+            return lsq(weight, step, low, high, scale, fused=self.fused)
+        return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
+
+    @torch.no_grad()
+    def codes(self, weight: Tensor) -> Tensor:
+        """The integer codes of a weight: int8 up to 8 bits, else int16."""
+        whole = codes(_grouped(weight.detach(), self.step), self.step, *self.range).reshape(weight.shape)
+        return whole.to(torch.int8 if self.bits <= 8 else torch.int16)
+
+    @torch.no_grad()
+    def steps_for(self, weight: Tensor) -> Tensor:
+        """The steps in use, a scalar or of a shape that broadcasts against the weight's codes."""
+        step = positive(self.step.detach())
+        if step.dim() <= weight.dim():
+            return step
+        groups = step.shape[0]
+        return step.expand(groups, weight.shape[0] // groups, *step.shape[2:]).flatten(0, 1)
+
+    @torch.no_grad()
+    def rescale_(self, bits: int) -> None:
+        """Change the precision and multiply the step by 2^(b1−b2), so that the range stays where it was."""
+        self.step.mul_(2.0 ** (self.bits - bits))
+        self.bits = bits
+
+    def extra_repr(self) -> str:
+        """Bits and number of steps."""
+        return f"bits={self.bits}, steps={self.step.numel()}"
+
+
+class InputQuantizer(nn.Module):
+    """One step for an activation; its value and its sign come from calibration or the first training batch.
+
+    The buffer `signed` is −1 until then, afterwards 0 or 1; a buffer follows checkpoints, averages and
+    replicas.
+    """
+
+    signed: Tensor
+
+    def __init__(
+        self,
+        bits: int,
+        name: str,
+        *,
+        method: Method = "lsq",
+        percentile: float = 99.9,
+        features: Features = "sample",
+        fused: bool = False,
+        masked: bool = False,
+    ) -> None:
+        super().__init__()
+        self.bits = bits
+        self.name = name
+        self.method = method
+        self.percentile = percentile
+        self.features = features
+        self.fused = fused
+        self.masked = masked
+        self.enabled = True
+        self.observation: Observation | None = None
+        self.step = nn.Parameter(torch.ones(()), requires_grad=method == "lsq")
+        self.register_buffer("signed", torch.tensor(-1.0))
+        self._range: tuple[int, int] | None = None
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """Lowest and highest code, or None until the sign is known."""
+        if self._range is None:
+            self._read_sign()
+        return self._range
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Fake-quantize; while calibrating, look and pass on."""
+        if not self.enabled or not v.is_floating_point():
+            return v
+        if self.observation is not None:
+            self._look(self.observation, v)
+            return v
+        if self._range is None:
+            self._start(v)
+        if self._range is None:  # an empty batch says nothing
+            return v
+        low, high = self._range
+        count = v.numel() if self.features == "batch" or v.dim() < 2 else v.numel() // max(1, v.shape[0])
+        scale = 1 / math.sqrt(max(1, count) * high)
+        if not self.masked:
+            return lsq(v, self.step, low, high, scale, fused=self.fused)
+        return torch.where(v < MASK, v, lsq(v.clamp_min(MASK), self.step, low, high, scale, fused=self.fused))
+
+    @torch.no_grad()
+    def settle_(self, seen: Observation) -> None:
+        """Set sign and step from what was seen: LSQ's first step, or for FAQ a percentile of |v| over Qp."""
+        signed = seen.lowest < 0
+        low, high = code_range(self.bits, signed)
+        if self.method == "lsq":
+            step = first_step(torch.tensor(seen.mean_magnitude), high)
+        else:
+            step = torch.tensor(seen.percentile_magnitude / high)
+        self.step.fill_(positive(step).item() if step > 0 else 1 / high)
+        self.signed.fill_(float(signed))
+        self._range = (low, high)
+
+    @torch.no_grad()
+    def rescale_(self, bits: int) -> None:
+        """Change the precision and multiply the step by 2^(b1−b2); the sign stays."""
+        self.step.mul_(2.0 ** (self.bits - bits))
+        self.bits = bits
+        self._range = None
+        self._read_sign()
+
+    # It reads values, so it is not compiled; it runs once, which costs one graph break in the first step.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _start(self, v: Tensor) -> None:
+        self._read_sign()
+        if self._range is not None or v.numel() == 0:
+            return
+        if not self.training:
+            raise InputError(
+                f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or "
+                "train for one batch, before the model is evaluated"
+            )
+        seen = Observation(self.percentile if self.method == "faq" else None)
+        self._look(seen, v)
+        self.settle_(seen.agreed())
+
+    def _look(self, seen: Observation, v: Tensor) -> None:
+        if not seen.add(v[v >= MASK] if self.masked else v):
+            raise InputError(
+                f"the input of layer {self.name!r} has NaN or infinite values, so its step cannot be set; "
+                "check the data and the layers before it"
+            )
+
+    def _read_sign(self) -> None:
+        if self.signed.is_meta or self.signed.item() < -0.5:
+            return
+        self._range = code_range(self.bits, signed=self.signed.item() > 0.5)
+
+    def _load_from_state_dict(self, *arguments, **options) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003
+        super()._load_from_state_dict(*arguments, **options)
+        self._range = None
+        self._read_sign()
+
+    def extra_repr(self) -> str:
+        """Bits and sign."""
+        sign = "not calibrated" if self._range is None else "signed" if self._range[0] else "unsigned"
+        return f"bits={self.bits}, {sign}"
+
+
+def _grouped(weight: Tensor, step: Tensor) -> Tensor:
+    return weight if step.dim() <= weight.dim() else weight.view(step.shape[0], -1, *weight.shape[1:])
+
+
+def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: float | None = None) -> Tensor:
+    """The first step of a weight, reduced over `dims`: LSQ's, or for FAQ a percentile of |w| over Qp.
+
+    Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
+    """
+    _, high = code_range(bits, signed=True)
+    magnitude = weight.detach().float().abs()
+    if weight.numel() == 0:
+        measured = torch.zeros([1 if axis in dims else size for axis, size in enumerate(weight.shape)])
+    elif percentile is None:
+        measured = magnitude.mean(dim=dims, keepdim=True)
+    else:
+        kept = [axis for axis in range(weight.dim()) if axis not in dims]
+        rows = magnitude.permute(*kept, *dims).flatten(len(kept))
+        rank = max(1, math.ceil(rows.shape[-1] * percentile / 100))
+        measured = rows.kthvalue(rank, dim=-1).values.view(
+            [1 if a in dims else s for a, s in enumerate(weight.shape)]
+        )
+    fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
+    measured = torch.where(measured > 0, measured, 1 / math.sqrt(max(1, fan_in)))
+    step = first_step(measured, high) if percentile is None else measured / high
+    return step.reshape(()) if len(dims) == weight.dim() else step

@@ -1,0 +1,98 @@
+"""Where a plan's layer names lead: to a module, to a parameter that a function is given, or to a product."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from bitplan.core.errors import UnknownName
+from bitplan.quant.calls import PRODUCT_NAMES, resolve
+from bitplan.quant.layers import family
+
+_PRODUCT = re.compile(rf"({'|'.join(sorted(PRODUCT_NAMES))})(_[1-9]\d*)?")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One layer of a plan in a model: the module that owns it, and for a call its key there.
+
+    `parameter` is the weight's path from the owner; products have none.
+    """
+
+    layer: str
+    kind: Literal["module", "call", "product"]
+    owner: nn.Module
+    key: str
+    parameter: str | None
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The weight as the forward pass sees it before quantization."""
+        return None if self.parameter is None else resolve(self.owner, self.parameter)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module the weight belongs to: the owner, or attention's output projection inside it."""
+        path = (self.parameter or "").rpartition(".")[0]
+        return self.owner.get_submodule(path)
+
+
+def find_sites(model: nn.Module, layers: Iterable[str]) -> dict[str, Site]:
+    """A site for every layer; a name that leads nowhere is an error with near names."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    known = _parameter_sites(modules) | _module_sites(modules)
+    found: dict[str, Site] = {}
+    for layer in layers:
+        site = known.get(layer) or _product_site(layer, modules)
+        if site is None:
+            hint = "A plan's layers are named as trace names them: make the plan from a graph of this model"
+            raise UnknownName("layer", layer, known, hint=hint)
+        found[layer] = site
+    return found
+
+
+def _module_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
+    sites: dict[str, Site] = {}
+    for name, module in modules.items():
+        if not name or not _has_weight(module):
+            continue
+        parent_name, _, child = name.rpartition(".")
+        parent = modules.get(parent_name)
+        if isinstance(parent, nn.MultiheadAttention):
+            sites[name] = Site(name, "call", parent, child, f"{child}.weight")
+        elif family(module) is None:
+            sites[name] = Site(name, "call", module, "weight", "weight")
+        else:
+            sites[name] = Site(name, "module", module, "", "weight")
+    return sites
+
+
+def _parameter_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
+    sites: dict[str, Site] = {}
+    for name, module in modules.items():
+        for path, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() < 2 or (path == "weight" and name):
+                continue
+            key = path.removesuffix("_weight")
+            layer = f"{name}.{key}" if name else key
+            sites[layer] = Site(layer, "call", module, key, path)
+    return sites
+
+
+def _product_site(layer: str, modules: dict[str, nn.Module]) -> Site | None:
+    owner, _, call = layer.rpartition(".")
+    if owner not in modules or not _PRODUCT.fullmatch(call):
+        return None
+    return Site(layer, "product", modules[owner], call, None)
+
+
+def _has_weight(module: nn.Module) -> bool:
+    """Tell whether the module has a weight matrix, its own or one that a parametrization computes."""
+    if module._parameters.get("weight") is None and "weight" not in getattr(module, "parametrizations", ()):
+        return False
+    weight = module.weight
+    return isinstance(weight, Tensor) and weight.dim() >= 2

@@ -1,0 +1,114 @@
+"""Calibration: what it looks at, what it sets, what it leaves alone."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bitplan.core.errors import InputError
+from bitplan.quant.calibrate import calibrate_
+from bitplan.quant.convert import quantize
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Dropout(0.5)
+    )
+
+
+PLAN = {"0": "w8a8", "3": "w4a4"}
+BATCHES = [torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+
+
+def test_steps_and_signs_come_from_all_batches(plan):
+    model = network()
+    quantized = quantize(model, plan(**PLAN))
+    calibrate_(quantized, BATCHES)
+    seen = torch.cat(BATCHES)
+    assert quantized[0].input_quantizer.range == (-128, 127)
+    expected = 2 * seen.abs().mean().item() / math.sqrt(127)
+    assert quantized[0].input_quantizer.step.item() == pytest.approx(expected, rel=1e-5)
+    assert quantized[3].input_quantizer.range == (0, 15)
+    assert quantized.training
+    quantized.eval()(BATCHES[0])
+
+
+def test_the_sign_is_looked_at_not_guessed_from_the_layer_before(plan):
+    quantized = quantize(nn.Sequential(nn.ReLU(), nn.Hardtanh(-1, 1), nn.Linear(4, 4)), plan(**{"2": "w4a4"}))
+    calibrate_(quantized, [torch.rand(3, 4)])
+    assert quantized[2].input_quantizer.range == (0, 15)
+    quantized = quantize(nn.Sequential(nn.Linear(4, 4)), plan(**{"0": "w4a4"}))
+    calibrate_(quantized, [torch.rand(3, 4), torch.rand(3, 4), -torch.rand(3, 4)])
+    assert quantized[0].input_quantizer.range == (-8, 7)
+
+
+def test_the_first_training_batch_does_it_too_and_evaluation_refuses(plan):
+    quantized = quantize(network(), plan(**PLAN)).eval()
+    with pytest.raises(InputError, match=r"layer '0' is not set: call calibrate_"):
+        quantized(BATCHES[0])
+    quantized.train()(BATCHES[0])
+    step = quantized[0].input_quantizer.step.item()
+    quantized.train()(BATCHES[1])
+    assert quantized[0].input_quantizer.step.item() == step
+    assert step == pytest.approx(2 * BATCHES[0].abs().mean().item() / math.sqrt(127), rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [(BATCHES[0],), [BATCHES[0]], {"input": BATCHES[0]}])
+def test_batches_of_arguments(batch, plan):
+    quantized = quantize(network(), plan(**PLAN))
+    calibrate_(quantized, [batch])
+    assert quantized[0].input_quantizer.range is not None
+
+
+def test_a_forward_of_ones_own(plan):
+    quantized = quantize(network(), plan(**PLAN))
+    calibrate_(quantized, [(BATCHES[0], "label")], forward=lambda model, batch: model(batch[0]))
+    assert quantized[0].input_quantizer.range is not None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_values_name_the_layer(bad, plan):
+    quantized = quantize(network(), plan(**PLAN))
+    with pytest.raises(InputError, match="layer '0' has NaN or infinite"):
+        calibrate_(quantized, [torch.full((1, 2, 8, 8), bad)])
+    assert quantized[0].input_quantizer.observation is None
+
+
+def test_no_batches(plan):
+    with pytest.raises(InputError, match="no batches"):
+        calibrate_(quantize(network(), plan(**PLAN)), [])
+
+
+def test_inputs_of_zero_give_a_usable_step(plan):
+    quantized = quantize(network(), plan(**PLAN))
+    calibrate_(quantized, [torch.zeros(2, 2, 8, 8)])
+    assert quantized[0].input_quantizer.step > 0
+    assert quantized(BATCHES[0]).isfinite().all()
+
+
+def test_batch_norm_keeps_its_statistics_unless_asked(plan):
+    quantized = quantize(network(), plan(**PLAN))
+    mean = quantized[1].running_mean.clone()
+    calibrate_(quantized, BATCHES)
+    assert torch.equal(quantized[1].running_mean, mean)
+    calibrate_(quantized, iter(BATCHES), refresh_norms=True)
+    quantized.eval()
+    averages = [quantized[0](batch).mean(dim=(0, 2, 3)) for batch in BATCHES]
+    assert torch.allclose(quantized[1].running_mean, torch.stack(averages).mean(0), atol=1e-6)
+    assert quantized[1].momentum == 0.1
+
+
+def test_layers_never_reached_stay_unset_and_are_named(plan, caplog):
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.used(x)
+
+    quantized = quantize(Half(), plan(used="w4a4", unused="w4a4"))
+    calibrate_(quantized, [torch.randn(2, 4)])
+    assert quantized.unused.input_quantizer.range is None
+    assert "never reached the input of layer unused" in caplog.text
