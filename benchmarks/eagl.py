@@ -101,9 +101,7 @@ def bench_resnet50(rounds: int = 15) -> None:
         },
     )
     size = sum(array.nbytes for array in arrays)
-    _table(
-        f"ResNet-50: {len(arrays)} fp32 tensors, {size / 4e6:.1f} M weights, {threads()} threads", taken, size
-    )
+    _table(f"ResNet-50: {len(arrays)} fp32 tensors, {size / 4e6:.1f} M weights, {threads()} threads", taken, size)
 
 
 def write_llm(path: Path) -> None:

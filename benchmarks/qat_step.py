@@ -50,9 +50,7 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outside)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
 
     def forward(self, x: Tensor) -> Tensor:
         """Two convolutions and the shortcut."""
@@ -83,9 +81,7 @@ def ours(network: Build, *, fused: bool, data_step: bool = True) -> nn.Module:
     model = network()
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     ends = {names[0], names[-1]}
-    links = tuple(
-        (name.replace("downsample.0", "conv1"), name) for name in names if name.endswith("downsample.0")
-    )
+    links = tuple((name.replace("downsample.0", "conv1"), name) for name in names if name.endswith("downsample.0"))
     precisions = {name: "w8a8" if name in ends else "w4a4" for name in names}
     plan = Plan(model="bench", precisions=precisions, links=links, method="uniform", selector="uniform")
     quantized = quantize(model, plan, fused=fused)
@@ -221,9 +217,7 @@ def measure(title: str, network: Build, rounds: int, batch: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)

@@ -1,6 +1,6 @@
 """bitplan: how many bits each layer of a neural network should get, under a budget.
 
-    model ─trace→ Graph ─┬─estimate→ Gains ─┬─select→ Plan
+    model ─trace→ Graph ─┬─estimate→ Gains ─┬─select→ Plan ─quantize→ model′
                          └─price────→ Costs ┘
 
 Names are imported when first used, so `import bitplan` is quick and does not import torch.
@@ -31,12 +31,21 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Trial as Trial
     from bitplan.costs.base import price as price
     from bitplan.gains.base import estimate as estimate
+    from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
+    from bitplan.graph.names import Names as Names
     from bitplan.graph.rules import Rules as Rules
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
     from bitplan.plan.frontier import Frontier as Frontier
     from bitplan.plan.frontier import select_all as select_all
+    from bitplan.quant.calibrate import calibrate_ as calibrate_
+    from bitplan.quant.checkpoint import load_checkpoint as load_checkpoint
+    from bitplan.quant.checkpoint import save_checkpoint as save_checkpoint
+    from bitplan.quant.convert import integer_weights as integer_weights
+    from bitplan.quant.convert import plan_of as plan_of
+    from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.parameters import parameter_groups as parameter_groups
 
 __version__ = "0.1.0"
 
@@ -52,17 +61,26 @@ _HOMES = {
     "Layer": "core.records",
     "Limit": "core.records",
     "Link": "core.records",
+    "Names": "graph.names",
     "Plan": "core.records",
     "Precision": "core.precision",
     "Recipe": "core.trials",
     "Result": "core.trials",
     "Rules": "graph.rules",
     "Trial": "core.trials",
+    "calibrate_": "quant.calibrate",
     "estimate": "gains.base",
+    "integer_weights": "quant.convert",
     "load": "core.store",
+    "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
+    "open_checkpoint": "graph.checkpoint",
+    "parameter_groups": "quant.parameters",
+    "plan_of": "quant.convert",
     "price": "costs.base",
+    "quantize": "quant.convert",
     "save": "core.store",
+    "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",
     "select_all": "plan.frontier",
     "trace": "graph.trace",

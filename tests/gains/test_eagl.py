@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer, Plan
+from bitplan.core.store import save
 from bitplan.gains import modules
 from bitplan.gains.base import Context
 from bitplan.gains.eagl import Eagl
@@ -115,16 +117,16 @@ def test_a_file_gives_what_the_model_gives(tmp_path, model, graph, dtype, per, s
     assert from_file == Eagl(steps, per).layer_gains(open_checkpoint(tmp_path / "m.pth"), graph, THREE)
 
 
-@pytest.mark.parametrize("step_name", ["weight_step", "weight_quantizer.step", "weight_quantizer.s"])
+@pytest.mark.parametrize("places", [("2", "0"), ("call_quantizers.2", "call_quantizers.0")])
 @pytest.mark.parametrize("planned", [True, False])
-def test_steps_that_a_checkpoint_learned(tmp_path, graph, step_name, planned):
+def test_steps_that_a_checkpoint_learned(tmp_path, graph, places, planned):
     """Learned at the plan's 4 bits (or the top choice's, without a plan), used at 4 and at 8."""
     weight = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
-    tensors = {"2.weight": weight, f"2.{step_name}": torch.tensor(0.31), "0.weight": torch.ones(8, 3, 3, 3)}
-    save_file({**tensors, f"0.{step_name}": torch.tensor([1.0])}, tmp_path / "model.safetensors")
-    plan = Plan.uniform(graph, "w4a4")
-    described = {"plan": json.loads(plan.to_json())} if planned else {}
-    (tmp_path / "checkpoint.json").write_text(json.dumps(described))
+    tensors = {"2.weight": weight, "0.weight": torch.ones(8, 3, 3, 3)}
+    steps = {f"{places[0]}.weight_quantizer.step": torch.tensor(0.31)}
+    steps |= {f"{places[1]}.weight_quantizer.step": torch.tensor([1.0])}
+    save_file(tensors | steps, tmp_path / "model.safetensors")
+    save(Checkpoint(plan=Plan.uniform(graph, "w4a4") if planned else None), tmp_path / "checkpoint.json")
     gains = Eagl().layer_gains(tmp_path, graph, THREE)
     scale = torch.tensor(0.31)
     at4, at8 = (scale, scale / 16) if planned else (scale * 16, scale)
@@ -141,12 +143,8 @@ def test_steps_that_a_checkpoint_learned(tmp_path, graph, step_name, planned):
 def test_gpt2_channels_are_columns(tmp_path):
     """The same weights, once (in, out) under GPT-2's names and once (out, in), gain the same per channel."""
     weight = torch.randn(48, 20, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 21)
-    save_file(
-        {"h.0.mlp.c_fc.weight": weight, "h.0.other.weight": weight.T.contiguous()}, tmp_path / "a.safetensors"
-    )
-    gains = Eagl(per="channel").layer_gains(
-        tmp_path / "a.safetensors", read_graph(tmp_path / "a.safetensors"), TWO
-    )
+    save_file({"h.0.mlp.c_fc.weight": weight, "h.0.other.weight": weight.T.contiguous()}, tmp_path / "a.safetensors")
+    gains = Eagl(per="channel").layer_gains(tmp_path / "a.safetensors", read_graph(tmp_path / "a.safetensors"), TWO)
     assert gains.values["h.0.mlp.c_fc"] == gains.values["h.0.other"]
     tensorwise = Eagl().layer_gains(tmp_path / "a.safetensors", read_graph(tmp_path / "a.safetensors"), TWO)
     assert tensorwise.values["h.0.mlp.c_fc"] != gains.values["h.0.mlp.c_fc"]

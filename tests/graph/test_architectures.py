@@ -81,7 +81,7 @@ def test_pspnet():
 def test_vision_transformer():
     graph = traced("vit_b_16")
     block = "encoder.layers.encoder_layer_{}."
-    parts = ("self_attention.in_proj", "self_attention.multi_head_attention_forward", "self_attention.out_proj",
+    parts = ("self_attention.in_proj", "self_attention.scaled_dot_product_attention", "self_attention.out_proj",
              "mlp.0", "mlp.3")  # fmt: skip
     assert [layer.name for layer in graph.layers] == [
         "conv_proj", *(block.format(n) + part for n in range(12) for part in parts), "heads.head",

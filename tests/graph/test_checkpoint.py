@@ -1,4 +1,4 @@
-"""Checkpoint files: read what is sound, say in one line what is not."""
+"""OpenedCheckpoint files: read what is sound, say in one line what is not."""
 
 import json
 import os
@@ -57,14 +57,10 @@ def test_safetensors(tmp_path):
 
 def test_our_reader_agrees_with_the_library_on_every_type(tmp_path):
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
-    tensors = {f"t{i}": torch.ones(3, dtype=kind) for i, kind in enumerate(kinds)} | {
-        "none": torch.zeros(0, 4)
-    }
+    tensors = {f"t{i}": torch.ones(3, dtype=kind) for i, kind in enumerate(kinds)} | {"none": torch.zeros(0, 4)}
     save_file(tensors, tmp_path / "m.safetensors")
     opened = open_checkpoint(tmp_path / "m.safetensors").tensors
-    assert {name: tensor.shape for name, tensor in opened.items()} == {
-        n: tuple(t.shape) for n, t in tensors.items()
-    }
+    assert {name: tensor.shape for name, tensor in opened.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
     assert all(opened[f"t{i}"].data.size == 3 for i in range(len(kinds)))
 
 
@@ -200,9 +196,7 @@ class Evil:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_a_pickle_that_wants_more(tmp_path, old):
-    torch.save(
-        {"state_dict": WEIGHTS, "extra": Evil()}, tmp_path / "m.pth", _use_new_zipfile_serialization=not old
-    )
+    torch.save({"state_dict": WEIGHTS, "extra": Evil()}, tmp_path / "m.pth", _use_new_zipfile_serialization=not old)
     refused(tmp_path / "m.pth", "wants to run code", "system", "state_dict")
     (tmp_path / "m.pt").write_bytes(pickle.dumps(Evil()))
     refused(tmp_path / "m.pt")

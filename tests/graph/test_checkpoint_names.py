@@ -1,21 +1,21 @@
 """The graph of a checkpoint without its model: layers, kinds and links by visible rules on names."""
 
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.graph.checkpoint import Checkpoint, natural
+from bitplan.graph.checkpoint import OpenedCheckpoint, natural
 from bitplan.graph.names import LinkRule, Names, read_graph, trace_checkpoint
+from bitplan.graph.rules import Rules
 from bitplan.graph.tensors import Tensor
 
 
-def checkpoint(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> Checkpoint:
+def checkpoint(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> OpenedCheckpoint:
     """Only names and shapes matter here."""
-    return Checkpoint(
+    return OpenedCheckpoint(
         Path("net.safetensors"),
         {n: Tensor(n, dtype, shapes[n], np.zeros(0, np.uint16)) for n in sorted(shapes, key=natural)},
     )
@@ -29,10 +29,7 @@ def llama(layers: int = 11) -> dict[str, tuple[int, ...]]:
     }
     for i in range(layers):
         block = f"model.layers.{i}"
-        shapes |= {
-            f"{block}.self_attn.{n}_proj.weight": (s, 64)
-            for n, s in zip("qkvo", (64, 16, 16, 64), strict=True)
-        }
+        shapes |= {f"{block}.self_attn.{n}_proj.weight": (s, 64) for n, s in zip("qkvo", (64, 16, 16, 64), strict=True)}
         shapes |= {f"{block}.mlp.{n}_proj.weight": (160, 64) for n in ("gate", "up")}
         shapes |= {f"{block}.mlp.down_proj.weight": (64, 160), f"{block}.input_layernorm.weight": (64,)}
     return shapes
@@ -141,27 +138,11 @@ def test_no_layers(shapes):
         read_graph(checkpoint(shapes))
 
 
-def test_rules_are_applied_in_one_place(monkeypatch):
-    """The shared rules get the graph with its first and last layer."""
-    rules = types.ModuleType("bitplan.graph.rules")
-    rules.Rules = lambda: "the defaults"
-    rules.apply_rules = lambda graph, chosen, *, first, last: (graph, chosen, first, last)
-    monkeypatch.setitem(sys.modules, "bitplan.graph.rules", rules)
-    graph, chosen, first, last = trace_checkpoint(checkpoint(llama(1)))
-    assert (chosen, first, last) == ("the defaults", "model.embed_tokens", "lm_head")
-    assert graph == read_graph(checkpoint(llama(1)))
-    assert trace_checkpoint(checkpoint(llama(1)), "mine", names=Names(links=()))[1] == "mine"
-
-
-REAL = Path(__file__).parents[3] / "shared/data/weights/resnet20-12fca82f.th"
-
-
-@pytest.mark.skipif(not REAL.exists(), reason="the real weights are not on this machine")
-def test_a_real_checkpoint_in_its_own_order():
-    graph = read_graph(REAL)
-    assert len(graph.layers) == 20
-    assert [graph.layers[0].name, graph.layers[1].name, graph.layers[-1].name] == [
-        "conv1",
-        "layer1.0.conv1",
-        "linear",
-    ]
+def test_rules_fix_the_embedding_the_head_and_what_is_narrow(checkpoint):
+    graph = trace_checkpoint(checkpoint(llama(1)), Rules(narrow=0))
+    assert {layer.name: layer.why for layer in graph.layers if layer.fixed} == {
+        "model.embed_tokens": "first layer",
+        "lm_head": "last layer",
+    }
+    assert graph == bitplan.trace(checkpoint(llama(1)), rules=Rules(narrow=0))
+    assert not trace_checkpoint(checkpoint(llama(1)), names=Names(links=())).links

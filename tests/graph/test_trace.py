@@ -117,7 +117,7 @@ def test_multihead_attention():
     graph = traced(lambda net, x: net.attention(x, x, x, need_weights=False)[0], T, attention=attention)
     assert [(layer.name, layer.kind, layer.macs) for layer in graph.layers] == [
         ("attention.in_proj", "linear", 10 * 8 * 24),
-        ("attention.multi_head_attention_forward", "attention", 2 * 2 * 2 * 5 * 5 * 4),
+        ("attention.scaled_dot_product_attention", "attention", 2 * 2 * 2 * 5 * 5 * 4),
         ("attention.out_proj", "linear", 10 * 64),
     ]
     assert graph.layers[1].weights == 0

@@ -12,9 +12,7 @@ from bitplan.quant.convert import quantize
 
 
 def network():
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Dropout(0.5)
-    )
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Dropout(0.5))
 
 
 PLAN = {"0": "w8a8", "3": "w4a4"}

@@ -181,9 +181,7 @@ def test_attention_of_separate_projections(plan):
     out, _ = quantized[0](x, k, v)
     out.sum().backward()
     assert set(integer_weights(quantized)) == set(layers)
-    assert all(
-        q.weight.step.grad is not None and q.inputs[0].range for q in quantizers_of(quantized).values()
-    )
+    assert all(q.weight.step.grad is not None and q.inputs[0].range for q in quantizers_of(quantized).values())
 
 
 def test_encoder_layers_are_quantized_in_inference_too(plan):

@@ -201,14 +201,10 @@ def test_a_hand_edited_json_is_noticed(saved):
         load_checkpoint(saved)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}]
-)
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
 def test_foreign_pth(wrap, tmp_path):
     model = network().eval()
-    torch.save(
-        wrap({f"module.{name}": value for name, value in model.state_dict().items()}), tmp_path / "a.pth"
-    )
+    torch.save(wrap({f"module.{name}": value for name, value in model.state_dict().items()}), tmp_path / "a.pth")
     assert torch.equal(load_checkpoint(tmp_path / "a.pth", network()).eval()(X), model(X))
     with pytest.raises(InputError, match="pass the model"):
         load_checkpoint(tmp_path / "a.pth")
@@ -230,9 +226,7 @@ def test_a_pickle_that_wants_more_is_refused(old_format, tmp_path):
     torch.save({"a": Bomb()}, tmp_path / "bomb.pth", _use_new_zipfile_serialization=not old_format)
     (tmp_path / "plain.pth").write_bytes(pickle.dumps(Bomb()))
     for name in ("bomb.pth", "plain.pth"):
-        with pytest.raises(
-            FileError, match=r"^[^\n]*wants to run code when it is read, so it is refused[^\n]*$"
-        ):
+        with pytest.raises(FileError, match=r"^[^\n]*wants to run code when it is read, so it is refused[^\n]*$"):
             load_checkpoint(tmp_path / name, network())
 
 

@@ -114,9 +114,7 @@ def test_shared_steps_are_multiplied_once(plan):
     assert second.a.input_quantizer is second.b.input_quantizer
     assert second.a.input_quantizer.step == 4 * first.a.input_quantizer.step
     apart = quantize(first, plan(a="w2a2", b="w4a4", c="w4a4"))
-    assert (
-        apart.a.input_quantizer.step == 4 * apart.b.input_quantizer.step == 4 * first.a.input_quantizer.step
-    )
+    assert apart.a.input_quantizer.step == 4 * apart.b.input_quantizer.step == 4 * first.a.input_quantizer.step
 
 
 def test_product_steps_are_kept_and_multiplied(plan):
@@ -128,12 +126,11 @@ def test_product_steps_are_kept_and_multiplied(plan):
     first(torch.randn(4, 4))
     second = quantize(first, plan(matmul="w8a8", matmul_1="w8a6"))
     before, after = quantizers_of(first), quantizers_of(second)
+    assert [new.step / old.step for old, new in zip(before["matmul"].inputs, after["matmul"].inputs, strict=True)] == [
+        1
+    ] * 3
     assert [
-        new.step / old.step for old, new in zip(before["matmul"].inputs, after["matmul"].inputs, strict=True)
-    ] == [1] * 3
-    assert [
-        new.step / old.step
-        for old, new in zip(before["matmul_1"].inputs, after["matmul_1"].inputs, strict=True)
+        new.step / old.step for old, new in zip(before["matmul_1"].inputs, after["matmul_1"].inputs, strict=True)
     ] == [4] * 2
 
 
@@ -198,13 +195,9 @@ def test_faq_fixes_steps_at_a_percentile(plan):
     quantized = quantize(network(), plan(**MIXED), method="faq", percentile=99.0)
     quantized(IMAGES).sum().backward()
     weight = quantized[3].weight.detach().abs().flatten().sort().values
-    assert quantized[3].weight_quantizer.step.item() == pytest.approx(
-        weight[570].item() / 7
-    )  # ⌈576·0.99⌉ = 571st
+    assert quantized[3].weight_quantizer.step.item() == pytest.approx(weight[570].item() / 7)  # ⌈576·0.99⌉ = 571st
     inputs = IMAGES.abs().flatten().sort().values
-    assert quantized[0].input_quantizer.step.item() == pytest.approx(
-        inputs[427].item() / 127
-    )  # ⌈432·0.99⌉ = 428th
+    assert quantized[0].input_quantizer.step.item() == pytest.approx(inputs[427].item() / 127)  # ⌈432·0.99⌉ = 428th
     steps = [p for name, p in quantized.named_parameters() if name.endswith("step")]
     assert len(steps) == 6
     assert all(p.grad is None and not p.requires_grad for p in steps)

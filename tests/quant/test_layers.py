@@ -151,9 +151,7 @@ def test_a_parametrized_weight_is_quantized_after_its_parametrization(plan):
     quantized = quantize(model, plan(**{"0": "w4a16"}))
     x = torch.randn(3, 6)
     out = quantized(x)
-    assert torch.allclose(
-        out, F.linear(x, weight_by_hand(model[0].weight.detach(), 4), model[0].bias), atol=1e-6
-    )
+    assert torch.allclose(out, F.linear(x, weight_by_hand(model[0].weight.detach(), 4), model[0].bias), atol=1e-6)
     out.sum().backward()
     assert quantized[0].parametrizations.weight.original0.grad is not None
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bitplan.adapters.transformers import transformers as library
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import plan_of, quantize
 from bitplan.quant.lsq import lsq
@@ -74,7 +75,8 @@ def test_a_plain_loop_learns(options, plan):
 
 
 def test_accelerates_loop_learns(quantized):
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     accelerator = accelerate.Accelerator(cpu=True)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=32)
     optimizer = torch.optim.AdamW(parameter_groups(quantized, lr=0.01, step_lr=1e-4))
@@ -124,9 +126,7 @@ def test_a_compiled_model_can_start_uncalibrated(quantized):
 def test_compiled_codes_are_exact():
     torch._dynamo.reset()
     step = torch.tensor(0.1, requires_grad=True)
-    v = (
-        (torch.arange(-127, 127).double() + 0.5).mul(0.1).float().requires_grad_()
-    )  # where a reciprocal goes wrong
+    v = (torch.arange(-127, 127).double() + 0.5).mul(0.1).float().requires_grad_()  # where a reciprocal goes wrong
     grads = []
     for run in (lsq, torch.compile(lsq)):
         y = run(v, step, -128, 127)
@@ -224,9 +224,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant, plan):
 
 @pytest.fixture
 def group(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
-    )
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
@@ -260,8 +258,7 @@ def test_processes_agree_on_the_first_steps(plan, tmp_path):
 
 
 def test_hugging_face_bert_trains(plan):
-    transformers = pytest.importorskip("transformers")
-    _declare_torchvisions_operators()
+    transformers = library("this test")
     config = transformers.BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=50
     )
@@ -297,8 +294,7 @@ def test_hugging_face_bert_trains(plan):
 
 
 def test_hugging_faces_conv1d_is_a_linear_layer(plan):
-    pytest.importorskip("transformers")
-    _declare_torchvisions_operators()
+    library("this test")
     from transformers.pytorch_utils import Conv1D
 
     model = nn.Sequential(Conv1D(5, 6))
@@ -307,11 +303,3 @@ def test_hugging_faces_conv1d_is_a_linear_layer(plan):
     weight = quantized[0].weight_quantizer(quantized[0].weight)
     assert weight.unique().numel() <= 16
     assert torch.allclose(quantized(x), x @ weight + quantized[0].bias, atol=1e-6)
-
-
-def _declare_torchvisions_operators():
-    """transformers imports torchvision, which misses two operators on a CPU-only torch."""
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{name}", schema)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from bitplan.graph.rules import Rules
 
 
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
+
+
 @dataclass(frozen=True)
 class RuleOptions:
     """The options of the rules, as typed."""
@@ -53,6 +56,12 @@ class Target:
 
 def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights: bool = False) -> Target:
     """Load a graph file, or build and trace a model; with its weights only where a method looks at them."""
+    if is_checkpoint(written):
+        from bitplan.graph.checkpoint import open_checkpoint
+        from bitplan.graph.names import trace_checkpoint
+
+        opened = open_checkpoint(written)
+        return Target(trace_checkpoint(opened, rules.rules()), opened)
     if Path(written).suffix == ".json":
         return Target(load(written, Graph))
     from bitplan.graph.trace import trace
@@ -64,6 +73,12 @@ def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights:
     if example is None:
         raise InputError(f"{written} gives no example input: add --input, such as --input 1x3x224x224")
     return Target(trace(model, example, rules=rules.rules(), name=written), model)
+
+
+def is_checkpoint(written: str) -> bool:
+    """Tell whether a target is a checkpoint file or folder, rather than a model or a graph."""
+    path = Path(written)
+    return path.suffix in CHECKPOINTS or written.endswith(".index.json") or path.is_dir()
 
 
 def example_of(shape: str) -> Any:

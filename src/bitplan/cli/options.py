@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-Target = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a graph file (.json).")]
+Target = Annotated[
+    str, typer.Argument(help="A zoo name, package.module:factory, a checkpoint, or a graph file (.json).")
+]
 Files = Annotated[list[Path], typer.Argument(help="Record files (.json).")]
 Input = Annotated[str | None, typer.Option("--input", help="Example input, such as 1x3x224x224 or 1x128:int64.")]
 Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]

@@ -31,12 +31,18 @@ def graph_and_gains(
         _refuse_without_weights(target, gain)
     found = read_target(target, shape, rules, weights=needs)
     check_selectable(found.graph)
-    model = found.model.to(device) if needs and found.model is not None else None
+    model: Any = found.model if needs else None
+    if hasattr(model, "to"):  # a module, not an opened checkpoint
+        model = model.to(device)
     return found.graph, estimated(gain, model, found.graph, choices, option, seed, threads)
 
 
 def _refuse_without_weights(target: str, gain: str) -> None:
+    from bitplan.cli.inputs import is_checkpoint
+
     hint = "or use a method that looks at the structure only, such as --gain uniform"
+    if is_checkpoint(target):
+        return
     if Path(target).suffix == ".json":
         raise InputError(f"{gain} looks at the weights, which a graph file does not have: give the model, {hint}")
     if ":" not in target:
@@ -54,6 +60,10 @@ def model_of(name: str | None, device: str) -> Any:
     """The model of that name, with its weights, or None."""
     if name is None:
         return None
+    from bitplan.cli.inputs import is_checkpoint
+
+    if is_checkpoint(name):
+        return name
     from bitplan.models.zoo import load_model
 
     return load_model(name)[0].to(device)

@@ -40,7 +40,8 @@ class Record(Value):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        Record.kinds[cls.kind()] = cls
+        if not cls.__name__.startswith("_"):
+            Record.kinds[cls.kind()] = cls
 
     @classmethod
     def kind(cls) -> str:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
 from bitplan.gains import histogram, steps
-from bitplan.gains.histogram import Counts, Floats, Lines
 from bitplan.gains.base import Progress
+from bitplan.gains.histogram import Counts, Floats, Lines
 from bitplan.gains.pieces import reduce_pieces
 from bitplan.graph.tensors import Layout, Rows, Tensor
 
@@ -105,9 +105,7 @@ def _meter(progress: Progress | None, total: int) -> Callable[[int], None] | Non
 Told = Callable[[int], None] | None
 
 
-def _count_sixteen(
-    items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told
-) -> list[Histograms]:
+def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told) -> list[Histograms]:
     """One pass: a table of all 65,536 patterns gives every step and every precision exactly."""
     tensors = [item.tensor for item in items]
 
@@ -135,8 +133,7 @@ def _count_wide(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, tol
         tensor = tensors[index]
         values = tensor.floats(start, stop)
         counted = [
-            histogram.count_flat(values, step, b, tensor.name)
-            for step, b in zip(found[index], bits, strict=True)
+            histogram.count_flat(values, step, b, tensor.name) for step, b in zip(found[index], bits, strict=True)
         ]
         return counted[0] if len(counted) == 1 else np.concatenate(counted)
 
@@ -204,9 +201,7 @@ def _count_rows(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, tol
 
     def work(index: int, start: int, stop: int) -> Counts:
         item, shape = items[index], rows[index]
-        part = (
-            shape.arrange(item.tensor.floats(start, stop)) if stop > start else np.zeros((0, 1), np.float32)
-        )
+        part = shape.arrange(item.tensor.floats(start, stop)) if stop > start else np.zeros((0, 1), np.float32)
         by_group = item.learned is None and scheme.per == "group"
         run = max(1, min(shape.width, scheme.group_size * shape.inner if by_group else shape.width))
         lines = Lines.runs(part, run)

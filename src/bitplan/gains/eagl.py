@@ -15,7 +15,7 @@ from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.counting import Histograms, Per, Scheme, Weights, count_weights
 from bitplan.gains.entropy import bootstrap, entropy
 from bitplan.gains.steps import KINDS, Kind
-from bitplan.graph.checkpoint import Checkpoint, learned_step, open_checkpoint
+from bitplan.graph.checkpoint import OpenedCheckpoint, learned_step, open_checkpoint
 from bitplan.graph.names import Names
 from bitplan.graph.tensors import FLOATS
 
@@ -45,17 +45,15 @@ class Eagl:
         if self.group_size < 1 or self.bootstrap < 0 or self.bootstrap == 1:
             raise InputError("EAGL needs a group_size of at least 1, and 0 or at least 2 bootstrap samples")
 
-    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context = ALONE) -> LayerGains:
+    def layer_gains(
+        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context = ALONE
+    ) -> LayerGains:
         """The gains of a torch module, a path or an opened checkpoint; needs no data and changes nothing."""
         layers = [layer for group in graph.selectable for layer in group.layers]
-        weights, kind = self._weights(
-            model, [layer for layer in layers if layer.weights], choices[-1].weight_bits
-        )
+        weights, kind = self._weights(model, [layer for layer in layers if layer.weights], choices[-1].weight_bits)
         bits = sorted({choice.weight_bits for choice in choices[1:]})
         scheme = Scheme(kind, self.per, self.group_size)
-        counted = dict(
-            zip(weights, count_weights(list(weights.values()), bits, scheme, context.progress), strict=True)
-        )
+        counted = dict(zip(weights, count_weights(list(weights.values()), bits, scheme, context.progress), strict=True))
         tops = {name: tuple(map(int, counts[-1])) for name, counts in counted.items()}
         return LayerGains(
             values=_rows(layers, choices, bits, {n: tuple(map(entropy, c)) for n, c in counted.items()}),
@@ -69,8 +67,8 @@ class Eagl:
 
     def _weights(self, model: Any, layers: list[Layer], top: int) -> tuple[dict[str, Weights], Kind]:
         """Each layer's weights with the steps to use, and the kind of step for those without."""
-        if isinstance(model, str | Path | Checkpoint):
-            opened = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+        if isinstance(model, str | Path | OpenedCheckpoint):
+            opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
             weights, place = _file_weights(opened, layers, top), str(opened.path)
         else:
             from bitplan.gains.modules import module_weights
@@ -110,13 +108,10 @@ def _rows(
     """
     places = [bits.index(choice.weight_bits) for choice in choices[1:]]
     none = (0.0,) * len(bits)
-    return {
-        layer.name: (0.0, *accumulate(found.get(layer.name, none)[place] for place in places))
-        for layer in layers
-    }
+    return {layer.name: (0.0, *accumulate(found.get(layer.name, none)[place] for place in places)) for layer in layers}
 
 
-def _file_weights(checkpoint: Checkpoint, layers: list[Layer], top: int) -> dict[str, Weights]:
+def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -> dict[str, Weights]:
     """Tensors by name; learned steps belong to the plan's precision, or without a plan to the top choice."""
     names, found = Names(), {}
     for layer in layers:

@@ -11,6 +11,8 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.gains.counting import Weights
 from bitplan.graph.pickled import as_tensor
 from bitplan.graph.tensors import Layout
+from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
+from bitplan.quant.layers import original
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +29,8 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
     modules = dict(model.named_modules())
     found: dict[str, Weights] = {}
     for name in layers:
-        layout: Layout = "in_out" if type(modules.get(name)).__name__ in _TRANSPOSED else "out_in"
+        kind = original(modules[name]).__name__ if name in modules else ""
+        layout: Layout = "in_out" if kind in _TRANSPOSED else "out_in"
         if name in learned:
             weight, step, bits = learned[name]
             steps = np.array(step.detach().cpu().float().reshape(-1).numpy(), np.float32)
@@ -48,8 +51,8 @@ def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
 
 def _learned_weights(model: torch.nn.Module) -> dict[str, tuple[Any, Any, int]]:
     """Layer → weight, step and bits of a quantized model; empty for a float one."""
-    try:
-        from bitplan.quant.convert import weight_steps  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
+    if not is_quantized(model):
         return {}
-    return dict(weight_steps(model))
+    precisions = plan_of(model).precisions
+    weights = weights_of(model)
+    return {name: (weights[name], step, precisions[name].weight_bits) for name, step in weight_steps(model).items()}

@@ -13,20 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.errors import FileError, InputError
+from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
+from bitplan.core.errors import FileError
 from bitplan.core.records import Plan
-from bitplan.core.store import read_text
+from bitplan.core.store import load, read_text
 from bitplan.graph.packed import refuse_foreign, refuse_packed
 from bitplan.graph.pickled import load_pickled
 from bitplan.graph.safetensors import map_safetensors
 from bitplan.graph.tensors import FLOATS, Tensor
 
 INDEX = "model.safetensors.index.json"
-_STEP_NAMES = ("weight_step", "weight_quantizer.step", "weight_quantizer.s")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class OpenedCheckpoint:
     """Where it lies, its tensors in order, and the plan if bitplan wrote it."""
 
     path: Path
@@ -38,14 +38,14 @@ class Checkpoint:
         return self.tensors.get(f"{layer}.weight", self.tensors.get(layer))
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     """Open a file or folder; what prevents it is said in one line."""
     place = Path(path)
     tensors = _open_folder(place) if place.is_dir() else _open_file(place)
     refuse_packed(place, tensors)
     if not tensors:
         raise FileError(f"{place} holds no tensors")
-    return Checkpoint(place, tensors, _plan_beside(place) if place.is_dir() else None)
+    return OpenedCheckpoint(place, tensors, _plan_beside(place) if place.is_dir() else None)
 
 
 def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -60,8 +60,10 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """The weight step that a quantized layer learned, if the checkpoint has one."""
-    found = (tensors.get(f"{layer}.{name}") for name in _STEP_NAMES)
+    """The weight step that a quantized layer learned, if the checkpoint has one (names as `quant/install.py` makes)."""
+    owner, _, call = layer.rpartition(".")
+    inside = f"{owner}.call_quantizers.{call}" if owner else f"call_quantizers.{call}"
+    found = (tensors.get(f"{place}.weight_quantizer.step") for place in (layer, inside))
     return next((step for step in found if step is not None and step.dtype in FLOATS), None)
 
 
@@ -84,9 +86,7 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
         return _open_shards(folder / INDEX)
     if (folder / "model.safetensors").exists():
         return _in_order(map_safetensors(folder / "model.safetensors"))
-    there = sorted(
-        item for item in folder.iterdir() if item.suffix in (".safetensors", ".gguf", ".bin", ".pth", ".pt")
-    )
+    there = sorted(item for item in folder.iterdir() if item.suffix in (".safetensors", ".gguf", ".bin", ".pth", ".pt"))
     if len(there) == 1:
         return _open_file(there[0])
     found = f"; it has {', '.join(item.name for item in there[:4])}: name one of them" if there else ""
@@ -120,10 +120,4 @@ def _plan_beside(folder: Path) -> Plan | None:
     path = folder / "checkpoint.json"
     if not path.exists():
         return None
-    try:
-        plan = json.loads(read_text(path)).get("plan")
-        return None if plan is None else Plan.from_json(json.dumps(plan))
-    except InputError as error:
-        raise FileError(f"{path}: {error}") from None
-    except (ValueError, AttributeError, RecursionError):
-        raise FileError(f"{path} is not a checkpoint's description: it is no JSON object") from None
+    return load(path, CheckpointRecord).plan

@@ -15,15 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link
-from bitplan.graph.checkpoint import Checkpoint, open_checkpoint
+from bitplan.graph.checkpoint import OpenedCheckpoint, open_checkpoint
+from bitplan.graph.rules import Rules, apply_rules
 from bitplan.graph.tensors import FLOATS, Layout, Tensor
-
-if TYPE_CHECKING:
-    from bitplan.graph.rules import Rules  # type: ignore[import-not-found,unused-ignore]
 
 
 @dataclass(frozen=True)
@@ -83,26 +80,21 @@ class Names:
 
 
 def trace_checkpoint(
-    path: str | Path | Checkpoint, rules: Rules | None = None, *, names: Names | None = None
+    path: str | Path | OpenedCheckpoint, rules: Rules | None = None, *, names: Names | None = None
 ) -> Graph:
     """The graph of a checkpoint file, with the layers fixed that the rules fix."""
     graph = read_graph(path, names)
-    # Rules for fixed layers: one place, shared with traced models.
-    from bitplan.graph.rules import Rules, apply_rules
-
     return apply_rules(graph, rules or Rules(), first=graph.layers[0].name, last=graph.layers[-1].name)
 
 
-def read_graph(path: str | Path | Checkpoint, names: Names | None = None) -> Graph:
+def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) -> Graph:
     """The layers and links of a checkpoint, none of them fixed."""
-    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
+    checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
     names = names or Names()
     layers = _layers(checkpoint.tensors.values(), names)
     if not layers:
         raise FileError(f"{checkpoint.path} holds no float weights under the usual names")
-    return Graph(
-        model=_title(checkpoint.path), layers=tuple(layers), links=tuple(_links(layers, names.links))
-    )
+    return Graph(model=_title(checkpoint.path), layers=tuple(layers), links=tuple(_links(layers, names.links)))
 
 
 def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
@@ -112,9 +104,7 @@ def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
         if len(tensor.shape) < 2 or tensor.dtype not in FLOATS or not name:
             continue
         if re.search(names.weight, tensor.name) and not re.search(names.norm, name):
-            found.append(
-                _layer(name, tensor.shape, names, first=not any("conv" in layer.kind for layer in found))
-            )
+            found.append(_layer(name, tensor.shape, names, first=not any("conv" in layer.kind for layer in found)))
     place = {layer.name: _place(layer, names) for layer in found}
     return sorted(found, key=lambda layer: place[layer.name])
 
@@ -170,10 +160,4 @@ def _stem(rule: LinkRule, name: str) -> str | None:
 
 def _title(path: Path) -> str:
     place = path.resolve()
-    return (
-        place.parent.name
-        if place.name.endswith(".index.json")
-        else place.name
-        if place.is_dir()
-        else place.stem
-    )
+    return place.parent.name if place.name.endswith(".index.json") else place.name if place.is_dir() else place.stem

@@ -36,9 +36,7 @@ def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
                     "so give it the checkpoint from before quantization"
                 )
             if tensor.dtype not in FLOATS:
-                raise FileError(
-                    f"{path} stores {name!r} as {tensor.dtype}; bitplan reads fp64, fp32, fp16 and bf16"
-                )
+                raise FileError(f"{path} stores {name!r} as {tensor.dtype}; bitplan reads fp64, fp32, fp16 and bf16")
 
 
 def refuse_foreign(path: Path, start: bytes) -> None:

@@ -100,6 +100,4 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, Any]:
                 return {str(name): value for name, value in found.items()}
             break
         loaded = nested
-    raise FileError(
-        f"{path} holds no state_dict: save the network's with torch.save(model.state_dict(), path)"
-    )
+    raise FileError(f"{path} holds no state_dict: save the network's with torch.save(model.state_dict(), path)")

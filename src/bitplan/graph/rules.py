@@ -9,6 +9,9 @@ from bitplan.core.errors import InputError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.record import Value
 from bitplan.core.records import Graph, Layer
+from bitplan.quant.calls import PRODUCT_NAMES
+
+LEFT_ALONE = Precision(weight_bits=16, act_bits=16)
 
 
 class Rules(Value):
@@ -65,7 +68,11 @@ def _apply(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Layer:
 def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> tuple[Precision | None, str]:
     """The precision that a rule gives to a layer, and the reason; the first rule that speaks decides."""
     if not layer.weights:
-        return rules.products, "product of activations"
+        function = layer.name.rpartition(".")[2].rstrip("0123456789").rstrip("_")
+        known = function in PRODUCT_NAMES
+        return (rules.products, "product of activations") if known else (LEFT_ALONE, f"{function} is not quantized")
+    if layer.kind == "recurrent":
+        return LEFT_ALONE, "recurrent layers are not quantized"
     if any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in rules.free):
         return None, ""
     for pattern, precision in rules.fix.items():

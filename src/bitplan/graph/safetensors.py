@@ -33,9 +33,7 @@ def map_safetensors(path: Path) -> dict[str, Tensor]:
     return {name: _view(mapped, name, start, *span) for name, span in spans.items()}
 
 
-def _read_header(
-    path: Path, prefix: bytes, read: Callable[[int], bytes], size: int
-) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, prefix: bytes, read: Callable[[int], bytes], size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8:
         raise _broken(path, f"it has {size} bytes, too few for a header")
@@ -44,9 +42,7 @@ def _read_header(
     if 8 + length > size:
         raise _broken(path, f"its header should be {length:,} bytes long, but the file ends after {size:,}")
     try:
-        header = json.loads(
-            read(length).decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs)
-        )
+        header = json.loads(read(length).decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
     except FileError:
         raise
     except (
@@ -79,14 +75,10 @@ def _span(path: Path, name: str, entry: Any, room: int) -> tuple[str, tuple[int,
     if not _naturals(shape) or math.prod(shape) > _MOST_SIZE:
         raise _broken(path, f"tensor {name!r} has the impossible shape {str(shape)[:60]}")
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
-        raise _broken(
-            path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data"
-        )
+        raise _broken(path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data")
     if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != offsets[1] - offsets[0]:
         shown = "×".join(map(str, shape))
-        raise _broken(
-            path, f"tensor {name!r} ({dtype}, {shown}) has {offsets[1] - offsets[0]:,} bytes of data"
-        )
+        raise _broken(path, f"tensor {name!r} ({dtype}, {shown}) has {offsets[1] - offsets[0]:,} bytes of data")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
@@ -101,9 +93,7 @@ def _check_disjoint(path: Path, spans: dict[str, tuple[int, int]], room: int) ->
             raise _broken(path, f"tensors {name!r} and {other!r} overlap")
 
 
-def _view(
-    mapped: mmap.mmap, name: str, start: int, dtype: str, shape: tuple[int, ...], begin: int, end: int
-) -> Tensor:
+def _view(mapped: mmap.mmap, name: str, start: int, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
     kind = np.dtype(DTYPES.get(dtype, "u1"))
     data = np.frombuffer(mapped, np.uint8, end - begin, start + begin).view(kind)
     return Tensor(name, dtype, shape, data, _releaser(mapped, start + begin, kind.itemsize))

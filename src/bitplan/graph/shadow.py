@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from bitplan.core.errors import TraceError
+from bitplan.quant.convert import unquantized
 
 
 class Shadow:
@@ -59,6 +60,7 @@ class Shadow:
         stack.enter_context(_without_mkldnn())
         stack.enter_context(_quiet(logging.getLogger(FakeTensorMode.__module__)))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(unquantized(self.model))  # a quantized network is traced as the float one it was
         stack.enter_context(self.mode)
         return stack
 

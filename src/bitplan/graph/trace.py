@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves
 
-from bitplan.core.errors import TraceError
+from bitplan.core.errors import InputError, TraceError
 from bitplan.core.records import Graph, Layer
+from bitplan.graph.checkpoint import OpenedCheckpoint
 from bitplan.graph.links import find_links
+from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import Rules, apply_rules
 from bitplan.graph.shadow import Shadow
 from bitplan.graph.watch import Watch, layer_name
 
 
-def trace(model: nn.Module, example: Any, *, rules: Rules | None = None, name: str | None = None) -> Graph:
+def trace(
+    model: nn.Module | str | Path | OpenedCheckpoint,
+    example: Any = None,
+    *,
+    rules: Rules | None = None,
+    name: str | None = None,
+) -> Graph:
     """Find the layers of a model, what they cost and which of them are linked.
 
+    Of a checkpoint file the graph follows from its names and shapes alone (`graph/names.py`), without an example.
     `example` is a tensor, a tuple of positional arguments, or a dict of keyword arguments; only its shapes matter
     (meta tensors do), and the model is neither run nor changed. MACs are those of the example, its batch included.
     """
+    if not isinstance(model, nn.Module):
+        return trace_checkpoint(model, rules)
+    if example is None:
+        raise InputError("an example input is needed to trace a model: trace(model, example)")
     shadow = Shadow(model)
     watch = Watch(shadow.model, shadow.parameters)
     _run(shadow, watch, example)
@@ -79,6 +93,6 @@ def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
     never = {
         name: parameter
         for name, parameter in shadow.parameters.items()
-        if name not in watch.touched and parameter.dim() >= 2
+        if name not in watch.touched and parameter.dim() >= 2 and "_quantizer" not in name
     }
     return tuple(dict.fromkeys(layer_name(name) for name in never))

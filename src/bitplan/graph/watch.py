@@ -10,23 +10,25 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bitplan.graph.products import Product, product_of
 from bitplan.graph.values import Key, Values
+from bitplan.quant.calls import is_parameter, open_attention
 
 aten = torch.ops.aten
 
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
+_RECURRENT = {
+    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+}  # fmt: skip
 # Functions whose second matrix operand is a weight even where the first does not depend on the model's input
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
-_LAYER_FUNCTIONS = {
-    "linear", "addmm", "multi_head_attention_forward",
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-}  # fmt: skip
+_CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
+_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
 _OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
 _OF_MODULE = re.compile(r"(.*)\.(?:weight(?:_orig|_g|_v)?|parametrizations\.\w+\..*)")
 
@@ -95,12 +97,15 @@ class Watch:
         while len(self._stack) > 1 and self._stack.pop().module is not module:
             pass  # calls that ended in an error which the model caught
 
-    def call_function(self, name: str) -> None:
-        """A function of torch is called from Python; its operations follow."""
+    def call_function(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """A function of torch is called from Python; its operations follow.
+
+        Products are numbered by calls without a parameter, as `quant/calls.py` counts them when the network runs.
+        """
         self._function = _OPERATORS.get(name, name)
         call = self._stack[-1]
         number = call.functions[self._function]
-        call.functions[self._function] += 1
+        call.functions[self._function] += not any(map(is_parameter, arguments))
         own = self._function if number == 0 else f"{self._function}_{number}"
         self._product_name = f"{call.path}.{own}" if call.path else own
 
@@ -130,7 +135,7 @@ class Watch:
             owner = max(sorted(self.values.sources(weight)), key=lambda name: self._sizes[name])
             single = len(self.values.sources(weight)) == 1
             size = self._sizes[owner] if single else weight.numel()
-            seen = self._layer(layer_name(owner), product, size)
+            seen = self._layer(layer_name(owner), product, size, "recurrent" if self._function in _RECURRENT else None)
             self.last_weighted = seen.name
             if product.kind != "embedding":
                 seen.inputs.append(self.values.key(given))
@@ -181,7 +186,10 @@ class _Functions(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._watch.call_function(getattr(func, "__name__", str(func)))
+        if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
+            with self:
+                return open_attention(*args, **(kwargs or {}))
+        self._watch.call_function(getattr(func, "__name__", str(func)), args)
         return func(*args, **(kwargs or {}))
 
 

@@ -11,12 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitplan.adapters import timm, torchvision
+from bitplan.adapters.networks import find_network, network_names
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import MODELS
-
-# What torchvision's networks were made for, where it is not 224×224.
-_SIZES = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b2": 288, "efficientnet_b3": 300}
 
 
 def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
@@ -34,29 +31,17 @@ def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
 
 def model_names() -> list[str]:
     """Every name that `load_model` knows and that is installed (timm's have the prefix `timm/`)."""
-    names = list(MODELS)
-    if torchvision.installed():
-        names += [name for name in torchvision.model_names() if name not in MODELS]
-    if timm.installed():
-        names += [f"timm/{name}" for name in timm.model_names()]
-    return names
+    return list(dict.fromkeys([*MODELS, *network_names()]))
 
 
 def find_factory(name: str) -> Callable[[], Any]:
     """The function that builds the model of that name."""
     if ":" in name:
         return _import_factory(name)
-    if name in MODELS:
-        factory: Callable[[], Any] = MODELS.get(name)
-        return factory
-    if name.startswith("timm/"):
-        if timm.installed() and name.removeprefix("timm/") not in timm.model_names():
-            raise _unknown(name)
-        return lambda: timm.build(name.removeprefix("timm/"))
-    if torchvision.installed() and name in torchvision.model_names():
-        side = _SIZES.get(name, 224)
-        return lambda: (torchvision.build(name), torch.empty(1, 3, side, side, device="meta"))
-    raise _unknown(name)
+    factory: Callable[[], Any] | None = MODELS.get(name) if name in MODELS else find_network(name)
+    if factory is None:
+        raise _unknown(name)
+    return factory
 
 
 def _unknown(name: str) -> UnknownName:

@@ -54,9 +54,7 @@ def _settle_(quantizers: list[InputQuantizer]) -> None:
 
 
 def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> None:
-    norms = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     with _modes(model, training=False), torch.no_grad():
         for norm in norms:

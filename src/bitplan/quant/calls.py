@@ -25,15 +25,9 @@ Function = Callable[..., Any]
 
 _WEIGHTED: dict[Function, tuple[int, int]] = {  # function → where its input and its weight stand
     F.linear: (0, 1),
-    **{
-        getattr(torch, f"conv{transposed}{n}d"): (0, 1)
-        for transposed in ("", "_transpose")
-        for n in (1, 2, 3)
-    },
+    **{getattr(torch, f"conv{transposed}{n}d"): (0, 1) for transposed in ("", "_transpose") for n in (1, 2, 3)},
 }
-_PRODUCTS: dict[
-    Function, tuple[str, int, int]
-] = {  # function → its name in plans, where its two operands stand
+_PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in plans, where its two operands stand
     torch.matmul: ("matmul", 0, 1),
     torch.Tensor.matmul: ("matmul", 0, 1),
     torch.Tensor.__matmul__: ("matmul", 0, 1),
@@ -44,6 +38,7 @@ _PRODUCTS: dict[
     torch.Tensor.bmm: ("bmm", 0, 1),
     torch.addmm: ("addmm", 1, 2),
     torch.Tensor.addmm: ("addmm", 1, 2),
+    torch.einsum: ("einsum", 1, 2),
     torch.baddbmm: ("baddbmm", 1, 2),
     torch.Tensor.baddbmm: ("baddbmm", 1, 2),
 }
@@ -59,9 +54,7 @@ class WeightedCall(nn.Module):
     `loosely` also accepts a tensor of the parameter's shape: what a module computes from its own weight.
     """
 
-    def __init__(
-        self, weight: nn.Module, inputs: nn.Module, parameter: str, *, loosely: bool = False
-    ) -> None:
+    def __init__(self, weight: nn.Module, inputs: nn.Module, parameter: str, *, loosely: bool = False) -> None:
         super().__init__()
         self.weight_quantizer = weight
         self.input_quantizer = inputs
@@ -82,9 +75,7 @@ class WeightedCall(nn.Module):
             alone: Tensor = self.weight_quantizer(operand)
             return alone
         whole: Tensor = self.weight_quantizer(parameter)
-        return whole.as_strided(
-            operand.size(), operand.stride(), operand.storage_offset() - parameter.storage_offset()
-        )
+        return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset() - parameter.storage_offset())
 
 
 class ProductCall(nn.Module):
@@ -93,9 +84,7 @@ class ProductCall(nn.Module):
     The first product of an attention also brings the quantizer of the softmax between its two.
     """
 
-    def __init__(
-        self, left: InputQuantizer, right: InputQuantizer, softmax: InputQuantizer | None = None
-    ) -> None:
+    def __init__(self, left: InputQuantizer, right: InputQuantizer, softmax: InputQuantizer | None = None) -> None:
         super().__init__()
         self.left = left
         self.right = right
@@ -199,7 +188,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward and isinstance(self._owner, nn.MultiheadAttention):
             with self:
-                return _open_attention(*args, **kwargs)
+                return open_attention(*args, **kwargs)
         if func in _SOFTMAX and self._softmax is not None:
             args, kwargs = _positional(args, kwargs, 1)
             return func(self._softmax(args[0]), *args[1:], **kwargs)
@@ -221,16 +210,14 @@ class _Calls(TorchFunctionMode):
         name, left, right = _PRODUCTS[func]
         args, kwargs = _positional(args, kwargs, right + 1 if right > left else left + 1)
         for inputs, weight in ((left, right), (right, left)):
-            if _is_parameter(args[weight]):
+            if is_parameter(args[weight]):
                 return self._weighted(func, (inputs, weight), args, kwargs)
         site = self._sites.get(self._next(name))
         if site is None:
             return func(*args, **kwargs)
         return func(*_replaced(args, {left: site.left(args[left]), right: site.right(args[right])}), **kwargs)
 
-    def _weighted(
-        self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _weighted(self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = _positional(args, kwargs, 2)
         inputs, weight = where
         for site in self._sites.values():
@@ -250,20 +237,17 @@ def resolve(owner: nn.Module, path: str) -> Tensor:
     return found
 
 
-def _is_parameter(operand: Any) -> bool:
+def is_parameter(operand: Any) -> bool:
+    """Tell whether an operand is a parameter or a view of one."""
     return isinstance(operand, nn.Parameter) or isinstance(getattr(operand, "_base", None), nn.Parameter)
 
 
-def _positional(
-    args: tuple[Any, ...], kwargs: dict[str, Any], count: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _positional(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Move operands given by keyword (`F.linear(input=x, weight=w)`) to the front, in the order written."""
     if len(args) >= count:
         return args, kwargs
     names = [
-        name
-        for name in ("input", "self", "batch1", "mat1", "weight", "other", "mat2", "batch2")
-        if name in kwargs
+        name for name in ("input", "self", "batch1", "mat1", "weight", "other", "mat2", "batch2") if name in kwargs
     ]
     moved = names[: count - len(args)]
     return (*args, *(kwargs[name] for name in moved)), {k: v for k, v in kwargs.items() if k not in moved}
@@ -282,7 +266,7 @@ def _stack() -> list[_Calls | None]:
 
 
 # torch hides what its attention function does from modes; the same code without that check shows it.
-_open_attention = types.FunctionType(
+open_attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**vars(F), "has_torch_function": lambda _: False},
     "multi_head_attention_forward",

@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bitplan
+from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import Checkpoint
-from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.errors import FileError, InputError, UnknownName, suggestion
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, save
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
@@ -98,7 +99,10 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
 def _from_zoo(spec: str | None, source: Path) -> nn.Module:
     if spec is None:
         raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
-    built = MODELS.get(spec)()
+    factory = MODELS.get(spec) if spec in MODELS else find_network(spec)
+    if factory is None:
+        raise UnknownName("model of the zoo", spec, MODELS, hint=f"Pass the model that {source} belongs to as model=")
+    built = factory()
     model: nn.Module = built[0] if isinstance(built, tuple) else built
     return model
 
@@ -111,9 +115,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     first: dict[tuple[Any, ...], str] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            raise InputError(
-                f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold"
-            )
+            raise InputError(f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold")
         tensor = value.detach()
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if tensor.numel() and place in first:
@@ -149,9 +151,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise FileError(f"cannot read {path}: there is no such file") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise FileError(
-            f"{path} is cut off or not a safetensors file ({_line(error)}): fetch it again"
-        ) from None
+        raise FileError(f"{path} is cut off or not a safetensors file ({_line(error)}): fetch it again") from None
 
 
 def _foreign(path: Path) -> dict[str, Tensor]:
@@ -171,11 +171,7 @@ def _foreign(path: Path) -> dict[str, Tensor]:
     for key in _WRAPPINGS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if (
-        not isinstance(content, dict)
-        or not content
-        or not all(isinstance(v, Tensor) for v in content.values())
-    ):
+    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise FileError(f"{path} holds no state_dict of tensors")
     return {name.removeprefix("module."): tensor for name, tensor in content.items()}
 

@@ -53,7 +53,7 @@ def quantize(
     chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
     kept = strip_(quantized, _sites(quantized)) if hasattr(quantized, _PLAN) else {}
-    install_(quantized, plan, find_sites(quantized, plan.precisions), chosen, kept)
+    install_(quantized, plan, find_sites(quantized, _quantized_layers(plan)), chosen, kept)
     setattr(quantized, _PLAN, plan)
     setattr(quantized, _OPTIONS, chosen)
     return quantized
@@ -94,13 +94,16 @@ def weight_steps(model: nn.Module) -> dict[str, Tensor]:
     return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model)}
 
 
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of `integer_weights` before they are quantized."""
+    return {layer: weight for layer, _, weight in _weights(model)}
+
+
 @contextmanager
 def unquantized(model: nn.Module) -> Iterator[nn.Module]:
     """The same model with every quantizer passing its tensor through untouched, until the block ends."""
     switched = [
-        module
-        for module in model.modules()
-        if isinstance(module, (WeightQuantizer, InputQuantizer)) and module.enabled
+        module for module in model.modules() if isinstance(module, (WeightQuantizer, InputQuantizer)) and module.enabled
     ]
     for quantizer in switched:
         quantizer.enabled = False
@@ -120,7 +123,14 @@ def _root(model: nn.Module) -> nn.Module:
 
 def _sites(model: nn.Module) -> dict[str, Site]:
     root = _root(model)
-    return find_sites(root, getattr(root, _PLAN).precisions)
+    return find_sites(root, _quantized_layers(getattr(root, _PLAN)))
+
+
+def _quantized_layers(plan: Plan) -> list[str]:
+    """The layers that get quantizers: 16 bits on both sides leave a layer alone."""
+    return [
+        name for name, precision in plan.precisions.items() if (precision.weight_bits, precision.act_bits) != (16, 16)
+    ]
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:

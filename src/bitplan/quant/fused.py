@@ -38,9 +38,7 @@ def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tupl
     """Gradients for v and, summed in fp64, for the step."""
     out = torch.empty_like(v)
     source, incoming, target = _array(v), _array(laid_out_like(grad, v)), _array(out)
-    sums = _share(
-        lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high), source.size
-    )
+    sums = _share(lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high), source.size)
     return out, sum(sums)
 
 

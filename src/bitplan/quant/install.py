@@ -94,9 +94,7 @@ def quantizers_at(site: Site) -> Quantizers:
     if holder is None:
         return _NONE
     if site.kind == "product":
-        return Quantizers(
-            None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer))
-        )
+        return Quantizers(None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer)))
     weight, inputs = getattr(holder, "weight_quantizer", None), getattr(holder, "input_quantizer", None)
     return Quantizers(
         weight if isinstance(weight, WeightQuantizer) else None,
@@ -139,9 +137,7 @@ class _Factory:
         kept = [quantizer for name in members for quantizer in self.kept.get(name, _NONE).inputs]
         return self.activation(layer, bits, kept[0] if kept else None)
 
-    def activation(
-        self, layer: str, bits: int, kept: InputQuantizer | None, *, masked: bool = False
-    ) -> InputQuantizer:
+    def activation(self, layer: str, bits: int, kept: InputQuantizer | None, *, masked: bool = False) -> InputQuantizer:
         """A quantizer for one activation."""
         made = InputQuantizer(
             kept.bits if kept else bits,
@@ -171,9 +167,7 @@ def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, fact
         adopt_(site.owner, mixin)
         return
     assert site.parameter is not None
-    _calls(site.owner)[site.key] = WeightedCall(
-        weight, inputs, site.parameter, loosely=site.parameter == "weight"
-    )
+    _calls(site.owner)[site.key] = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == "weight")
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
@@ -187,9 +181,7 @@ def _install_product_(site: Site, precision: Precision, factory: _Factory) -> No
         bits = _SOFTMAX_BITS if name == "scores" else precision.act_bits
         old = kept[place] if place < len(kept) else None
         made[name] = factory.activation(site.layer, bits, old, masked=name == "scores")
-    _calls(site.owner)[site.key] = (
-        AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
-    )
+    _calls(site.owner)[site.key] = AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
 
 
 def _finish_products_(owner: Owner, factory: _Factory) -> None:
@@ -198,9 +190,7 @@ def _finish_products_(owner: Owner, factory: _Factory) -> None:
     if len(products) > 1:
         layer = products[0].left.name
         kept = factory.kept.get(layer, _NONE).inputs
-        products[0].softmax = factory.activation(
-            layer, _SOFTMAX_BITS, kept[2] if len(kept) > 2 else None, masked=True
-        )
+        products[0].softmax = factory.activation(layer, _SOFTMAX_BITS, kept[2] if len(kept) > 2 else None, masked=True)
     if not any(isinstance(site, ProductCall | AttentionCall) for site in owner.call_quantizers.values()):
         return
     for module in owner.modules():

@@ -163,9 +163,7 @@ def _is_transformers_conv1d(module: nn.Module) -> bool:
 
 @cache
 def _merged(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
-    return type(
-        f"Quantized{base.__name__}", (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__}
-    )
+    return type(f"Quantized{base.__name__}", (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__})
 
 
 def _revive(mixin: type[Adopted], base: type[nn.Module]) -> nn.Module:

@@ -55,7 +55,7 @@ def lsq(v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, fus
 
     `fused` uses one compiled loop per direction (`quant/fused.py`) for contiguous tensors on a CPU.
     """
-    quantized: Tensor = _Lsq.apply(v, step, low, high, scale, fused)  # type: ignore[no-untyped-call]
+    quantized: Tensor = _Lsq.apply(v, step, low, high, scale, fused)
     return quantized
 
 
@@ -103,9 +103,7 @@ def _quantized(v: Tensor, s: Tensor, low: int, high: int) -> Tensor:
     return out
 
 
-def _gradients_differentiable(
-    grad: Tensor, v: Tensor, s: Tensor, low: int, high: int
-) -> tuple[Tensor, Tensor]:
+def _gradients_differentiable(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
     ratio = v / s
     inside = (ratio > low) & (ratio < high)
     residual = torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high).detach())

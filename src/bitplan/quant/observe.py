@@ -52,9 +52,7 @@ class Observation:
     def agreed(self) -> Observation:
         """The same figures on every process of a distributed run, so that replicas start with equal steps."""
         distributed = torch.distributed
-        if not (
-            distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        ):
+        if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
             return self
         device = torch.device("cuda") if distributed.get_backend() == "nccl" else torch.device("cpu")
         sums = torch.tensor(

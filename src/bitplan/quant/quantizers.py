@@ -212,9 +212,7 @@ def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: fl
         kept = [axis for axis in range(weight.dim()) if axis not in dims]
         rows = magnitude.permute(*kept, *dims).flatten(len(kept))
         rank = max(1, math.ceil(rows.shape[-1] * percentile / 100))
-        measured = rows.kthvalue(rank, dim=-1).values.view(
-            [1 if a in dims else s for a, s in enumerate(weight.shape)]
-        )
+        measured = rows.kthvalue(rank, dim=-1).values.view([1 if a in dims else s for a, s in enumerate(weight.shape)])
     fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
     measured = torch.where(measured > 0, measured, 1 / math.sqrt(max(1, fan_in)))
     step = first_step(measured, high) if percentile is None else measured / high

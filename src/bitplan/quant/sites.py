@@ -15,6 +15,9 @@ from bitplan.quant.layers import family
 
 _PRODUCT = re.compile(rf"({'|'.join(sorted(PRODUCT_NAMES))})(_[1-9]\d*)?")
 
+# torch's attention, and that of torchvision's Swin (named, so that torchvision need not be imported).
+_HAND_OUT_WEIGHTS = {"MultiheadAttention", "ShiftedWindowAttention"}
+
 
 @dataclass(frozen=True)
 class Site:
@@ -62,7 +65,7 @@ def _module_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
             continue
         parent_name, _, child = name.rpartition(".")
         parent = modules.get(parent_name)
-        if isinstance(parent, nn.MultiheadAttention):
+        if _hands_out_weights(parent):
             sites[name] = Site(name, "call", parent, child, f"{child}.weight")
         elif family(module) is None:
             sites[name] = Site(name, "call", module, "weight", "weight")
@@ -88,6 +91,11 @@ def _product_site(layer: str, modules: dict[str, nn.Module]) -> Site | None:
     if owner not in modules or not _PRODUCT.fullmatch(call):
         return None
     return Site(layer, "product", modules[owner], call, None)
+
+
+def _hands_out_weights(parent: nn.Module | None) -> bool:
+    """Tell whether a module gives its children's weights to functions instead of calling the children."""
+    return any(base.__name__ in _HAND_OUT_WEIGHTS for base in type(parent).__mro__)
 
 
 def _has_weight(module: nn.Module) -> bool:
