@@ -138,7 +138,7 @@ def test_no_layers(shapes):
         read_graph(checkpoint(shapes))
 
 
-def test_rules_fix_the_embedding_the_head_and_what_is_narrow(checkpoint):
+def test_rules_fix_the_embedding_and_the_head():
     graph = trace_checkpoint(checkpoint(llama(1)), Rules(narrow=0))
     assert {layer.name: layer.why for layer in graph.layers if layer.fixed} == {
         "model.embed_tokens": "first layer",

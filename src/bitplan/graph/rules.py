@@ -9,7 +9,7 @@ from bitplan.core.errors import InputError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.record import Value
 from bitplan.core.records import Graph, Layer
-from bitplan.quant.calls import PRODUCT_NAMES
+from bitplan.quant.functions import PRODUCT_NAMES
 
 LEFT_ALONE = Precision(weight_bits=16, act_bits=16)
 

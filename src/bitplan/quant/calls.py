@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bitplan.quant.functions import ATTENTION, MATRIX_PRODUCTS
 from bitplan.quant.layers import Adopted
 from bitplan.quant.quantizers import InputQuantizer
 
@@ -42,10 +43,9 @@ _PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in 
     torch.baddbmm: ("baddbmm", 1, 2),
     torch.Tensor.baddbmm: ("baddbmm", 1, 2),
 }
+assert {name for name, *_ in _PRODUCTS.values()} == MATRIX_PRODUCTS
 _UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
-ATTENTION = "scaled_dot_product_attention"
-PRODUCT_NAMES = frozenset({name for name, *_ in _PRODUCTS.values()} | {ATTENTION})
 
 
 class WeightedCall(nn.Module):

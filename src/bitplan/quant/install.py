@@ -12,7 +12,8 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
-from bitplan.quant.calls import ATTENTION, AttentionCall, Bystander, Owner, ProductCall, WeightedCall
+from bitplan.quant.calls import AttentionCall, Bystander, Owner, ProductCall, WeightedCall
+from bitplan.quant.functions import ATTENTION
 from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, channel_axes, family, release_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
 from bitplan.quant.sites import Site

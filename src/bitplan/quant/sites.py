@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from bitplan.core.errors import UnknownName
-from bitplan.quant.calls import PRODUCT_NAMES, resolve
+from bitplan.quant.calls import resolve
+from bitplan.quant.functions import PRODUCT_NAMES
 from bitplan.quant.layers import family
 
 _PRODUCT = re.compile(rf"({'|'.join(sorted(PRODUCT_NAMES))})(_[1-9]\d*)?")
@@ -65,7 +66,7 @@ def _module_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
             continue
         parent_name, _, child = name.rpartition(".")
         parent = modules.get(parent_name)
-        if _hands_out_weights(parent):
+        if parent is not None and _hands_out_weights(parent):
             sites[name] = Site(name, "call", parent, child, f"{child}.weight")
         elif family(module) is None:
             sites[name] = Site(name, "call", module, "weight", "weight")
@@ -93,7 +94,7 @@ def _product_site(layer: str, modules: dict[str, nn.Module]) -> Site | None:
     return Site(layer, "product", modules[owner], call, None)
 
 
-def _hands_out_weights(parent: nn.Module | None) -> bool:
+def _hands_out_weights(parent: nn.Module) -> bool:
     """Tell whether a module gives its children's weights to functions instead of calling the children."""
     return any(base.__name__ in _HAND_OUT_WEIGHTS for base in type(parent).__mro__)
 
