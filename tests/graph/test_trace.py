@@ -346,8 +346,10 @@ def test_two_models_at_once_do_not_disturb_each_other():
     def one(width):
         return traced(lambda net, x: net.b(net.a(x)), a=conv(8, width), b=conv(width)).layers[0].weights
 
+    before = torch.backends.mkldnn.enabled
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(one, range(1, 9))) == [8 * width for width in range(1, 9)]
+        assert list(pool.map(one, range(1, 33))) == [8 * width for width in range(1, 33)]
+    assert torch.backends.mkldnn.enabled == before
 
 
 def test_dropout_is_passed_also_when_the_model_is_in_training():

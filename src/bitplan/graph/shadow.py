@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ from torch.utils._pytree import tree_map_only
 
 from bitplan.core.errors import TraceError
 from bitplan.quant.convert import unquantized
+
+# Some of what `running` switches belongs to the process, not to the thread.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class Shadow:
@@ -56,6 +60,7 @@ class Shadow:
     def running(self) -> AbstractContextManager[Any]:
         """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
         stack = ExitStack()
+        stack.enter_context(_ONE_AT_A_TIME)
         stack.enter_context(torch.no_grad())
         stack.enter_context(_without_mkldnn())
         stack.enter_context(_quiet(logging.getLogger(FakeTensorMode.__module__)))
