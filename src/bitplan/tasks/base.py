@@ -1,0 +1,56 @@
+"""What a task is: data, a loss, a score, and which way the score is better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from bitplan.core.registry import TASKS
+
+Split = Literal["train", "test"]
+Batch = Any
+"""Whatever the task's own functions understand; tensors in it can be moved to a device as a tree."""
+
+
+class Task(Protocol):
+    """A frozen dataclass whose fields are its options; splits are disjoint, scores repeat.
+
+    `version` changes whenever a score would: results of different versions are not compared.
+    """
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    version: int
+
+    def example(self) -> Any:
+        """An input for `trace`: shapes matter, values do not."""
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
+        """One pass over a split: in its own order without a seed, else shuffled (and, for training, augmented) by it."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Run a model on a batch."""
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The training loss of what `forward` returned, a mean over the samples."""
+
+    def logits(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Class scores, classes in dimension 1: what distillation compares with the teacher's."""
+
+    def batch_score(self, outputs: Any, batch: Batch) -> float:
+        """The score on one batch, for progress and for ALPS's mean training score."""
+
+    def score(self, model: nn.Module) -> float:
+        """The score on the whole test split, in percent; the model's mode is restored."""
+
+
+def load_task(name: str, **options: Any) -> Task:
+    """The task of that name with its options, such as the folder of its data."""
+    task: Task = TASKS.get(name)(**options)
+    return task
