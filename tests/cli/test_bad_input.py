@@ -27,6 +27,9 @@ def files(graph, tmp_path, monkeypatch):
     (tmp_path / "missing.csv").write_text("layer,gain\na,1\nb,1\n")
     (tmp_path / "negative.csv").write_text("layer,w2a2,w4a4\na,1,-2\nside,1,1\nb,1,1\nc,1,1\n")
     (tmp_path / "fraction.csv").write_text("layer,w2a2,w4a4\na,1,2.5\nside,1,1\nb,1,1\nc,1,1\n")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "raises.py").write_text("raise RuntimeError('my own bug')\n")
 
 
@@ -78,6 +81,11 @@ def files(graph, tmp_path, monkeypatch):
         (("price", "bmac", "graph.json", "-o", "graph.json/x.json"), "cannot write graph.json/x.json"),
         (("select", "graph.json", "gains.json", "--budget", "70%"), "no costs among the files"),
         (("select", "graph.json", "bmac.json", "--budget", "70%"), "exactly one gains file is needed, got 0"),
+        (("plan", "nowhere.safetensors", "--budget", "70%"), "cannot read nowhere.safetensors"),
+        (("plan", "cut.safetensors", "--budget", "70%"), "cut.safetensors"),
+        (("plan", "model.gguf", "--budget", "70%"), "GGUF"),
+        (("plan", "empty", "--budget", "70%"), "holds neither model.safetensors nor"),
+        (("trace", "users_model:body", "--input", "1x200", "--link", "["), "--link is for checkpoints"),
         (("list", "gain"), "did you mean gains"),
         (("diff", "plan.json", "graph.json"), "this is a graph, where a plan is needed"),
     ],

@@ -3,6 +3,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.records import Graph, Plan
@@ -85,6 +87,35 @@ def test_weight_only_choices(run, own_model):
     code, out, err = run("plan", f"{own_model}:with_example", *words)
     assert code == 0, err
     assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16, 8}
+
+
+def a_checkpoint(path):
+    """A small decoder in bf16 under the usual names, wide enough for the rules."""
+    torch.manual_seed(0)
+    sizes = {f"model.layers.{n}.self_attn.{part}_proj": (128, 128) for n in range(3) for part in "qkvo"}
+    sizes |= {f"model.layers.{n}.mlp.{part}_proj": (256, 128) for n in range(3) for part in ("gate", "up")}
+    sizes |= {"model.embed_tokens": (50, 128), "lm_head": (50, 128)}
+    tensors = {f"{name}.weight": torch.randn(size) * (1 + len(name) % 3) for name, size in sizes.items()}
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, path)
+    return path
+
+
+def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
+    path = a_checkpoint(tmp_path / "model.safetensors")
+    words = ("plan", path, "--budget", "3.2bpw", "--choices", "w2a16,w3a16,w4a16", "--json")
+    code, out, err = run(*words)
+    assert code == 0, err
+    plan = Plan.from_json(out)
+    assert plan.method == "eagl"
+    assert len(plan.links) == 6
+    code, out, _ = run("trace", path, "--link", "none", "--json")
+    assert (code, Graph.from_json(out).links) == (0, ())
+    code, out, _ = run("trace", path, "--link", r"\b[qk]_proj$", "--json")
+    assert {len(link.layers) for link in Graph.from_json(out).links} == {2}
+    assert run("trace", path, "-o", "graph.json")[0] == 0
+    code, out, err = run("estimate", "eagl", "graph.json", "--model", path, "--option", "steps=absmax", "--json")
+    assert code == 0, err
+    assert bitplan.Gains.from_json(out).options["steps"] == "absmax"
 
 
 def test_diff(run, graph):

@@ -22,6 +22,7 @@ from bitplan.cli.options import (
     Json,
     Last,
     Levels,
+    Link,
     Narrow,
     Option,
     Output,
@@ -75,6 +76,7 @@ def plan(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
+    link: Link = [],
     first: First = "w8a8",
     last: Last = "w8a8",
     narrow: Narrow = 128,
@@ -89,7 +91,7 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     graph, gains = graph_and_gains(
-        target, gain, choices, option, seed, input, RuleOptions(first, last, narrow, fix, free), threads, device
+        target, gain, choices, option, seed, input, RuleOptions(first, last, narrow, fix, free, link), threads, device
     )
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
@@ -111,6 +113,7 @@ def frontier(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
+    link: Link = [],
     first: First = "w8a8",
     last: Last = "w8a8",
     narrow: Narrow = 128,
@@ -122,7 +125,7 @@ def frontier(
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = RuleOptions(first, last, narrow, fix, free)
+    rules = RuleOptions(first, last, narrow, fix, free, link)
     graph, gains = graph_and_gains(target, gain, choices, option, seed, input, rules, None, "cpu")
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
@@ -134,6 +137,7 @@ def trace(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
+    link: Link = [],
     first: First = "w8a8",
     last: Last = "w8a8",
     narrow: Narrow = 128,
@@ -143,7 +147,7 @@ def trace(
     """Find a model's layers, their links and what is fixed: model → graph."""
     from bitplan.cli.inputs import RuleOptions, read_target
 
-    graph = read_target(target, input, RuleOptions(first, last, narrow, fix, free)).graph
+    graph = read_target(target, input, RuleOptions(first, last, narrow, fix, free, link)).graph
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 

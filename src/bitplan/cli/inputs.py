@@ -13,6 +13,7 @@ from bitplan.core.records import Graph
 from bitplan.core.store import load
 
 if TYPE_CHECKING:
+    from bitplan.graph.names import Names
     from bitplan.graph.rules import Rules
 
 
@@ -28,6 +29,7 @@ class RuleOptions:
     narrow: int = 128
     fix: Sequence[str] = ()
     free: Sequence[str] = ()
+    link: Sequence[str] = ()
 
     def rules(self) -> Rules:
         """Read them; `free` instead of a precision switches a rule off."""
@@ -40,6 +42,14 @@ class RuleOptions:
             fix=parse_fix(self.fix),
             free=tuple(self.free),
         )
+
+    def names(self) -> Names:
+        """How a checkpoint's names are read: with the usual links, those asked for instead, or none."""
+        from bitplan.graph.names import LinkRule, Names
+
+        if not self.link:
+            return Names()
+        return Names(links=tuple(LinkRule(pattern, pattern) for pattern in self.link if pattern != "none"))
 
 
 def _end(written: str) -> Precision | None:
@@ -61,7 +71,11 @@ def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights:
         from bitplan.graph.names import trace_checkpoint
 
         opened = open_checkpoint(written)
-        return Target(trace_checkpoint(opened, rules.rules()), opened)
+        return Target(trace_checkpoint(opened, rules.rules(), names=rules.names()), opened)
+    if rules.link:
+        raise InputError(
+            "--link is for checkpoints, which have no forward pass; links of a model follow from its tensors"
+        )
     if Path(written).suffix == ".json":
         return Target(load(written, Graph))
     from bitplan.graph.trace import trace

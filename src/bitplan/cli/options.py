@@ -14,6 +14,12 @@ Files = Annotated[list[Path], typer.Argument(help="Record files (.json).")]
 Input = Annotated[str | None, typer.Option("--input", help="Example input, such as 1x3x224x224 or 1x128:int64.")]
 Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]
 Free = Annotated[list[str], typer.Option(help="Exempt layers from the rules: 'fc'. Repeats.")]
+Link = Annotated[
+    list[str],
+    typer.Option(
+        help="For checkpoints: layers whose names differ only in what REGEX matches are linked; 'none'. Repeats."
+    ),
+]
 First = Annotated[str, typer.Option(help="Precision of the first layer, or 'free'.")]
 Last = Annotated[str, typer.Option(help="Precision of the last layer, or 'free'.")]
 Narrow = Annotated[int, typer.Option(min=0, help="Fix layers with fewer input features at w4a4; 0 for none.")]
