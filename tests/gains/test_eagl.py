@@ -15,10 +15,10 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer, Plan
 from bitplan.core.store import save
-from bitplan.gains import modules
 from bitplan.gains.base import Context
+from bitplan.gains.counting import modules
+from bitplan.gains.counting.entropy import entropy
 from bitplan.gains.eagl import Eagl
-from bitplan.gains.entropy import entropy
 from bitplan.graph.checkpoint import open_checkpoint
 from bitplan.graph.names import read_graph
 
@@ -226,7 +226,7 @@ def test_without_numba_and_without_a_place_for_its_cache(tmp_path):
                 raise RuntimeError("cannot cache function: no locator available")
             caching.FunctionCache.__init__ = refuse
         from bitplan.core.precision import parse_choices
-        from bitplan.gains import histogram
+        from bitplan.gains.counting import histogram
         from bitplan.gains.eagl import Eagl
         from bitplan.graph.names import read_graph
         gains = Eagl().layer_gains(sys.argv[1], read_graph(sys.argv[1]), parse_choices("w2a2,w4a4"))
@@ -238,6 +238,6 @@ def test_without_numba_and_without_a_place_for_its_cache(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         said[way] = done.stdout.split(maxsplit=1)
-    assert said["present"][0] == said["readonly"][0] == "bitplan.gains.compiled"
-    assert said["absent"][0] == "bitplan.gains.plain"
+    assert said["present"][0] == said["readonly"][0] == "bitplan.gains.counting.compiled"
+    assert said["absent"][0] == "bitplan.gains.counting.plain"
     assert said["present"][1] == said["absent"][1] == said["readonly"][1]

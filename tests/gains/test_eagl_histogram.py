@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitplan.core.errors import InputError
-from bitplan.gains import compiled, histogram, plain
-from bitplan.gains.counting import Scheme, Weights, count_weights
-from bitplan.graph.pickled import as_tensor
-from bitplan.graph.tensors import Tensor
+from bitplan.gains.counting import compiled, histogram, plain
+from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
+from bitplan.graph.files.pickled import as_tensor
+from bitplan.graph.files.tensors import Tensor
 
 LOOPS = {"numba": compiled, "numpy": plain}
 

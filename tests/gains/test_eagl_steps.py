@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from bitplan.core.errors import InputError
-from bitplan.gains import compiled, histogram, plain, steps
-from bitplan.gains.counting import Scheme, Weights, count_weights
-from bitplan.gains.entropy import bootstrap, entropy
-from bitplan.graph.tensors import Tensor
+from bitplan.gains.counting import compiled, histogram, plain, steps
+from bitplan.gains.counting.entropy import bootstrap, entropy
+from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
+from bitplan.graph.files.tensors import Tensor
 
 RNG = np.random.default_rng(0)
 SHAPES = {

@@ -12,12 +12,12 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.counting import Histograms, Per, Scheme, Weights, count_weights
-from bitplan.gains.entropy import bootstrap, entropy
-from bitplan.gains.steps import KINDS, Kind
+from bitplan.gains.counting.entropy import bootstrap, entropy
+from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
+from bitplan.gains.counting.steps import KINDS, Kind
 from bitplan.graph.checkpoint import OpenedCheckpoint, learned_step, open_checkpoint
+from bitplan.graph.files.tensors import FLOATS
 from bitplan.graph.names import Names
-from bitplan.graph.tensors import FLOATS
 
 ALONE = Context()
 
@@ -71,7 +71,7 @@ class Eagl:
             opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
             weights, place = _file_weights(opened, layers, top), str(opened.path)
         else:
-            from bitplan.gains.modules import module_weights
+            from bitplan.gains.counting.modules import module_weights
 
             weights, place = module_weights(model, [layer.name for layer in layers]), ""
         lacking = [name for name, item in weights.items() if item.learned is None]

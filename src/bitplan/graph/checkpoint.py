@@ -17,10 +17,10 @@ from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import FileError
 from bitplan.core.records import Plan
 from bitplan.core.store import load, read_text
-from bitplan.graph.packed import refuse_foreign, refuse_packed
-from bitplan.graph.pickled import load_pickled
-from bitplan.graph.safetensors import map_safetensors
-from bitplan.graph.tensors import FLOATS, Tensor
+from bitplan.graph.files.packed import refuse_foreign, refuse_packed
+from bitplan.graph.files.pickled import load_pickled
+from bitplan.graph.files.safetensors import map_safetensors
+from bitplan.graph.files.tensors import FLOATS, Tensor
 
 INDEX = "model.safetensors.index.json"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitplan.core.errors import FileError
-from bitplan.graph.tensors import Tensor
+from bitplan.graph.files.tensors import Tensor
 
 if TYPE_CHECKING:
     import torch

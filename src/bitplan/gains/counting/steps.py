@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
-from bitplan.gains import histogram
-from bitplan.gains.histogram import Distribution, Lines, code_range
+from bitplan.gains.counting import histogram
+from bitplan.gains.counting.histogram import Distribution, Lines, code_range
 
 Kind = Literal["lsq", "mse", "absmax"]
 KINDS: tuple[Kind, ...] = ("lsq", "mse", "absmax")

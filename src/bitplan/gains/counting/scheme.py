@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
-from bitplan.gains import histogram, steps
 from bitplan.gains.base import Progress
-from bitplan.gains.histogram import Counts, Floats, Lines
-from bitplan.gains.pieces import reduce_pieces
-from bitplan.graph.tensors import Layout, Rows, Tensor
+from bitplan.gains.counting import histogram, steps
+from bitplan.gains.counting.histogram import Counts, Floats, Lines
+from bitplan.gains.counting.pieces import reduce_pieces
+from bitplan.graph.files.tensors import Layout, Rows, Tensor
 
 _TABLE_PIECE = 1 << 23  # a table of patterns is worth starting for eight million weights
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.gains.counting import Weights
-from bitplan.graph.pickled import as_tensor
-from bitplan.graph.tensors import Layout
+from bitplan.gains.counting.scheme import Weights
+from bitplan.graph.files.pickled import as_tensor
+from bitplan.graph.files.tensors import Layout
 from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
 from bitplan.quant.layers import original
 

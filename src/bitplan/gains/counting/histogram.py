@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
-from bitplan.gains import plain
-from bitplan.graph.tensors import Tensor
+from bitplan.gains.counting import plain
+from bitplan.graph.files.tensors import Tensor
 
 LINE = plain.LINE
 PREFIX_SHIFT = 13  # of 23 bits of mantissa 10 are kept: fp32 values to within 0.05 %
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def _load_loops() -> ModuleType:
     try:
-        from bitplan.gains import compiled
+        from bitplan.gains.counting import compiled
     except Exception as error:  # numba absent, or unable to work with what is installed beside it
         log.info("EAGL counts with numpy, about 15 times slower, since numba does not load: %s", error)
         return plain

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitplan.core.errors import FileError
-from bitplan.graph.tensors import FLOATS, INTEGERS, Tensor
+from bitplan.graph.files.tensors import FLOATS, INTEGERS, Tensor
 
 # The first format whose pattern a name matches; GPTQ and AWQ differ by g_idx and are told apart below.
 _MARKS: tuple[tuple[str, str], ...] = (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bitplan.core.errors import FileError
-from bitplan.graph.tensors import DTYPES, Tensor
+from bitplan.graph.files.tensors import DTYPES, Tensor
 
 _MOST_HEADER = 100_000_000
 _MOST_SIZE = 1 << 62
