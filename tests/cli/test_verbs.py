@@ -118,6 +118,18 @@ def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
     assert bitplan.Gains.from_json(out).options["steps"] == "absmax"
 
 
+def test_a_checkpoint_of_a_zoo_model_is_planned_with_its_real_graph_and_learned_steps(run, tmp_path):
+    model, example = bitplan.load_model("resnet20")
+    graph = bitplan.trace(model, example, name="resnet20", rules=bitplan.Rules(narrow=0))
+    start = bitplan.quantize(model, Plan.uniform(graph, "w4a4"))
+    bitplan.calibrate_(start, [torch.rand(4, 3, 32, 32)])
+    bitplan.save_checkpoint(start, tmp_path / "start", spec="resnet20")
+    code, out, err = run("plan", "start", "--budget", "70%", "--narrow", "0", "--json")
+    assert code == 0, err
+    gains = bitplan.estimate("eagl", start, graph)
+    assert Plan.from_json(out) == bitplan.select(graph, gains, bitplan.price("bmac", graph), budget="70%")
+
+
 def test_diff(run, graph):
     save(Plan.uniform(graph, "w4a4"), "a.json")
     save(Plan.uniform(graph, "w2a2"), "b.json")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
@@ -67,11 +68,8 @@ class Target:
 def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights: bool = False) -> Target:
     """Load a graph file, or build and trace a model; with its weights only where a method looks at them."""
     if is_checkpoint(written):
-        from bitplan.graph.checkpoint import open_checkpoint
-        from bitplan.graph.names import trace_checkpoint
-
-        opened = open_checkpoint(written)
-        return Target(trace_checkpoint(opened, rules.rules(), names=rules.names()), opened)
+        spec = _spec_of(Path(written))
+        return _read_own(written, spec, shape, rules) if spec else _read_file(written, rules)
     if rules.link:
         raise InputError(
             "--link is for checkpoints, which have no forward pass; links of a model follow from its tensors"
@@ -87,6 +85,32 @@ def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights:
     if example is None:
         raise InputError(f"{written} gives no example input: add --input, such as --input 1x3x224x224")
     return Target(trace(model, example, rules=rules.rules(), name=written), model)
+
+
+def _spec_of(folder: Path) -> str | None:
+    """The zoo's name of the model in a checkpoint that bitplan wrote, if it says one."""
+    about = folder / "checkpoint.json"
+    return load(about, Checkpoint).spec if about.is_file() else None
+
+
+def _read_own(written: str, spec: str, shape: str | None, rules: RuleOptions) -> Target:
+    """A checkpoint of a model from the zoo: loaded, and traced by running its shapes."""
+    from bitplan.graph.trace import trace
+    from bitplan.models.zoo import load_model
+    from bitplan.quant.checkpoint import load_checkpoint
+
+    model = load_checkpoint(written)
+    example = example_of(shape) if shape else load_model(spec, weightless=True)[1]
+    return Target(trace(model, example, rules=rules.rules(), name=spec), model)
+
+
+def _read_file(written: str, rules: RuleOptions) -> Target:
+    """A checkpoint without code: its graph follows from names and shapes."""
+    from bitplan.graph.checkpoint import open_checkpoint
+    from bitplan.graph.names import trace_checkpoint
+
+    opened = open_checkpoint(written)
+    return Target(trace_checkpoint(opened, rules.rules(), names=rules.names()), opened)
 
 
 def is_checkpoint(written: str) -> bool:
