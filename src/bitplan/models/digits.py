@@ -99,7 +99,7 @@ class DigitsTransformer(nn.Module):
     def __init__(self, width: int = 128, heads: int = 4, inner: int = 256) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, 2, stride=2)
-        self.places = nn.Parameter(torch.randn(1, 16, width) * 0.02)
+        self.places = nn.Parameter(torch.randn(1, 16, width) * 0.5)
         self.encoders = nn.Sequential(*(Encoder(width, heads, inner) for _ in range(2)))
         self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, CLASSES)

@@ -20,7 +20,7 @@ Labelled = tuple[Tensor, Tensor]
 
 
 class Classification(ABC):
-    """Everything of a task but its data: a frozen dataclass that inherits from it brings `example`, `size` and `batches`.
+    """Everything of a task but its data: a frozen dataclass below it brings `example`, `size` and `batches`.
 
     A model may return its class scores (B, classes), or a tuple that begins with them: torchvision's GoogLeNet and
     Inception do so in training, and their auxiliary scores are left alone.

@@ -49,7 +49,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Shifts:
-    """Shift each image by up to `most` pixels, the new ones black, and mirror every second one where `mirror` says so."""
+    """Shift each image by up to `most` pixels, filled with black, and, where `mirror` says so, mirror about half."""
 
     most: int
     mirror: bool
