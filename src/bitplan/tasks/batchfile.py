@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class _Dtype:
 class _Array:
     """Stands for numpy.ndarray."""
 
-    state: tuple[Any, ...] = ()
+    state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -79,20 +79,22 @@ def read_batch(path: Path, classes: int) -> Images:
     labels, data = parts.get("labels"), parts.get("data")
     if not isinstance(labels, list) or not isinstance(data, _Array):
         raise _foreign(path, "no labels and data")
-    raw = _raw(data, len(labels))
-    if raw is None:
-        raise _foreign(path, f"data is not bytes of {len(labels)} × {_LENGTH}")
-    pixels = np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(-1, *_SHAPE)
-    return Images(torch.from_numpy(pixels), checked_labels(labels, classes, path))
+    rows = _bytes(data, len(labels))
+    if rows is None:
+        raise _foreign(path, f"data is not {len(labels)} × {_LENGTH} bytes")
+    return Images(torch.from_numpy(rows.reshape(-1, *_SHAPE)), checked_labels(labels, classes, path))
 
 
-def _raw(data: _Array, count: int) -> bytes | None:
-    """The bytes of an array if it is uint8 (count, 3072) in C order and complete."""
-    if len(data.state) != 5:
+def _bytes(data: _Array, count: int) -> np.ndarray | None:
+    """The content of an array if it is uint8 (count, 3072) and complete."""
+    if not isinstance(data.state, tuple) or len(data.state) != 5:
         return None
     _, shape, dtype, fortran, raw = data.state
-    plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1") and not fortran and shape == (count, _LENGTH)
-    return raw if plain and count and isinstance(raw, bytes) and len(raw) == count * _LENGTH else None
+    plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1") and shape == (count, _LENGTH)
+    if not plain or not count or not isinstance(raw, bytes) or len(raw) != count * _LENGTH:
+        return None
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    return np.ascontiguousarray(np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(shape, order=order))
 
 
 def _unpickle(path: Path) -> Any:

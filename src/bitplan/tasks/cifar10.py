@@ -17,7 +17,7 @@ from bitplan.core.errors import FileError
 from bitplan.tasks.base import Split
 from bitplan.tasks.batchfile import read_batch
 from bitplan.tasks.classification import Classification, Labelled
-from bitplan.tasks.encoded import from_parquet
+from bitplan.tasks.encoded import from_parquet, parquet_files
 from bitplan.tasks.images import (
     IMAGENET_SCALE,
     Images,
@@ -81,7 +81,7 @@ class Cifar10(Classification):
         for place in (folder, folder / _FOLDER):
             if any((place / name).is_file() for names in _BATCHES.values() for name in names):
                 return _joined([read_batch(place / name, _CLASSES) for name in _BATCHES[split]])
-        paths = sorted(folder.glob(f"*{split}*.parquet"))
+        paths = parquet_files(folder, split, "test" if split == "train" else "train")
         if not paths:
             raise FileError(
                 f"there is no CIFAR-10 {split} data in {folder}: download "

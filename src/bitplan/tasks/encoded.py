@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,19 @@ class Encoded:
                 return None
             advice = "fetch it again, or give the option on_corrupt=skip"
             raise FileError(f"the image {self.names[row]} cannot be read ({error}): {advice}") from None
+
+
+def parquet_files(folder: Path, word: str, other: str) -> list[Path]:
+    """The parquet files with a word such as train in their names; one that also has the other split's is refused."""
+    found = [path for path in sorted(folder.glob("*.parquet")) if word in _words(path)]
+    for path in found:
+        if other in _words(path):
+            raise FileError(f"{path} is named for {word} and for {other}: rename it, the two must stay apart")
+    return found
+
+
+def _words(path: Path) -> list[str]:
+    return re.findall("[a-z]+", path.stem.lower())
 
 
 def from_parquet(paths: Sequence[Path], classes: int) -> Encoded:

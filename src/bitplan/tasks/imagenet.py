@@ -20,13 +20,13 @@ from bitplan.adapters import pillow
 from bitplan.core.errors import FileError, InputError
 from bitplan.tasks.base import Split
 from bitplan.tasks.classification import Classification, Labelled
-from bitplan.tasks.encoded import Encoded, class_folders, from_folders, from_parquet
+from bitplan.tasks.encoded import Encoded, class_folders, from_folders, from_parquet, parquet_files
 from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt, check_on_corrupt, check_request, order
 
 _AHEAD = 2  # batches that are being decoded while one is used
 _FOLDERS = {"train": "train", "test": "val"}
 # Without training images, those for calibration take their place.
-_PARQUET = {"train": ("*train*.parquet", "*calib*.parquet"), "test": ("*val*.parquet",)}
+_PARQUET = {"train": ("train", "calib"), "test": ("val",)}
 View = Callable[["pillow.Image"], np.ndarray]
 
 
@@ -92,8 +92,8 @@ class ImageNet(Classification):
         folder = Path(self.data)
         if (folder / _FOLDERS[split]).is_dir():
             return from_folders(folder / _FOLDERS[split], _class_names(folder, split, self.classes))
-        for pattern in _PARQUET[split]:
-            if paths := sorted(folder.glob(pattern)):
+        for word in _PARQUET[split]:
+            if paths := parquet_files(folder, word, "train" if split == "test" else "val"):
                 return from_parquet(paths, self.classes)
         part = _FOLDERS[split]
         raise FileError(
