@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.tasks.base import Task as Task
+    from bitplan.tasks.base import load_task as load_task
 
 __version__ = "0.1.0"
 
@@ -67,6 +69,7 @@ _HOMES = {
     "Recipe": "core.trials",
     "Result": "core.trials",
     "Rules": "graph.rules",
+    "Task": "tasks.base",
     "Trial": "core.trials",
     "calibrate_": "quant.calibrate",
     "estimate": "gains.base",
@@ -74,6 +77,7 @@ _HOMES = {
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
+    "load_task": "tasks.base",
     "open_checkpoint": "graph.checkpoint",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",

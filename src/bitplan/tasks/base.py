@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from bitplan.core.errors import UnknownName
 from bitplan.core.registry import TASKS
 
 Split = Literal["train", "test"]
@@ -32,7 +34,7 @@ class Task(Protocol):
         """How many samples a split has."""
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split: in its own order without a seed, else shuffled (training: augmented too) by it."""
+        """One pass over a split: in its own order without a seed, else shuffled (for training also augmented) by it."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Run a model on a batch."""
@@ -52,5 +54,10 @@ class Task(Protocol):
 
 def load_task(name: str, **options: Any) -> Task:
     """The task of that name with its options, such as the folder of its data."""
-    task: Task = TASKS.get(name)(**options)
+    factory = TASKS.get(name)
+    known = [field.name for field in dataclasses.fields(factory)]
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {name}", option, known)
+    task: Task = factory(**options)
     return task

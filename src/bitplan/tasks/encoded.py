@@ -1,0 +1,92 @@
+"""Images still encoded: in class folders on disk, or as a column of parquet files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bitplan.adapters import pillow
+from bitplan.adapters.parquet import read_columns
+from bitplan.core.errors import FileError
+from bitplan.tasks.images import OnCorrupt, checked_labels
+
+T = TypeVar("T")
+_ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A name for messages, the path or the bytes, and the class of each image."""
+
+    names: Sequence[str]
+    sources: Sequence[str | bytes]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, row: int, view: Callable[[pillow.Image], T], on_corrupt: OnCorrupt) -> T | None:
+        """What `view` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
+        try:
+            return view(pillow.decode(self.sources[row]))
+        except FileError as error:
+            if on_corrupt == "skip":
+                _log.warning("skipped %s: %s", self.names[row], error)
+                return None
+            advice = "fetch it again, or give the option on_corrupt=skip"
+            raise FileError(f"the image {self.names[row]} cannot be read ({error}): {advice}") from None
+
+
+def parquet_files(folder: Path, word: str, other: str) -> list[Path]:
+    """The parquet files with a word such as train in their names; one that also has the other split's is refused."""
+    found = [path for path in sorted(folder.glob("*.parquet")) if word in _words(path)]
+    for path in found:
+        if other in _words(path):
+            raise FileError(f"{path} is named for {word} and for {other}: rename it, the two must stay apart")
+    return found
+
+
+def _words(path: Path) -> list[str]:
+    return re.findall("[a-z]+", path.stem.lower())
+
+
+def from_parquet(paths: Sequence[Path], classes: int) -> Encoded:
+    """Columns `file`, `label` and `webp` (any format that pillow knows); the encoded bytes are kept in memory."""
+    names: list[str] = []
+    sources: list[bytes] = []
+    labels: list[Tensor] = []
+    for path in paths:
+        columns = read_columns(path, ("file", "label", "webp"))
+        names += [f"{file} (row {row} of {path})" for row, file in enumerate(columns["file"])]
+        sources += [data or b"" for data in columns["webp"]]
+        labels.append(checked_labels(columns["label"], classes, path))
+    return Encoded(names, sources, torch.cat(labels))
+
+
+def from_folders(root: Path, classes: Sequence[str]) -> Encoded:
+    """One folder per class below the root; the position of its name in `classes` is the label."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        with os.scandir(root / name) as entries:
+            found = sorted(entry.path for entry in entries if entry.name.lower().endswith(_ENDINGS))
+        if not found:
+            raise FileError(f"the class folder {root / name} has no image: unpack it again")
+        paths += found
+        labels += [label] * len(found)
+    return Encoded(paths, paths, torch.tensor(labels))
+
+
+def class_folders(root: Path) -> list[str]:
+    """The names of the folders in a folder, sorted."""
+    with os.scandir(root) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))

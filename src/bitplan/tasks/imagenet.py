@@ -1,0 +1,181 @@
+"""ImageNet (ILSVRC 2012): 1,000 classes, decoded batch by batch in threads."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitplan.adapters import pillow
+from bitplan.core.errors import FileError, InputError
+from bitplan.tasks.base import Split
+from bitplan.tasks.classification import Classification, Labelled
+from bitplan.tasks.encoded import Encoded, class_folders, from_folders, from_parquet, parquet_files
+from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt, check_on_corrupt, check_request, order
+
+_AHEAD = 2  # batches that are being decoded while one is used
+_FOLDERS = {"train": "train", "test": "val"}
+# Without training images, those for calibration take their place.
+_PARQUET = {"train": ("train", "calib"), "test": ("val",)}
+View = Callable[["pillow.Image"], np.ndarray]
+
+
+@final
+@dataclass(frozen=True)
+class ImageNet(Classification):
+    """From class folders `train/` and `val/`, or from parquet files `*train*`, `*calib*` and `*val*.parquet`.
+
+    Test images: the shorter side to `resize`, then the `test_size` square in the middle; one that is such a square
+    already is taken as it is. Training images, with a seed: a random part, mirrored half the time, at `train_size`
+    (the crop of Szegedy et al. 2015); without one, as test images. `size` counts also the images that `on_corrupt=skip`
+    leaves out. Parquet files are kept in memory as they are, encoded: for the whole of ImageNet use the folders.
+    """
+
+    data: str | Path = "data/imagenet"
+    train_size: int = 160
+    test_size: int = 224
+    resize: int = 256
+    classes: int = 1000
+    on_corrupt: OnCorrupt = "stop"
+    workers: int = 4
+
+    name = "imagenet"
+    version = 1
+    tops = (1, 5)
+    scored_at_once = 50
+
+    def __post_init__(self) -> None:
+        check_on_corrupt(self.on_corrupt)
+        for option in ("train_size", "test_size", "resize", "classes", "workers"):
+            value = getattr(self, option)
+            if type(value) is not int or value < 1:
+                raise InputError(f"{option} is {value!r}: it must be a whole number of at least 1")
+        if self.resize < self.test_size:
+            raise InputError(f"resize is {self.resize}, smaller than test_size, {self.test_size}: raise resize")
+
+    def example(self) -> Tensor:
+        """One image of the size for testing."""
+        return torch.empty(1, 3, self.test_size, self.test_size, device="meta")
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+        return len(self._encoded(split))
+
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
+        """One pass over a split."""
+        check_request(split, batch_size)
+        return self._decoded(self._encoded(split), batch_size, seed, augmented=split == "train" and seed is not None)
+
+    def _encoded(self, split: Split) -> Encoded:
+        check_request(split, 1)
+        return self._train if split == "train" else self._test
+
+    @cached_property
+    def _train(self) -> Encoded:
+        return self._find("train")
+
+    @cached_property
+    def _test(self) -> Encoded:
+        return self._find("test")
+
+    def _find(self, split: Split) -> Encoded:
+        folder = Path(self.data)
+        if (folder / _FOLDERS[split]).is_dir():
+            return from_folders(folder / _FOLDERS[split], _class_names(folder, split, self.classes))
+        for word in _PARQUET[split]:
+            if paths := parquet_files(folder, word, "train" if split == "test" else "val"):
+                return from_parquet(paths, self.classes)
+        part = _FOLDERS[split]
+        raise FileError(
+            f"there is no ImageNet {part} data in {folder}: download ILSVRC2012_img_{part}.tar from "
+            f"https://image-net.org (after signing in) and unpack it into one folder per class below {folder / part}, "
+            f"or put parquet files (*{part}*.parquet) into {folder}; another folder is given as the option data"
+        )
+
+    def _decoded(self, encoded: Encoded, batch_size: int, seed: int | None, *, augmented: bool) -> Iterator[Labelled]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        rows = iter(order(len(encoded), batch_size, generator))
+        with ThreadPoolExecutor(self.workers) as pool:
+            ahead: deque[list[tuple[int, Future[np.ndarray | None]]]] = deque()
+            try:
+                while True:
+                    while len(ahead) <= _AHEAD and (batch := next(rows, None)) is not None:
+                        views = self._views(len(batch), generator if augmented else None)
+                        ahead.append([
+                            (row, pool.submit(encoded.read, row, view, self.on_corrupt))
+                            for row, view in zip(batch.tolist(), views, strict=True)
+                        ])  # fmt: skip
+                    if not ahead:
+                        return
+                    read = [(row, future.result()) for row, future in ahead.popleft()]
+                    if any(pixels is not None for _, pixels in read):
+                        yield _batch(read, encoded.labels)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _views(self, count: int, generator: torch.Generator | None) -> list[View]:
+        """How each image of a batch is looked at; drawn here, so that the order of the threads does not matter."""
+        if generator is None:
+            return [partial(_middle, resize=self.resize, size=self.test_size)] * count
+        seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+        return [partial(_random_part, size=self.train_size, seed=seed) for seed in seeds]
+
+
+def _batch(read: list[tuple[int, np.ndarray | None]], labels: Tensor) -> Labelled:
+    kept = [(row, pixels) for row, pixels in read if pixels is not None]
+    pixels = torch.from_numpy(np.stack([pixels for _, pixels in kept])).permute(0, 3, 1, 2)
+    return IMAGENET_SCALE(pixels.contiguous()), labels[[row for row, _ in kept]]
+
+
+def _class_names(folder: Path, split: Split, classes: int) -> list[str]:
+    """The sorted folders of a split: as many as there are classes, and the same in both splits."""
+    root = folder / _FOLDERS[split]
+    names = class_folders(root)
+    if len(names) != classes:
+        raise FileError(
+            f"{root} has {len(names)} class folders, not {classes}: the images must lie in one folder per class "
+            "(n01440764 …; the published val images are not sorted: use valprep.sh), or give the option classes"
+        )
+    other = folder / _FOLDERS["test" if split == "train" else "train"]
+    if other.is_dir() and (theirs := set(class_folders(other))) != set(names):
+        odd = sorted(theirs ^ set(names))[0]
+        raise FileError(f"{root} and {other} do not have the same classes: only one of them has {odd}")
+    return names
+
+
+def _middle(image: pillow.Image, resize: int, size: int) -> np.ndarray:
+    """(size, size, 3): the shorter side resized, then the middle, rounded as torchvision does."""
+    width, height = image.size
+    if (width, height) == (size, size):
+        return pillow.pixels(image)
+    short = min(width, height)
+    width, height = int(resize * width / short), int(resize * height / short)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return pillow.pixels(pillow.resized(image, (width, height)))[top : top + size, left : left + size]
+
+
+def _random_part(image: pillow.Image, size: int, seed: int) -> np.ndarray:
+    """(size, size, 3): 8 to 100 % of the area, sides 3:4 to 4:3, mirrored half the time."""
+    draw = random.Random(seed)
+    width, height = image.size
+    box = (0, 0, width, height)  # where ten draws do not fit
+    for _ in range(10):
+        area = width * height * draw.uniform(0.08, 1)
+        ratio = math.exp(draw.uniform(-math.log(4 / 3), math.log(4 / 3)))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, top = draw.randint(0, width - across), draw.randint(0, height - down)
+            box = (left, top, left + across, top + down)
+            break
+    part = pillow.pixels(pillow.resized(image, (size, size), box))
+    return part[:, ::-1] if draw.random() < 0.5 else part

@@ -1,0 +1,110 @@
+"""Images in memory as bytes, made into batches: chosen, augmented, and only then turned into floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.tasks.base import Split
+from bitplan.tasks.classification import Labelled
+
+OnCorrupt = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Bytes to floats: value / `top`, then mean 0 and standard deviation 1 per channel."""
+
+    top: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 (B, C, H, W) → float (B, C, H, W)."""
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return pixels.float().div_(self.top).sub_(mean).div_(std)
+
+
+# Those of ImageNet; the public CIFAR-10 weights were trained with them too.
+IMAGENET_SCALE = Scale(255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Images:
+    """uint8 (N, C, H, W) and classes (N,)."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """Shift each image by up to `most` pixels, filled with black, and, where `mirror` says so, mirror about half."""
+
+    most: int
+    mirror: bool
+
+    def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """uint8 (B, C, H, W) → the same shape."""
+        count, _, height, width = pixels.shape
+        padded = F.pad(pixels, [self.most] * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2 most + 1, 2 most + 1, H, W), a view
+        top, left = torch.randint(0, 2 * self.most + 1, (2, count), generator=generator)
+        shifted = windows[torch.arange(count), :, top, left]
+        if not self.mirror:
+            return shifted
+        mirrored = torch.rand(count, generator=generator) < 0.5
+        return torch.where(mirrored.view(-1, 1, 1, 1), shifted.flip(3), shifted)
+
+
+def batches_of(
+    images: Images, scale: Scale, batch_size: int, seed: int | None = None, augment: Shifts | None = None
+) -> Iterator[Labelled]:
+    """One pass, the last batch smaller; without a seed in order and not augmented."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    for rows in order(len(images), batch_size, generator):
+        pixels = images.pixels[rows]
+        if augment is not None and generator is not None:
+            pixels = augment(pixels, generator)
+        yield scale(pixels), images.labels[rows]
+
+
+def order(count: int, batch_size: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+    """The rows of each batch, shuffled where there is a generator."""
+    rows = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+    return rows.split(batch_size) if count else ()
+
+
+def check_request(split: str, batch_size: int) -> None:
+    """Refuse a split that does not exist, and a batch of nothing."""
+    if split not in get_args(Split):
+        raise UnknownName("split", split, get_args(Split))
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}: it must be at least 1")
+
+
+def check_on_corrupt(value: str) -> None:
+    """Refuse a word other than stop and skip."""
+    if value not in get_args(OnCorrupt):
+        raise UnknownName("on_corrupt", value, get_args(OnCorrupt))
+
+
+def checked_labels(labels: list[Any], classes: int, source: Path) -> Tensor:
+    """Classes as a tensor; one that is out of range is refused with its place."""
+    for row, label in enumerate(labels):
+        if type(label) is not int or not 0 <= label < classes:
+            raise FileError(
+                f"{source}, row {row}: label {label!r} is not one of the {classes} classes 0 … {classes - 1}; "
+                "correct the file, or remove the row"
+            )
+    return torch.tensor(labels, dtype=torch.int64)

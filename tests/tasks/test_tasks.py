@@ -1,0 +1,139 @@
+"""What every task must do."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.registry import TASKS
+from bitplan.tasks.base import load_task
+from bitplan.tasks.classification import evaluating
+
+SMALL = {"train_size": 24, "test_size": 32, "resize": 36, "classes": 3}
+NAMES = ["digits", "cifar10", "imagenet"]
+
+
+@pytest.fixture(params=NAMES)
+def task(request):
+    if request.param == "digits":
+        return load_task("digits")
+    if request.param == "cifar10":
+        return load_task("cifar10", data=request.getfixturevalue("cifar_parquet"))
+    return load_task("imagenet", data=str(request.getfixturevalue("imagenet_folders")), **SMALL)
+
+
+@pytest.fixture
+def model(task):
+    torch.manual_seed(0)
+    channels = task.example().shape[1]
+    layers = nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8, 10))
+
+
+def passed(task, split, seed=None, batch_size=7):
+    return list(task.batches(split, batch_size, seed))
+
+
+def same(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
+    )
+
+
+def test_it_is_registered_under_its_name(task):
+    assert task.name in TASKS
+    assert isinstance(task, TASKS.get(task.name))
+    assert (task.metric, task.higher_is_better) == ("top-1", True)
+    assert task.version >= 1
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_pass_gives_every_sample_once(task, split, seed):
+    batches = passed(task, split, seed)
+    assert all(images.dtype == torch.float32 and labels.dtype == torch.int64 for images, labels in batches)
+    assert all(len(images) == len(labels) <= 7 and bool(images.isfinite().all()) for images, labels in batches)
+    in_order = torch.cat([labels for _, labels in passed(task, split)])
+    labels = torch.cat([labels for _, labels in batches])
+    assert len(labels) == task.size(split)
+    assert torch.equal(labels.bincount(), in_order.bincount())
+
+
+def test_the_splits_are_disjoint(task):
+    train, test = (
+        {image.numpy().tobytes() for images, _ in passed(task, split) for image in images}
+        for split in ("train", "test")
+    )
+    assert not train & test
+    assert len(test) == task.size("test")
+
+
+def test_one_seed_gives_the_same_batches_and_another_another_order(task):
+    for split in ("train", "test"):
+        assert same(passed(task, split), passed(task, split))
+        assert same(passed(task, split, 5), passed(task, split, 5))
+        assert not same(passed(task, split, 5), passed(task, split, 6))
+        assert not same(passed(task, split, 5), passed(task, split))
+
+
+def test_only_training_images_are_augmented(task):
+    def images(split, seed):
+        return {image.numpy().tobytes() for images, _ in passed(task, split, seed) for image in images}
+
+    assert images("test", 3) == images("test", None)
+    assert images("train", 3) != images("train", None)
+
+
+def test_the_example_has_the_shape_of_a_test_image(task):
+    assert task.example().shape == passed(task, "test", batch_size=1)[0][0].shape
+
+
+def test_the_score_repeats_and_leaves_the_model_as_it_was(task, model):
+    model.train()
+    model[1].eval()  # as a frozen batch norm is
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert task.score(model) == task.score(model)
+    assert [module.training for module in model] == [True, False, True, True, True, True]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_score_is_the_percent_classified_right(task, model):
+    labels = torch.cat([labels for _, labels in passed(task, "test")])
+    with evaluating(model), torch.no_grad():
+        guesses = torch.cat([model(images).argmax(1) for images, _ in passed(task, "test")])
+    assert task.score(model) == pytest.approx(100 * float((guesses == labels).double().mean()))
+
+
+def test_loss_logits_and_batch_score(task, model):
+    batch = passed(task, "train", 0)[0]
+    outputs = task.forward(model, batch)
+    picked = outputs.log_softmax(1)[torch.arange(len(batch[1])), batch[1]]
+    torch.testing.assert_close(task.loss(outputs, batch), -picked.mean())
+    assert task.logits(outputs)[0] is outputs
+    perfect = nn.functional.one_hot(batch[1], 10).float()
+    assert task.batch_score(perfect, batch) == 100
+    assert task.batch_score((-perfect, perfect), batch) < 100  # the first of several outputs counts
+    assert task.loss((outputs, -outputs), batch) == task.loss(outputs, batch)
+
+
+def test_only_its_options_travel_to_another_process(task):
+    passed(task, "train")
+    written = pickle.dumps(task)
+    assert len(written) < 1000
+    assert pickle.loads(written) == task
+    assert same(passed(pickle.loads(written), "test"), passed(task, "test"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_options_and_splits_are_refused(name):
+    with pytest.raises(UnknownName, match=f"unknown option of {name} 'dta'"):
+        load_task(name, dta="x")
+    with pytest.raises(UnknownName, match="unknown split 'val'; there is test, train"):
+        load_task(name).batches("val", 8)
+    with pytest.raises(UnknownName, match="unknown split 'val'"):
+        load_task(name).size("val")
+    with pytest.raises(InputError, match="batch_size is 0: it must be at least 1"):
+        load_task(name).batches("train", 0)
