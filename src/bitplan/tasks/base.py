@@ -32,7 +32,7 @@ class Task(Protocol):
         """How many samples a split has."""
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split: in its own order without a seed, else shuffled (and, for training, augmented) by it."""
+        """One pass over a split: in its own order without a seed, else shuffled (for training, augmented) by it."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         """Run a model on a batch."""
