@@ -81,10 +81,10 @@ def network(*, norm=True, dropout=0.0, classes=2):
         )
 
 
-def quantized(**options):
+def quantized(middle="w4a4", **options):
     """The same network with LSQ."""
     from bitplan.core.records import Plan
     from bitplan.quant.convert import quantize
 
-    plan = Plan(model="test", precisions={"0": "w8a8", "3": "w4a4", "8": "w8a8"}, method="by hand", selector="none")
+    plan = Plan(model="test", precisions={"0": "w8a8", "3": middle, "8": "w8a8"}, method="by hand", selector="none")
     return quantize(network(**options), plan)
