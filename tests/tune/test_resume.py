@@ -23,6 +23,7 @@ from bitplan.tune.log import read_log
 from bitplan.tune.loop import finetune_
 
 TASK = Halves()
+KILLS = 2
 RECIPE = Recipe(epochs=5, batch_size=16, lr=0.05)
 
 
@@ -48,11 +49,11 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path, optimi
     script, out = str(Path(__file__).parent / "killed.py"), tmp_path / "out.safetensors"
     chance, codes, firsts = random.Random(), [], []
     while 0 not in codes:
-        patience = chance.uniform(0.01, 0.2) if len(codes) < 3 else 60
+        patience = chance.uniform(0.01, 0.2) if len(codes) < KILLS else 60
         first, code = run_and_kill([script, str(tmp_path / "run"), optimizer, str(out)], patience)
         firsts.append(first)
         codes.append(code)
-    assert codes == [-signal.SIGKILL] * 3 + [0]
+    assert codes == [-signal.SIGKILL] * KILLS + [0]
     assert firsts[0] == 1 < firsts[-1], "it went on where it was"
     assert equal(load_file(out), whole.state_dict())
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
@@ -153,6 +154,13 @@ def test_a_folder_of_another_run_is_refused(tmp_path, what):
         finetune_(model(), **({"task": TASK, "recipe": RECIPE, "folder": tmp_path} | options))
     assert "\n" not in str(caught.value)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_another_teacher_is_another_run(tmp_path):
+    recipe = RECIPE.model_copy(update={"distill": 0.5})
+    finetune_(network(), TASK, recipe, teacher=network(), folder=tmp_path)
+    with pytest.raises(FileError, match="belongs to a run with another teacher"):
+        finetune_(network(), TASK, recipe, teacher=zeroed(), folder=tmp_path)
 
 
 def test_the_same_shapes_with_another_plan_are_another_run(tmp_path):

@@ -201,7 +201,6 @@ def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> No
 def _accelerator(recipe: Recipe) -> Accelerator:
     pieces = GradientAccumulationPlugin(num_steps=recipe.accumulate, sync_with_dataloader=False)
     accelerator = Accelerator(gradient_accumulation_plugin=pieces)
-    accelerator.gradient_state.sync_gradients = True
     if accelerator.mixed_precision not in ("no", recipe.precision):
         raise InputError(
             f"accelerate is set up for mixed precision {accelerator.mixed_precision}, the recipe for "
