@@ -23,7 +23,6 @@ from bitplan.tune.log import read_log
 from bitplan.tune.loop import finetune_
 
 TASK = Halves()
-KILLS = 2
 RECIPE = Recipe(epochs=5, batch_size=16, lr=0.05)
 
 
@@ -31,15 +30,17 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def run_and_kill(arguments, after):
-    """Start the script and kill it some seconds after its first step; that step, and the exit code."""
+def run_and_kill(arguments, until, delay):
+    """Start the script and kill it some seconds after it told a step; its first step, and the exit code."""
+    first = None
     with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE) as process:
-        first = int(process.stdout.readline() or 0)
-        try:
-            return first, process.wait(after)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            return first, process.wait()
+        for line in process.stdout:
+            first = first or int(line)
+            if int(line) >= until:
+                time.sleep(delay)
+                os.kill(process.pid, signal.SIGKILL)
+                break
+    return first, process.returncode
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
@@ -48,13 +49,13 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(tmp_path, optimi
     finetune_(whole, TASK, killed_recipe(optimizer))
     script, out = str(Path(__file__).parent / "killed.py"), tmp_path / "out.safetensors"
     chance, codes, firsts = random.Random(), [], []
-    while 0 not in codes:
-        patience = chance.uniform(0.01, 0.2) if len(codes) < KILLS else 60
-        first, code = run_and_kill([script, str(tmp_path / "run"), optimizer, str(out)], patience)
+    for until in (chance.randint(3, 14), chance.randint(18, 28), 99):
+        arguments = [script, str(tmp_path / "run"), optimizer, str(out)]
+        first, code = run_and_kill(arguments, until, chance.uniform(0, 0.02))
         firsts.append(first)
         codes.append(code)
-    assert codes == [-signal.SIGKILL] * KILLS + [0]
-    assert firsts[0] == 1 < firsts[-1], "it went on where it was"
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert 1 == firsts[0] < firsts[1] < firsts[2], "it went on where it was"
     assert equal(load_file(out), whole.state_dict())
     lines = (tmp_path / "run/log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
