@@ -1,7 +1,7 @@
 """Run every benchmark: `make bench`."""
 
-from benchmarks import select, startup, trace
+from benchmarks import finetune, select, startup, trace
 
-for benchmark in (select, trace, startup):
+for benchmark in (select, trace, startup, finetune):
     print(f"\n== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}")
     benchmark.main()

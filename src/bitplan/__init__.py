@@ -1,6 +1,6 @@
 """bitplan: how many bits each layer of a neural network should get, under a budget.
 
-    model ─trace→ Graph ─┬─estimate→ Gains ─┬─select→ Plan ─quantize→ model′
+    model ─trace→ Graph ─┬─estimate→ Gains ─┬─select→ Plan ─quantize→ model′ ─finetune_→ model″ ─evaluate→ score
                          └─price────→ Costs ┘
 
 Names are imported when first used, so `import bitplan` is quick and does not import torch.
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.tasks.base import Task as Task
     from bitplan.tasks.base import load_task as load_task
+    from bitplan.tune.log import TrainLog as TrainLog
+    from bitplan.tune.loop import evaluate as evaluate
+    from bitplan.tune.loop import finetune_ as finetune_
 
 __version__ = "0.1.0"
 
@@ -70,9 +73,12 @@ _HOMES = {
     "Result": "core.trials",
     "Rules": "graph.rules",
     "Task": "tasks.base",
+    "TrainLog": "tune.log",
     "Trial": "core.trials",
     "calibrate_": "quant.calibrate",
     "estimate": "gains.base",
+    "evaluate": "tune.loop",
+    "finetune_": "tune.loop",
     "integer_weights": "quant.convert",
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",

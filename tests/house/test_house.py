@@ -78,6 +78,11 @@ def test_each_optional_library_is_imported_in_the_file_named_beside_it(library, 
     assert users == ([] if home == "not used yet" else [home])
 
 
+def test_accelerate_is_imported_in_one_file():
+    users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if "accelerate" in imported(path)]
+    assert users == ["tune/loop.py"]
+
+
 def test_every_optional_library_is_looked_at():
     extras = PROJECT["project"]["optional-dependencies"]
     looked_at = {library for library, _ in optional_libraries()}

@@ -1,10 +1,11 @@
-"""timm's models, built without weights."""
+"""timm's models, built without weights, and its LAMB."""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -17,13 +18,14 @@ def installed() -> bool:
     return importlib.util.find_spec("timm") is not None
 
 
-def _timm() -> ModuleType:
+def _timm(purpose: str = "a model named timm/…") -> ModuleType:
     if not installed():
-        raise MissingExtra("timm", "vision", "a model named timm/…")
+        raise MissingExtra("timm", "vision", purpose)
     torchvision()  # timm imports it, and it may need help
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import timm
+        import timm.optim
     return timm
 
 
@@ -37,3 +39,9 @@ def build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     """A model by timm's name, and an example of the input it is made for."""
     model = _timm().create_model(name, pretrained=False)
     return model, torch.empty(1, *model.pretrained_cfg["input_size"], device="meta")
+
+
+def lamb(groups: list[dict[str, Any]], *, lr: float) -> torch.optim.Optimizer:
+    """LAMB (You et al. 2020, algorithm 2), without the clipping of gradients that timm adds by default."""
+    optimizer: torch.optim.Optimizer = _timm("the optimizer lamb").optim.Lamb(groups, lr=lr, max_grad_norm=None)
+    return optimizer

@@ -7,6 +7,7 @@ BitplanError
 │   ├── RecordError        the values of a record contradict each other
 │   ├── BudgetError        a budget cannot be read or cannot be met
 │   ├── TraceError         the model cannot be traced with this example input
+│   ├── Diverged           training gave a loss that is NaN or infinite
 │   └── MissingExtra       an optional library is not installed
 └── NothingToChoose        every layer is fixed, so there is no search space (also an InputError)
 """
@@ -39,6 +40,10 @@ class BudgetError(InputError):
 
 class TraceError(InputError):
     """The model could not be run on the shapes of the example input."""
+
+
+class Diverged(InputError):
+    """Training gave a loss that is NaN or infinite."""
 
 
 class NothingToChoose(InputError):

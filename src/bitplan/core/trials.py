@@ -11,29 +11,67 @@ from bitplan.core.record import Record
 from bitplan.core.records import Name
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Recipe(Record):
-    """How a network is trained: for a number of epochs, or of steps."""
+    """How a network is trained: for a number of epochs, or of steps.
+
+    A step sees `batch_size` samples, in `accumulate` pieces that fit into memory; the result is the same up to
+    rounding. `step_lr` multiplies the rate of LSQ's steps, `warmup` is a share of all steps, `decay_vectors`
+    False spares biases and norms from weight decay, `distill` is the teacher's share of the loss.
+    """
 
     epochs: Positive | None = None
-    steps: Annotated[int, Field(gt=0)] | None = None
-    batch_size: Annotated[int, Field(gt=0)] = 128
+    steps: Count | None = None
+    batch_size: Count = 128
+    accumulate: Count = 1
     optimizer: Literal["sgd", "adamw", "lamb"] = "sgd"
     lr: Positive = 0.01
-    momentum: NotNegative = 0.9
+    step_lr: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
     weight_decay: NotNegative = 1e-4
+    decay_vectors: bool = True
+    grad_clip: Positive | None = None
     schedule: Literal["cosine", "poly", "linear", "constant"] = "cosine"
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     distill: Annotated[float, Field(ge=0, le=1)] = 0.0
     temperature: Positive = 1.0
+    precision: Literal["no", "bf16"] = "no"
+    channels_last: bool = True
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give the length of training once, as epochs or as steps")
         return self
+
+    @model_validator(mode="after")
+    def _possible_together(self) -> Self:
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size {self.batch_size} cannot be cut into {self.accumulate} equal pieces (accumulate)"
+            )
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise ValueError("nesterov needs the optimizer sgd with a momentum above 0")
+        return self
+
+
+class Run(Record):
+    """One training: everything that its weights depend on. A folder with its checkpoints belongs to it alone.
+
+    `network`, `weights` and `teacher` are hashes: of names, shapes and plan, of the first weights, of the teacher.
+    """
+
+    recipe: Recipe
+    seed: int
+    task: str
+    network: str
+    weights: str
+    teacher: str | None = None
+    processes: Count = 1
 
 
 class Trial(Record):

@@ -17,7 +17,7 @@ def parameter_groups(
     step_lr: float | None = None,
     decay_vectors: bool = True,
 ) -> list[dict[str, Any]]:
-    """Groups for any torch optimizer: steps on their own, without weight decay, at `step_lr` (default: `lr`).
+    """Named groups for any torch optimizer: steps on their own, without weight decay, at `step_lr` (default: `lr`).
 
     Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors`
     False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out.
@@ -34,8 +34,8 @@ def parameter_groups(
         else:
             matrices.append(parameter)
     groups = [
-        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
-        {"params": vectors, "lr": lr, "weight_decay": 0.0},
-        {"params": steps, "lr": lr if step_lr is None else step_lr, "weight_decay": 0.0},
+        {"name": "weights", "params": matrices, "lr": lr, "weight_decay": weight_decay},
+        {"name": "vectors", "params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"name": "steps", "params": steps, "lr": lr if step_lr is None else step_lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -1,0 +1,98 @@
+"""What training said at every step: in memory, and as a file of one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bitplan.core.errors import FileError
+from bitplan.core.store import read_text, write_text
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One step, counted from 1: its loss, its score and rate, and how fast it was; seconds since the beginning.
+
+    The score is None where the task has none for a batch.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    score: float | None
+    lr: float
+    samples_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainLog:
+    """All steps of a training; `complete` is False where it was asked to stop before its end."""
+
+    lines: tuple[LogLine, ...]
+    complete: bool
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, interruptions left out."""
+        return self.lines[-1].seconds if self.lines else 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """The training loss, averaged over all steps."""
+        return _mean([line.loss for line in self.lines])
+
+    @property
+    def mean_score(self) -> float:
+        """The training score, averaged over all steps that have one (ALPS's A)."""
+        return _mean([line.score for line in self.lines if line.score is not None])
+
+
+class LogFile:
+    """A log that grows by one line per step."""
+
+    def __init__(self, path: Path, lines: Iterable[LogLine] = ()) -> None:
+        """Start with lines already known: what a killed run wrote after its last checkpoint is dropped."""
+        write_text(path, "".join(_text(line) for line in lines))
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def add(self, line: LogLine) -> None:
+        """Append a step."""
+        self._file.write(_text(line))
+
+    def sync(self) -> None:
+        """Make sure that what was added is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_log(path: Path, *, up_to: int) -> list[LogLine]:
+    """The lines of a log file up to a step; a last line that a kill cut off is left out."""
+    lines = []
+    for text in read_text(path).splitlines() if path.exists() else ():
+        try:
+            line = LogLine(**json.loads(text))
+        except (ValueError, TypeError):
+            break
+        if line.step > up_to:
+            break
+        lines.append(line)
+    return lines
+
+
+def _text(line: LogLine) -> str:
+    return json.dumps(asdict(line), allow_nan=False) + "\n"
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

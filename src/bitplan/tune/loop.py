@@ -1,0 +1,243 @@
+"""The training loop. There is no other: one process or many, by how accelerate is launched."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin, send_to_device
+from torch import Tensor, nn
+
+from bitplan.core.errors import Diverged, InputError
+from bitplan.core.trials import Recipe
+from bitplan.tasks.base import Batch, Task
+from bitplan.tune.distill import check_teacher, objective
+from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
+from bitplan.tune.optim import build_optimizer, rate, set_rate_
+from bitplan.tune.prepare import deterministic, layout, modes
+from bitplan.tune.resume import Point, RunFolder, describe_run
+from bitplan.tune.watch import Meter, Progress, blame
+
+
+def finetune_(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    *,
+    teacher: nn.Module | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> TrainLog:
+    """Train a model in place by a recipe; the same seed gives the same weights on the same device.
+
+    With a folder, log and checkpoints go there, and a killed run that is started again with the same arguments
+    goes on where it was. `stop` is asked before every step; True ends the training early, to be resumed later.
+    The model ends up on the device that accelerate chose. An incomplete last batch of an epoch is left out.
+    """
+    check_teacher(model, teacher, recipe)
+    accelerator = _accelerator(recipe)
+    pace = _pace(task, recipe, accelerator.num_processes)
+    home = None
+    if folder is not None:
+        run = describe_run(model, task, recipe, teacher, seed).model_copy(update={"processes": pace.processes})
+        home = RunFolder(folder, run, main=accelerator.is_main_process)
+    with modes(model, teacher), layout(model, teacher, wanted=recipe.channels_last, device=accelerator.device):
+        wrapped = accelerator.prepare_model(model)
+        model.__dict__.pop("_is_accelerate_prepared", None)  # or a second training would not be prepared
+        if teacher is not None:
+            teacher.to(accelerator.device)
+        optimizer = build_optimizer(model, recipe)
+        point = home.restore_(model, optimizer) if home else Point()
+        loop = _Loop(wrapped, optimizer, task, recipe, teacher, seed, pace, accelerator)
+        with deterministic(accelerator.device):
+            return _run_(loop, model, home, point, progress, stop)
+
+
+def evaluate(model: nn.Module, task: Task) -> float:
+    """The score on the task's test split."""
+    if task.size("test") < 1:
+        raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
+    return float(task.score(model))
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How many steps there are in all and in an epoch, and how many samples one process sees at once."""
+
+    total: int
+    per_epoch: int
+    piece: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What every step needs."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    task: Task
+    recipe: Recipe
+    teacher: nn.Module | None
+    seed: int
+    pace: _Pace
+    accelerator: Accelerator
+
+    def forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Outputs and loss of a batch, in the recipe's precision."""
+        with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
+            outputs = self.task.forward(self.model, batch)
+            return outputs, objective(self.task, outputs, batch, self.teacher, self.recipe)
+
+
+def _run_(
+    loop: _Loop,
+    model: nn.Module,
+    home: RunFolder | None,
+    point: Point,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> TrainLog:
+    """Take all steps that are left, writing down each."""
+    total, size, main = loop.pace.total, loop.recipe.batch_size, loop.accelerator.is_main_process
+    lines = read_log(home.log, up_to=point.step) if home else []
+    meter = Meter(progress if main else None, total, point.step, size)
+    batches = _batches(loop, point.step)
+    seconds = point.seconds
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(contextlib.closing(LogFile(home.log, lines))) if home and main else None
+        step = point.step
+        while step < total and not (stop is not None and stop()):
+            start = time.perf_counter()
+            loss, score, lr = _step_(loop, batches, step)
+            step += 1
+            took = time.perf_counter() - start
+            seconds += took
+            epoch = (step - 1) // loop.pace.per_epoch
+            lines.append(LogLine(step, epoch, loss, score, lr, size / took, seconds))
+            meter.tell(lines[-1])
+            if file:
+                file.add(lines[-1])
+            if home and file and home.due() and step < total:
+                file.sync()
+                home.save(model, loop.optimizer, Point(step, seconds))
+        if home and file and step > point.step:
+            file.sync()
+            home.save(model, loop.optimizer, Point(step, seconds))
+    loop.accelerator.wait_for_everyone()
+    return TrainLog(tuple(lines), complete=step == total)
+
+
+def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
+    """One step of the optimizer, counted from 0: its loss, score and learning rate."""
+    accelerator, recipe = loop.accelerator, loop.recipe
+    lr = rate(recipe, step, loop.pace.total)
+    set_rate_(loop.optimizer, recipe, lr)
+    losses, scores = 0.0, 0.0
+    for piece in range(recipe.accumulate):
+        batch = next(batches)
+        draw = _mixed(loop.seed, "step", step, piece, accelerator.process_index)
+        _seed_(draw, accelerator.device)
+        with accelerator.accumulate(loop.model):
+            outputs, loss = loop.forward(batch)
+            losses += loss.item()
+            if not math.isfinite(losses):
+                _diverge(loop, batch, draw, step, loss.item())
+            with torch.no_grad():
+                scores += loop.task.batch_score(outputs, batch)
+            accelerator.backward(loss)
+    if recipe.grad_clip is not None:
+        accelerator.clip_grad_norm_(loop.model.parameters(), recipe.grad_clip)
+    loop.optimizer.step()
+    loop.optimizer.zero_grad(set_to_none=True)
+    if loop.pace.processes > 1:
+        sums = torch.tensor([losses, scores], device=accelerator.device)
+        losses, scores = accelerator.reduce(sums, "mean").tolist()
+    score = scores / recipe.accumulate
+    return losses / recipe.accumulate, score if math.isfinite(score) else None, lr
+
+
+def _batches(loop: _Loop, start: int) -> Iterator[Batch]:
+    """This process's pieces from a step on, epoch after epoch; their order depends on seed and epoch only."""
+    pace, device = loop.pace, loop.accelerator.device
+    each = loop.recipe.accumulate * pace.processes
+    epoch, skipped = divmod(start, pace.per_epoch)
+    while True:
+        whole = loop.task.batches("train", pace.piece, seed=_mixed(loop.seed, "epoch", epoch))
+        first, end = skipped * each + loop.accelerator.process_index, pace.per_epoch * each
+        count = 0
+        for batch in itertools.islice(whole, first, end, pace.processes):
+            yield batch if device.type == "cpu" else send_to_device(batch, device)
+            count += 1
+        if count < (pace.per_epoch - skipped) * loop.recipe.accumulate:
+            samples = loop.task.size("train")
+            raise InputError(f"task {loop.task.name} ran out of batches in epoch {epoch}, before its {samples} samples")
+        epoch, skipped = epoch + 1, 0
+
+
+def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> NoReturn:
+    def rerun() -> None:
+        _seed_(draw, loop.accelerator.device)
+        loop.forward(batch)
+
+    found = blame(loop.accelerator.unwrap_model(loop.model), rerun, batch)
+    lr = f"{loop.recipe.lr:g}"
+    raise Diverged(
+        f"the loss of step {step + 1} is {loss}: {found}; if the data is right, lower lr ({lr}) or set grad_clip"
+    )
+
+
+def _accelerator(recipe: Recipe) -> Accelerator:
+    pieces = GradientAccumulationPlugin(num_steps=recipe.accumulate, sync_with_dataloader=False)
+    accelerator = Accelerator(gradient_accumulation_plugin=pieces)
+    if accelerator.mixed_precision not in ("no", recipe.precision):
+        raise InputError(
+            f"accelerate is set up for mixed precision {accelerator.mixed_precision}, the recipe for "
+            f"{recipe.precision}: launch with --mixed_precision no, the recipe decides"
+        )
+    if accelerator.distributed_type.value in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
+        raise InputError(f"training on {accelerator.distributed_type.value} is not supported: launch with --multi_gpu")
+    return accelerator
+
+
+def _pace(task: Task, recipe: Recipe, processes: int) -> _Pace:
+    samples = task.size("train")
+    if samples < 1:
+        raise InputError(f"the training split of task {task.name} is empty: there is nothing to train on")
+    if recipe.batch_size > samples:
+        raise InputError(
+            f"batch_size {recipe.batch_size} is more than the {samples} training samples of task {task.name}: "
+            f"lower it to {samples} or less"
+        )
+    piece, rest = divmod(recipe.batch_size, recipe.accumulate * processes)
+    if rest or not piece:
+        raise InputError(
+            f"batch_size {recipe.batch_size} cannot be shared by {processes} processes in {recipe.accumulate} pieces "
+            f"each: make it a multiple of {recipe.accumulate * processes}"
+        )
+    per_epoch = samples // recipe.batch_size
+    total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
+    return _Pace(total, per_epoch, piece, processes)
+
+
+def _mixed(*parts: object) -> int:
+    """A seed of 31 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def _seed_(seed: int, device: torch.device) -> None:
+    """Seed dropout and the like; per step, so that no generator's state needs to be kept for a resumed run."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -1,0 +1,57 @@
+"""A recipe's optimizer, and its learning rate at any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from bitplan.adapters import timm
+from bitplan.core.errors import InputError
+from bitplan.core.trials import Recipe
+from bitplan.quant.parameters import parameter_groups
+
+POLY_POWER = 0.9  # as for PSPNet
+
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
+    "poly": lambda t: (1 - t) ** POLY_POWER,
+    "linear": lambda t: 1 - t,
+    "constant": lambda t: 1.0,
+}
+
+
+def rate(recipe: Recipe, step: int, total: int) -> float:
+    """The learning rate of step 0 … total − 1: a straight line up to `lr`, then the schedule down towards 0."""
+    warm = round(recipe.warmup * total)
+    if step < warm:
+        return recipe.lr * (step + 1) / (warm + 1)
+    return recipe.lr * _SHAPES[recipe.schedule]((step - warm) / (total - warm))
+
+
+def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> None:
+    """Give every parameter group its rate: LSQ's steps the recipe's multiple."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * recipe.step_lr if group["name"] == "steps" else lr
+
+
+def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer over everything that is not frozen; steps never decay."""
+    groups = parameter_groups(
+        model,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        step_lr=recipe.lr * recipe.step_lr,
+        decay_vectors=recipe.decay_vectors,
+    )
+    if not groups:
+        raise InputError("the model has nothing to train: every parameter is frozen (requires_grad is False)")
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr)
+    for group in groups:  # timm ties the trust ratio to weight decay; LAMB itself does not
+        group["always_adapt"] = group["name"] == "weights"
+    return timm.lamb(groups, lr=recipe.lr)

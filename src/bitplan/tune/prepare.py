@@ -1,0 +1,58 @@
+"""What holds while a model is trained and is undone afterwards: modes, memory layout, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def modes(model: nn.Module, teacher: nn.Module | None) -> Iterator[None]:
+    """The model in training mode, its teacher in inference mode, until the block ends."""
+    both = [model] if teacher is None else [model, teacher]
+    before = [(module, module.training) for one in both for module in one.modules()]
+    model.train()
+    if teacher is not None:
+        teacher.eval()
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+@contextmanager
+def layout(model: nn.Module, teacher: nn.Module | None, *, wanted: bool, device: torch.device) -> Iterator[None]:
+    """Weights of convolutions as channels_last on a CPU: the images between layers follow them."""
+    both = [one for one in (model, teacher) if one is not None and wanted and device.type == "cpu" and _convolves(one)]
+    for one in both:
+        one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        for one in both:
+            one.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Algorithms that repeat, and random numbers that are the caller's again when the block ends."""
+    backend = torch.backends.cudnn
+    before = backend.deterministic, backend.benchmark
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cuda":
+            backend.deterministic, backend.benchmark = True, False
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                backend.deterministic, backend.benchmark = before
+
+
+def _convolves(model: nn.Module) -> bool:
+    """Whether there are images to lay out, none laid out so already."""
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
+    return bool(weights) and all(weight.is_contiguous() for weight in weights)

@@ -1,0 +1,212 @@
+"""A training's folder: whose it is, its log, and the checkpoint from which a killed run goes on.
+
+run.json              what the weights depend on; a run that differs is refused
+log.jsonl             one line per step
+resume.safetensors    weights and optimizer state as tensors, the rest as JSON in the header; no pickle
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.store import load, save
+from bitplan.core.trials import Recipe, Run
+from bitplan.quant.convert import is_quantized, options_of, plan_of
+from bitplan.tasks.base import Task
+
+SAVE_SECONDS = 30.0  # the least time between two checkpoints
+SAVE_SHARE = 0.05  # the most of the time that goes into writing them
+
+_RUN, _LOG, _STATE = "run.json", "log.jsonl", "resume.safetensors"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a checkpoint was taken: after how many steps and seconds."""
+
+    step: int = 0
+    seconds: float = 0.0
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path, run: Run, *, main: bool = True) -> None:
+        """Take over the folder if it is new or this run's; only the main process writes."""
+        self.path = Path(path)
+        self.log = self.path / _LOG
+        self._state = self.path / _STATE
+        self._run = run
+        self._claim(main)
+        self._saved = time.perf_counter()
+        self._cost = 0.0
+
+    def _claim(self, main: bool) -> None:
+        if (self.path / _RUN).exists():
+            _refuse_other(self.path, load(self.path / _RUN, Run), self._run)
+        elif self._state.exists() or self.log.exists():
+            raise FileError(f"{self.path} has a checkpoint or a log but no {_RUN}: choose another folder")
+        elif main:
+            save(self._run, self.path / _RUN)
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.perf_counter() - self._saved >= max(SAVE_SECONDS, self._cost / SAVE_SHARE)
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Point) -> None:
+        """Write a checkpoint, whole or not at all; the one before it stays until then."""
+        start = time.perf_counter()
+        tensors, scalars = _optimizer_state(optimizer)
+        tensors |= {f"model/{name}": value for name, value in _model_state(model)[0].items()}
+        about = {"run": self._run.id, "step": point.step, "seconds": point.seconds, "optimizer": scalars}
+        stored = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        _write(stored, {"bitplan": json.dumps(about)}, self._state)
+        self._saved = time.perf_counter()
+        self._cost = self._saved - start
+
+    def restore_(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Point:
+        """Put model and optimizer where the checkpoint was taken; without one, leave them."""
+        if not self._state.exists():
+            return Point()
+        about, tensors = _read(self._state)
+        if about.get("run") != self._run.id:
+            raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
+        own, tied = _model_state(model)
+        try:
+            weights = {name: tensors[f"model/{name}"] for name in own}
+            model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
+            _fill_optimizer_(optimizer, tensors, about["optimizer"])
+            return Point(int(about["step"]), float(about["seconds"]))
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            line = str(error).partition("\n")[0]
+            raise FileError(
+                f"{self._state} does not fit the model ({line}): delete {self.path} to begin anew"
+            ) from None
+
+
+def describe_run(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None, seed: int) -> Run:
+    """Everything that the weights at the end depend on; to be called before training."""
+    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.state_dict().items()]
+    plan = (plan_of(model).id, options_of(model)) if is_quantized(model) else None
+    return Run(
+        recipe=recipe,
+        seed=seed,
+        task=f"{task.name} version {task.version} with {task.size('train')} samples",
+        network=hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12],
+        weights=_hash(model),
+        teacher=None if teacher is None else _hash(teacher),
+    )
+
+
+def _refuse_other(path: Path, there: Run, here: Run) -> None:
+    what = {
+        "recipe": "recipe",
+        "seed": "seed",
+        "task": "task",
+        "network": "model (its layers or its plan)",
+        "weights": "model (its first weights)",
+        "teacher": "teacher",
+        "processes": "number of processes",
+    }
+    for field, words in what.items():
+        old, new = getattr(there, field), getattr(here, field)
+        if old == new:
+            continue
+        if isinstance(old, Recipe):
+            field = next(name for name in Recipe.model_fields if getattr(old, name) != getattr(new, name))
+            old, new = f"{field} = {getattr(old, field)}", f"{field} = {getattr(new, field)}"
+        raise FileError(f"{path} belongs to a run with another {words} ({old}, not {new}): choose another folder")
+
+
+def _model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor of the model once, and who is tied to whom."""
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold")
+        if id(value) in first:
+            tied[name] = first[id(value)]
+        else:
+            first[id(value)], own[name] = name, value
+    return own, tied
+
+
+def _hash(model: nn.Module) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for name, value in _model_state(model)[0].items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What an optimizer remembers, as tensors and as scalars; groups' options come from the recipe instead."""
+    remembered = {
+        f"state/{index}/{key}": value
+        for index, parameter in enumerate(_parameters(optimizer))
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    tensors = {name: value for name, value in remembered.items() if isinstance(value, Tensor)}
+    scalars = {name: value for name, value in remembered.items() if not isinstance(value, Tensor)}
+    for index, group in enumerate(optimizer.param_groups):  # timm's LAMB counts its steps there
+        tensors |= {f"group/{index}/{key}": value for key, value in group.items() if isinstance(value, Tensor)}
+    return tensors, scalars
+
+
+def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+    parameters = _parameters(optimizer)
+    for name, value in (tensors | scalars).items():
+        kind, index, key = name.split("/", 2) if not name.startswith("model/") else ("model", "0", "")
+        if kind == "group":
+            optimizer.param_groups[int(index)][key] = value
+        elif kind == "state":
+            parameter = parameters[int(index)]
+            # A memory layout other than the parameter's would sum norms in another order.
+            like = isinstance(value, Tensor) and key != "step" and value.shape == parameter.shape
+            optimizer.state[parameter][key] = torch.empty_like(parameter).copy_(value) if like else value
+
+
+def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed while writing
+            left.unlink()
+        save_file(tensors, temporary, metadata=header)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = json.loads((file.metadata() or {})["bitplan"])
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        line = str(error).partition("\n")[0]
+        raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
+    return about, tensors
