@@ -7,9 +7,15 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
 
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer, Link
+
+# No timing decides a test. A gate repeats the same examples; at the desk they are new ones every time.
+settings.register_profile("desk", deadline=None)
+settings.register_profile("gate", deadline=None, derandomize=True)
+settings.load_profile("gate" if os.environ.get("CI") else "desk")
 
 EIGHT = Precision.parse("w8a8")
 
