@@ -103,6 +103,11 @@ def test_the_set_up_takes_the_torch_that_is_at_hand():
     assert all(re.fullmatch(r"#.*|[\w.-]+==[\w.+!-]+", line) for line in constraints)
 
 
+def test_the_readme_shows_public_names_only():
+    text = (ROOT / "README.md").read_text()
+    assert set(re.findall(r"bitplan\.([a-zA-Z_]\w*)\(", text)) <= set(bitplan.__all__)
+
+
 def test_documents_name_files_that_exist():
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     for document in documents:
