@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.adapters.torchvision import build
 from bitplan.core.records import Plan
 from bitplan.quant.convert import quantize
 from bitplan.quant.parameters import parameter_groups
@@ -28,15 +29,8 @@ Build = Callable[[], nn.Module]
 
 
 def resnet18() -> nn.Module:
-    """torchvision's ResNet-18, ten classes; declares two operators that its import may miss."""
-    schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", schema)
-        import torchvision
-    return torchvision.models.resnet18(num_classes=10)
+    """torchvision's ResNet-18, ten classes."""
+    return build("resnet18", num_classes=10)
 
 
 class Block(nn.Module):
