@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitplan.adapters.torchvision import build
+from bitplan.adapters import torchvision
 from bitplan.core.records import Plan
 from bitplan.quant.convert import quantize
 from bitplan.quant.parameters import parameter_groups
@@ -30,7 +30,7 @@ Build = Callable[[], nn.Module]
 
 def resnet18() -> nn.Module:
     """torchvision's ResNet-18, ten classes."""
-    return build("resnet18", num_classes=10)
+    return torchvision.build("resnet18", num_classes=10)
 
 
 class Block(nn.Module):
