@@ -43,8 +43,8 @@ class PSPNet(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.pyramid = PyramidPooling(width)
-        self.head = _head(2 * width, width // 4, classes, kernel=3)
-        self.auxiliary = _head(width // 2, width // 8, classes, kernel=3)
+        self.head = _head(2 * width, width // 4, classes)
+        self.auxiliary = _head(width // 2, width // 8, classes)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """(B, 3, H, W) → (B, classes, H, W)."""
@@ -56,9 +56,9 @@ class PSPNet(nn.Module):
         return (scores, _resize(self.auxiliary(middle), size)) if self.training else scores
 
 
-def _head(width_in: int, width: int, classes: int, kernel: int) -> nn.Sequential:
+def _head(width_in: int, width: int, classes: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(width_in, width, kernel, padding=kernel // 2, bias=False),
+        nn.Conv2d(width_in, width, 3, padding=1, bias=False),
         nn.BatchNorm2d(width),
         nn.ReLU(inplace=True),
         nn.Dropout2d(0.1),

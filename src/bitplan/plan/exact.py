@@ -27,14 +27,14 @@ def exact(problem: Problem) -> Selection:
     if len(problem.capacities) == 1:
         plain = _list(problem, None, np.iinfo(np.int64).min, PLAIN)
         if plain.cut is None:
-            return plain.selection(0)
+            return plain.selection()
     found, known = _lowest(problem)
     bound = Bound.of(problem)
     cut: int | None = None
     for width in WIDTHS:
         search = _list(problem, bound, known, width)
         if len(search.states.values) and search.best_value >= known:
-            found, known = search.selection(0), search.best_value
+            found, known = search.selection(), search.best_value
         cut = search.cut
         if cut is None:
             break
@@ -63,10 +63,10 @@ class _Search:
     def best_value(self) -> int:
         return int(self.states.values.max())
 
-    def selection(self, gap: int) -> Selection:
+    def selection(self) -> Selection:
         """The best state: the greatest value, then the lowest costs."""
         best = np.lexsort((*self.states.costs[::-1], -self.states.values))[0]
-        return Selection(walk_back(self.steps, int(best)), gap)
+        return Selection(walk_back(self.steps, int(best)), 0)
 
 
 def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Search:
