@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Result as Result
     from bitplan.core.trials import Trial as Trial
     from bitplan.costs.base import price as price
+    from bitplan.exporters.base import export as export
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
     from bitplan.graph.names import Names as Names
@@ -78,6 +79,7 @@ _HOMES = {
     "calibrate_": "quant.calibrate",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
+    "export": "exporters.base",
     "finetune_": "tune.loop",
     "integer_weights": "quant.convert",
     "load": "core.store",
