@@ -15,6 +15,7 @@ from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
+from bitplan.engines.base import Engine
 from bitplan.plan.feasible import check_selectable
 
 Progress = Callable[[int, int, str], None]
@@ -23,13 +24,18 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may use besides the model and its graph; most use little of it."""
+    """What a method may use besides the model and its graph; most use little of it.
+
+    `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
+    `engine`, and their outcomes are kept in the folder `store`, from where a killed estimate goes on.
+    """
 
     task: Any = None
     recipe: Recipe | None = None
+    teacher: Any = None
     seed: int = 0
-    engine: Any = None
-    store: Any = None
+    engine: Engine | None = None
+    store: Path | None = None
     progress: Progress | None = None
 
 
