@@ -9,7 +9,13 @@ from torch import nn
 import bitplan
 from bitplan.core.registry import GAINS
 from bitplan.gains.base import Context, looks_at_model
+from bitplan.tasks.classification import Classification
 
+OPTIONS = {
+    "hawq": {"probes": 3, "min_probes": 2},
+    "hawq_v2": {"probes": 3, "min_probes": 2},
+    "hawq_v1": {"iterations": 3},
+}
 METHODS = [name for name in GAINS if looks_at_model(GAINS.get(name))]
 RULES = bitplan.Rules(narrow=0)
 
@@ -25,6 +31,23 @@ class Net(nn.Module):
         x = self.norm(self.stem(x)).relu()
         x = self.middle((self.left(x) + self.right(x)).relu()).relu()
         return self.head(x.mean((2, 3)))
+
+
+class Colours(Classification):
+    """A task for methods that need one."""
+
+    name, version = "colours", 1
+
+    def example(self):
+        return torch.empty(1, 3, 8, 8, device="meta")
+
+    def size(self, split):
+        return 16
+
+    def batches(self, split, batch_size, seed=None):
+        images = torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed or 0))
+        labels = images.mean((2, 3)).argmax(1)
+        yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +66,9 @@ def start():
 def test_every_group_gets_finite_values_that_repeat_and_the_model_stays_bit_identical(start, name, choices):
     model, graph = start
     before, mode = copy.deepcopy(model.state_dict()), model.training
-    first, second = (bitplan.estimate(name, model, graph, choices=choices, context=Context(seed=1)) for _ in range(2))
+    context = Context(seed=1, task=Colours())
+    options = OPTIONS.get(name, {})
+    first, second = (bitplan.estimate(name, model, graph, choices=choices, context=context, **options) for _ in "12")
     assert first.id == second.id
     assert list(first.rows) == [group.name for group in graph.selectable] == ["left", "middle"]
     assert bitplan.Gains.from_json(first.to_json()) == first
