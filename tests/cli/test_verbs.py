@@ -49,6 +49,26 @@ def test_explain_says_gain_cost_and_reason_of_every_layer(run):
     assert "0 of 2" in next(line for line in out.splitlines() if line.startswith("layer2.0.conv1"))
 
 
+def test_explain_says_how_sure_each_choice_is(run, graph):
+    names = [group.name for group in graph.selectable]
+    gains = bitplan.Gains(
+        method="m", choices=("w2a2", "w4a4"), graph=graph.id, rows=dict.fromkeys(names, (0.0, 5.0)),
+        errors=dict.fromkeys(names, (0.0, 1.0)),
+    )  # fmt: skip
+    files = []
+    for record in (graph, gains, bitplan.price("memory", graph)):
+        files.append(f"{record.kind()}.json")
+        save(record, files[-1])
+    code, out, err = run("select", *files, "--budget", "80%", "--explain")
+    assert code == 0, err
+    assert "groups are a stable core" in out.splitlines()[-1]
+    assert "sure" in next(line for line in out.splitlines() if line.startswith("layer"))
+    assert "%" in next(line for line in out.splitlines() if line.startswith("b "))
+    code, out, _ = run("plan", "resnet50", "--gain", "uniform", "--budget", "70%", "--explain")
+    assert "The gains by uniform carry no standard errors" in out.splitlines()[-1]
+    assert "sure" not in next(line for line in out.splitlines() if line.startswith("layer"))
+
+
 def test_frontier_shows_the_budgets_and_all_points_as_json(run):
     code, out, _ = run("frontier", "resnet50", "--gain", "uniform", "--at", "70%,60%")
     assert code == 0

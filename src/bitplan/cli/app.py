@@ -31,7 +31,7 @@ from bitplan.cli.options import (
     Target,
     Threads,
 )
-from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
+from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced, sureness
 from bitplan.core.errors import FileError, InputError
 
 app = typer.Typer(
@@ -82,7 +82,7 @@ def plan(
     narrow: Narrow = 128,
     threads: Threads = None,
     device: Device = "cpu",
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -98,7 +98,8 @@ def plan(
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
+        sure = sureness(graph, gains, costs, budget, selector, seed) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()
@@ -205,7 +206,7 @@ def select(
     budget: Budgets,
     selector: Selector = None,
     levels: Levels = None,
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -224,7 +225,8 @@ def select(
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
+        sure = sureness(graph, gains, costs, budget, selector) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()
