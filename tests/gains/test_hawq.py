@@ -118,6 +118,27 @@ def test_negative_estimates_count_as_zero_and_are_said(caplog):
     assert negative[0] in caplog.text
 
 
+def test_what_was_done_before_a_kill_is_not_done_again(tmp_path):
+    model, graph = made()
+    gain, seen = Hawq(probes=25, min_probes=25), []
+    whole = bitplan.estimate(gain, model, graph, context=Context(task=Points(), seed=4))
+
+    def killed(done, total, what):
+        if done == 14:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bitplan.estimate(gain, model, graph, context=Context(Points(), seed=4, store=tmp_path, progress=killed))
+    context = Context(Points(), seed=4, store=tmp_path, progress=lambda done, total, what: seen.append(done))
+    assert bitplan.estimate(gain, model, graph, context=context).id == whole.id
+    assert seen == list(range(11, 26))
+    changed = copy.deepcopy(model)
+    changed.more.weight.data.mul_(1.1)
+    bitplan.estimate(gain, changed, graph, context=context)
+    bitplan.estimate(gain, model, graph, context=Context(Points(23), seed=4, store=tmp_path, progress=context.progress))
+    assert len(seen) == 15 + 25 + 25
+
+
 def test_progress_ends_at_the_end_or_stops_early():
     seen = []
     model, graph = made()

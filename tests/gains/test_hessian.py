@@ -213,7 +213,10 @@ def test_a_layer_that_the_loss_does_not_reach_has_no_curvature(network):
 
 def test_fewer_samples_than_asked_for_and_none():
     assert Data.draw(Points(), 1000, 7, 0).sizes == (7, 7, 7, 3)
-    assert Data.draw(Points(), 10, 7, 0).sizes == (7, 3)
-    assert len(Data.draw(Points(), 10, 7, 0).batches[1]["x"]) == 3
+    assert Data.draw(Points(), 10, 7, 0).sizes == (7, 7)
+    assert Data.draw(Points(), 5, 7, 0).sizes == (5,)
+    for samples, batch_size in ((1000, 7), (10, 7), (5, 7)):
+        data = Data.draw(Points(), samples, batch_size, 0)
+        assert tuple(len(batch["x"]) for batch in data.batches) == data.sizes
     with pytest.raises(InputError, match="training split of task points is empty"):
         Data.draw(Points(samples=0), 10, 7, 0)

@@ -62,8 +62,11 @@ def headline(graph: Graph) -> str:
 def show_rows(record: Gains | Costs) -> None:
     """One line per group, one column per choice."""
     rows = table("group", *(f">{choice}" for choice in record.choices), title=record.label)
+    errors = getattr(record, "errors", None) or {}
     for name, row in record.rows.items():
-        rows.add_row(name, *(f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row))
+        shown = [f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row]
+        after = [f" ± {error:.2g}" if error else "" for error in errors.get(name, [0] * len(row))]
+        rows.add_row(name, *map("".join, zip(shown, after, strict=True)))
     console().print(rows)
 
 

@@ -28,7 +28,8 @@ class _ByTrace(ABC):
 
     The network is the one given. Of a quantized one, as in the paper (its 4-bit start), the loss is that of the
     quantized network, differentiated by its weights straight through the rounding, which LSQ's function allows twice;
-    of a float one, that of the float network. Estimates below 0 count as 0 and are said; their errors stay.
+    of a float one, that of the float network. Estimates below 0 count as 0 and are said; their errors stay. `samples`
+    are rounded up to whole batches.
     """
 
     probes: int = 64
@@ -62,6 +63,7 @@ class _ByTrace(ABC):
                 least=min(self.min_probes, self.probes),
                 tolerance=self.tolerance,
                 seed=context.seed,
+                folder=context.store,
                 progress=context.progress,
             )
             with torch.no_grad():

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
 from bitplan.core.errors import InputError
+from bitplan.core.probes import Probed, Probes
+from bitplan.core.store import load, save
+from bitplan.core.trials import Recipe
 from bitplan.gains.base import Progress
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
+from bitplan.tune.resume import describe_run
 
-ROUND = 8  # probes between two looks at the tolerance, once the least number is done
+ROUND = 10  # probes that share one graph per batch; after each round, results are kept and the tolerance looked at
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,14 @@ class Data:
 
     @classmethod
     def draw(cls, task: Task, samples: int, batch_size: int, seed: int) -> Data:
-        """The first `samples`, or all there are."""
-        count = min(samples, task.size("train"))
-        sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
-        whole = itertools.islice(task.batches("train", min(batch_size, max(count, 1)), seed), len(sizes))
-        batches = tuple(_first(batch, size) for batch, size in zip(whole, sizes, strict=False))
+        """As many whole batches as hold `samples`, or all there are."""
+        size = task.size("train")
+        width = max(1, min(batch_size, samples, size))
+        wanted = range(0, min(samples, size), width)
+        batches = tuple(itertools.islice(task.batches("train", width, seed), len(wanted)))
         if not batches:
             raise InputError(f"the training split of task {task.name} is empty: curvature needs samples with a loss")
-        return cls(batches, tuple(sizes[: len(batches)]))
+        return cls(batches, tuple(min(width, size - start) for start in wanted[: len(batches)]))
 
     @property
     def samples(self) -> int:
@@ -76,6 +81,7 @@ class Curvature:
             grads = [torch.zeros_like(w) if g is None else g for w, g in zip(tensors, found, strict=True)]
             _check_smooth(grads)
             yield size / self.data.samples, grads
+            del loss, found, grads
 
     def product(self, grads: Sequence[Tensor], vectors: Sequence[Tensor], only: int | None = None) -> list[Tensor]:
         """H·v by all weights for vectors by all weights; or, for one weight, its block of H times its vector."""
@@ -124,16 +130,24 @@ class Traces:
 
 
 def traces(
-    curve: Curvature, *, probes: int, least: int, tolerance: float, seed: int, progress: Progress | None = None
+    curve: Curvature,
+    *,
+    probes: int,
+    least: int,
+    tolerance: float,
+    seed: int,
+    folder: Path | None = None,
+    progress: Progress | None = None,
 ) -> Traces:
     """Hutchinson's estimate for every layer, by at most `probes` products of the whole network with the Hessian.
 
-    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|.
+    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. Every round
+    of probes is kept in the folder, where there is one, and read from it if it is there already.
     """
     found = torch.zeros(0, len(curve.weights), dtype=torch.float64)
-    while len(found) < probes and not (len(found) and _settled(found, tolerance)):
-        wanted = range(len(found), min(probes, len(found) + (ROUND if len(found) else least)))
-        found = torch.cat([found, _round(curve, wanted, seed, probes, progress)])
+    while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
+        wanted = range(len(found), min(len(found) + ROUND, probes))
+        found = torch.cat([found, _kept(curve, wanted, seed, probes, folder, progress)])
     means, errors = _mean_and_error(found)
     names = list(curve.weights)
     return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found))
@@ -180,6 +194,31 @@ def top_eigenvalues(
     return dict(zip(curve.weights, values, strict=True))
 
 
+def _kept(
+    curve: Curvature, wanted: range, seed: int, total: int, folder: Path | None, progress: Progress | None
+) -> Tensor:
+    """A round of probes, read from the folder where it is there, else done and kept."""
+    if folder is None:
+        return _round(curve, wanted, seed, total, progress)
+    run = describe_run(curve.model, curve.task, Recipe(steps=1), None, seed)
+    job = Probes(
+        network=run.network,
+        weights=run.weights,
+        task=f"{run.task} {curve.task!r}",
+        layers=tuple(curve.weights),
+        sizes=curve.data.sizes,
+        seed=seed,
+        first=wanted.start,
+        count=len(wanted),
+    )
+    path = folder / f"{job.id}.json"
+    if path.is_file():
+        return torch.tensor(load(path, Probed).products, dtype=torch.float64)
+    found = _round(curve, wanted, seed, total, progress)
+    save(Probed(products=tuple(map(tuple, found.tolist()))), path)
+    return found
+
+
 def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Tensor:
     """vᵀHv of every layer for some probes, averaged over the batches: (probes, layers)."""
     weights = list(curve.weights.values())
@@ -194,6 +233,7 @@ def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Pro
             done += 1
             if progress is not None:
                 progress(done, total * len(curve.data.batches), "Hessian probes")
+        del grads, products  # the graph is large: let it go before the next one is built
     if not found.isfinite().all():
         raise InputError("the curvature of the loss is not finite: check the data and the weights")
     return found
@@ -210,11 +250,6 @@ def _settled(found: Tensor, tolerance: float) -> bool:
 
 def _unit(vector: Tensor) -> Tensor:
     return vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
-
-
-def _first(batch: Batch, size: int) -> Any:
-    """The first samples of a batch: every tensor in it has one row per sample."""
-    return tree_map(lambda leaf: leaf[:size] if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch)
 
 
 def _check_smooth(grads: Sequence[Tensor]) -> None:
