@@ -22,7 +22,7 @@ from bitplan.quant.convert import is_quantized
 
 Tensors = dict[str, Tensor]
 _WRAPPINGS = ("state_dict", "model", "model_state_dict")  # where training scripts keep it
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in BERT's first checkpoints
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
 # Parts of BERT's checkpoints that no span depends on: what looks at [CLS], the heads of pretraining, a constant.
 _SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
 # What a model computes with but no shape shows.
@@ -43,19 +43,24 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
     kept = _kept(expected, fresh)
     _check_settings(model, source)
     tensors = _aligned(read_weights(source), expected)
-    ignored = [name for name in tensors if name in kept or (name not in expected and _is_spare(name))]
-    if ignored:
-        _log.info("%s: %s left aside", source, ", ".join(sorted(ignored)))
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in ignored}
-    lacks = sorted(expected.keys() - tensors.keys() - kept)
-    lacks = [name for name in lacks if not name.endswith("num_batches_tracked")]
-    if lacks and expected.keys() & tensors.keys():
+    aside = {name for name in tensors if name in kept or (name not in expected and _is_spare(name))}
+    if aside:
+        _log.info("%s: left aside %s", source, ", ".join(sorted(aside)))
+    given = {name: tensor for name, tensor in tensors.items() if name not in aside}
+    if given.keys() & expected.keys():
+        _check_complete(given, {name: value for name, value in expected.items() if name not in kept}, source)
+    fill_(model, given | {name: expected[name] for name in kept}, source)
+
+
+def _check_complete(given: Tensors, wanted: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse a file that lacks tensors; where it is one head, or two, say how it stays as it is."""
+    lacks = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
+    if lacks:
         heads = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in lacks))
-        shown = ", ".join(f"{name} {tuple(expected[name].shape)}" for name in lacks[:4])
+        shown = ", ".join(f"{name} {tuple(wanted[name].shape)}" for name in lacks[:4])
         rest = f" and {len(lacks) - 4} more" if len(lacks) > 4 else ""
         advice = f": if they are to be trained from their random values, pass fresh={heads}" if len(heads) <= 2 else ""
         raise FileError(f"{source} lacks {shown}{rest}, which the model has{advice}")
-    fill_(model, tensors | {name: expected[name] for name in kept}, source)
 
 
 def read_weights(path: Path) -> Tensors:
@@ -92,6 +97,9 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
         if tensor.shape != expected[name].shape:
             shapes = f"{tuple(tensor.shape)} in the file, {tuple(expected[name].shape)} in the model"
             raise FileError(f"{source}: {name} is {shapes}: the model is not the one that was saved")
+        if tensor.is_floating_point() != expected[name].is_floating_point():
+            kinds = f"{tensor.dtype} in the file, {expected[name].dtype} in the model"
+            raise FileError(f"{source}: {name} is {kinds}: take a checkpoint that is not quantized")
     model.load_state_dict(complete)
 
 
@@ -110,15 +118,14 @@ def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
 def _aligned(tensors: Tensors, expected: Mapping[str, Tensor]) -> Tensors:
     """The tensors under the model's names: old names of norms, and a bare network's inside one with a head."""
     prefixes = ["", *dict.fromkeys(f"{name.partition('.')[0]}." for name in expected if "." in name)]
-    renamed = {_modern(name): tensor for name, tensor in tensors.items()}
-    prefix = max(prefixes, key=lambda prefix: sum(prefix + name in expected for name in renamed))
-    used = renamed if any(prefix + name in expected for name in renamed) else tensors
-    return {prefix + name: tensor for name, tensor in used.items()}
+    named = [{_known(prefix + name, expected): tensor for name, tensor in tensors.items()} for prefix in prefixes]
+    return max(named, key=lambda one: len(one.keys() & expected.keys()))
 
 
-def _modern(name: str) -> str:
-    old = next((old for old in _OLD_NAMES if name.endswith(f"LayerNorm{old}")), None)
-    return name.removesuffix(old) + _OLD_NAMES[old] if old else name
+def _known(name: str, expected: Mapping[str, Tensor]) -> str:
+    stem, dot, last = name.rpartition(".")
+    modern = f"{stem}{dot}{_OLD_NAMES.get(last, last)}"
+    return modern if modern in expected and name not in expected else name
 
 
 def _is_spare(name: str) -> bool:

@@ -67,8 +67,8 @@ class Squad:
         if self.stride > room:
             raise InputError(
                 f"stride is {self.stride}, but a window of {self.tokens} tokens may have room for only {room} after "
-                f"its question, so tokens between two windows would be lost: lower stride to {room} or less (half of it "
-                "lets windows overlap)"
+                f"its question, so tokens between two windows would be lost: lower stride to {room} or less (half of "
+                "it lets windows overlap)"
             )
 
     def example(self) -> dict[str, Tensor]:
