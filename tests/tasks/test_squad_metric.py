@@ -1,7 +1,10 @@
 """F1 and exact match on cases worked out by hand, as the official script of SQuAD v1.1 defines them."""
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from bitplan.adapters.torchvision import torchvision
 from bitplan.tasks.squad_metric import exact_match, f1, normalized
 
 
@@ -51,3 +54,22 @@ def test_normalized(text, expected):
 def test_scores_by_hand(prediction, answers, expected_f1, expected_match):
     assert f1(prediction, answers) == pytest.approx(expected_f1, abs=1e-12)
     assert exact_match(prediction, answers) == expected_match
+
+
+TEXTS = st.lists(st.sampled_from(["the", "A", "red", "fox", "Fox", "fox's", "–", "é", ",", "1,5"]), max_size=6).map(
+    " ".join
+)
+
+
+@given(prediction=TEXTS, answers=st.lists(TEXTS, min_size=1, max_size=3))
+def test_scores_equal_those_of_torchmetrics(prediction, answers):
+    torchvision()  # torchmetrics imports it, and it may need help
+    from torchmetrics.functional.text import squad
+
+    assume(all(map(normalized, [prediction, *answers])))  # there it follows version 2 where nothing is left
+    found = squad(
+        {"prediction_text": prediction, "id": "q"},
+        {"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "q"},
+    )
+    assert 100 * f1(prediction, answers) == pytest.approx(float(found["f1"]), rel=1e-5)
+    assert 100 * exact_match(prediction, answers) == float(found["exact_match"])
