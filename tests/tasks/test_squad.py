@@ -228,6 +228,7 @@ def test_missing_data_and_tokenizer_say_what_to_download_and_where_to_put_it(tmp
         ('{"data": [], "version": "1.1"}', "has no questions"),
         ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', "data.0.paragraphs.0.context"),
         (json.dumps(official(asked(DEV, "dev"), version="v2.0")), "is SQuAD v2.0, where questions may have no answer"),
+        (json.dumps(official(asked(DEV, "dev"))).replace('"id"', '"is_impossible": false, "id"'), "is SQuAD v2.0"),
     ],
 )
 def test_a_wrong_json_is_one_line(tmp_path, content, message):

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -117,8 +118,8 @@ def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 def answer_tokens(context: Pieces, text: str, start: int) -> tuple[int, int]:
     """First and last token that share a character with an answer; first > last where none does."""
-    first = bisect_right([end for _, end in context.offsets], start)
-    last = bisect_left([begin for begin, _ in context.offsets], start + len(text)) - 1
+    first = bisect_right(context.offsets, start, key=itemgetter(1))
+    last = bisect_left(context.offsets, start + len(text), key=itemgetter(0)) - 1
     return first, last
 
 

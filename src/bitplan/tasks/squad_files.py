@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -45,6 +44,7 @@ class _Asked(_Strict):
     id: str
     question: str
     answers: list[_Answer]
+    is_impossible: bool | None = None  # version 2.0 has it
 
 
 class _Paragraph(_Strict):
@@ -101,7 +101,9 @@ def _from_json(path: Path) -> Iterator[Question]:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is cut off or not JSON ({str(error)[:80]}): fetch it again") from None
-    _refuse_version_2(content, path)
+    version = str(content.get("version", "")) if isinstance(content, dict) else ""
+    if version.removeprefix("v").startswith("2"):
+        raise _of_version_2(path)
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
@@ -109,6 +111,8 @@ def _from_json(path: Path) -> Iterator[Question]:
     for article in file.data:
         for paragraph in article.paragraphs:
             for asked in paragraph.qas:
+                if asked.is_impossible is not None:
+                    raise _of_version_2(path)
                 answers = tuple((answer.text, answer.answer_start) for answer in asked.answers)
                 yield Question(asked.id, paragraph.context, asked.question, answers)
 
@@ -139,10 +143,8 @@ def _checked(one: Question, path: Path) -> Question:
     return one
 
 
-def _refuse_version_2(content: Any, path: Path) -> None:
-    version = str(content.get("version", "")) if isinstance(content, dict) else ""
-    if version.removeprefix("v").startswith("2"):
-        raise FileError(f"{path} is SQuAD {version}, where questions may have no answer: this task is v1.1; {_ADVICE}")
+def _of_version_2(path: Path) -> FileError:
+    return FileError(f"{path} is SQuAD v2.0, where questions may have no answer: this task is v1.1; {_ADVICE}")
 
 
 def _foreign(path: Path, error: ValidationError, place: str = "") -> FileError:
