@@ -2,6 +2,7 @@
 
 import pytest
 from formats import encoded, noise, write_folders, write_parquet
+from squads import OPTIONS, write_json, write_tokenizer
 
 
 @pytest.fixture
@@ -17,3 +18,9 @@ def cifar_parquet(tmp_path):
 def imagenet_folders(tmp_path):
     write_folders(tmp_path / "imagenet")
     return tmp_path / "imagenet"
+
+
+@pytest.fixture
+def squad_options(tmp_path):
+    data, words = write_json(tmp_path / "squad"), write_tokenizer(tmp_path / "bert")
+    return {"data": str(data), "tokenizer": str(words), **OPTIONS}
