@@ -97,6 +97,7 @@ def test_a_model_of_ones_own(run, own_model):
         (("evaluate", "digits_resnet", "--task", "digits", "--task-option", "data=x"), "unknown option of digits"),
         (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
         (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
+        (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
         (("evaluate", "empty", "--task", "digits"), "not a checkpoint that bitplan wrote"),
         (("estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
     ],

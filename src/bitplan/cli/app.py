@@ -36,6 +36,7 @@ from bitplan.cli.options import (
     TaskName,
     TaskOption,
     Teacher,
+    TeacherWeights,
     Threads,
 )
 from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced
@@ -94,6 +95,7 @@ def plan(
     recipe: RecipeFile = None,
     set: Set = [],
     teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
     engine: EngineName = "local",
     store: Store = None,
     explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
@@ -106,7 +108,7 @@ def plan(
 
     graph, gains = graph_and_gains(
         target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
-        Setting(seed, threads, task, task_option, recipe, set, teacher, engine, store),
+        Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
     )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
@@ -204,6 +206,7 @@ def estimate(
     recipe: RecipeFile = None,
     set: Set = [],
     teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
     engine: EngineName = "local",
     store: Store = None,
     output: Output = None,
@@ -214,7 +217,7 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    setting = Setting(seed, threads, task, task_option, recipe, set, teacher, engine, store)
+    setting = Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
     gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows

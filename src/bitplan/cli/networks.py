@@ -58,6 +58,17 @@ def load_network(
     return Network(built, example, written, None if ":" in written else written)
 
 
+def load_teacher(written: str | None, weights: str | None, model: str | None = None) -> Any:
+    """The float network of that name with its weights, or of a checkpoint folder; None where none was named."""
+    if written is None:
+        return None
+    if Path(written).is_dir():
+        return _from_folder(Path(written), weights, model).model
+    if weights is None and ":" not in written:
+        raise InputError(f"{written} from the zoo has random weights, which teach nothing: add --teacher-weights")
+    return load_network(written, weights, ()).model
+
+
 def _from_folder(folder: Path, weights: str | None, model: str | None) -> Network:
     from bitplan.models.zoo import load_model
     from bitplan.quant.checkpoint import load_checkpoint

@@ -44,7 +44,8 @@ Set = Annotated[list[str], typer.Option("--set", help="A value of the recipe, ov
 Weights = Annotated[str | None, typer.Option(help="Float weights: .pth, .safetensors, a Hugging Face folder.")]
 Fresh = Annotated[list[str], typer.Option(help="Tensors that --weights may lack: 'qa_outputs.*'. Repeats.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="The network of a checkpoint folder that names none.")]
-Teacher = Annotated[str | None, typer.Option(help="The float network, for recipes that distill: a checkpoint folder.")]
+Teacher = Annotated[str | None, typer.Option(help="The float network, for recipes that distill: a name or a folder.")]
+TeacherWeights = Annotated[str | None, typer.Option(help="The teacher's weights, where it is given by name.")]
 EngineName = Annotated[
     str, typer.Option("--engine", help="Where jobs run: local, local:workers=2, cluster:address=auto.")
 ]

@@ -29,18 +29,20 @@ class Setting:
     recipe: Path | None = None
     set: Sequence[str] = ()
     teacher: str | None = None
+    teacher_weights: str | None = None
     engine: str = "local"
     store: Path | None = None
 
     def context(self, progress: Any) -> Context:
         """Load what was named."""
         from bitplan.cli.inputs import read_engine, read_recipe, read_task
+        from bitplan.cli.networks import load_teacher
         from bitplan.gains.base import Context
 
         return Context(
             task=None if self.task is None else read_task(self.task, self.task_option),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
-            teacher=model_of(self.teacher, "cpu"),
+            teacher=load_teacher(self.teacher, self.teacher_weights),
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,

@@ -24,6 +24,7 @@ from bitplan.cli.options import (
     TaskName,
     TaskOption,
     Teacher,
+    TeacherWeights,
     Threads,
     Weights,
 )
@@ -98,6 +99,7 @@ def finetune(
     recipe: RecipeFile = None,
     set: Set = [],
     teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
     task_option: TaskOption = [],
     weights: Weights = None,
     fresh: Fresh = [],
@@ -108,13 +110,13 @@ def finetune(
 ) -> None:
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.inputs import read_recipe, read_task
-    from bitplan.cli.networks import load_network
+    from bitplan.cli.networks import load_network, load_teacher
     from bitplan.tune.loop import finetune_
 
     told, chosen = read_recipe(recipe, set), read_task(task, task_option)
     limit_threads(threads)
     network = load_network(source, weights, fresh, model, seed)
-    guide = None if teacher is None else load_network(teacher, None, (), model, seed).model
+    guide = load_teacher(teacher, teacher_weights, model)
     work = output.with_name(f"{output.name}.training")
     with progress_bar("fine-tuning") as progress:
         log = finetune_(network.model, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
