@@ -53,6 +53,7 @@ def quantize(
     task: TaskName = None,
     task_option: TaskOption = [],
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
+    plain: Annotated[bool, typer.Option(help="Take the first samples as they are, not shuffled and augmented.")] = False,
     method: Annotated[str | None, typer.Option(help="lsq: learned steps; faq: a percentile, fixed.")] = None,
     percentile: Annotated[float | None, typer.Option(help="For faq: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
@@ -86,7 +87,7 @@ def quantize(
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(network.model, chosen, **told)
     if task is not None:
-        _calibrate_(made, task, task_option, samples, seed)
+        _calibrate_(made, task, task_option, samples, None if plain else seed)
     elif _uncalibrated(made):
         print("no --task: the first training batch will set the input steps", file=sys.stderr)
     _keep(made, output, network.spec)
@@ -152,7 +153,7 @@ def _read_plan(path: Path | None) -> Plan | None:
     return None if path is None else load(path, Plan)
 
 
-def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: int) -> None:
+def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: int | None) -> None:
     import itertools
 
     from bitplan.cli.inputs import read_task
