@@ -67,7 +67,7 @@ def test_one_seed_gives_one_crop():
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, 1), (2, 1), (-1, 1), (1, float("inf")), (float("nan"), 1)])
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (2, 1), (-1, 1), (1, float("inf")), (float("nan"), 1), ("x", 1)])
 def test_impossible_factors_are_refused(least, most):
     with pytest.raises(InputError, match="give 0 < min_scale ≤ max_scale"):
         Crops(20, least, most)

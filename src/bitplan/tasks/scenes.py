@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,15 +78,15 @@ class Crops:
     most: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.least <= self.most < float("inf"):
-            raise InputError(f"scenes cannot be scaled by {self.least} to {self.most}: give 0 < min_scale ≤ max_scale")
+        limits = self.least, self.most
+        if any(type(limit) not in (int, float) for limit in limits) or not 0 < limits[0] <= limits[1] < math.inf:
+            raise InputError(f"scenes cannot be scaled by {limits[0]} to {limits[1]}: give 0 < min_scale ≤ max_scale")
 
     def __call__(self, scene: Scene, seed: int) -> Scene:
         """(H, W) → (size, size)."""
         draw = random.Random(seed)
         scale = draw.uniform(self.least, self.most)
-        spans = [self._span(side, scale, draw) for side in scene.classes.shape]
-        (top, bottom, rows), (left, right, columns) = spans
+        (top, bottom, rows), (left, right, columns) = (self._span(side, scale, draw) for side in scene.classes.shape)
         size, box = (columns.stop - columns.start, rows.stop - rows.start), (left, top, right, bottom)
         pixels = np.full((self.size, self.size, 3), _FILL, np.uint8)
         classes = np.full((self.size, self.size), VOID, np.uint8)
