@@ -53,7 +53,7 @@ def quantize(
     task: TaskName = None,
     task_option: TaskOption = [],
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
-    plain: Annotated[bool, typer.Option(help="Take the first samples as they are, not shuffled and augmented.")] = False,
+    plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
     method: Annotated[str | None, typer.Option(help="lsq: learned steps; faq: a percentile, fixed.")] = None,
     percentile: Annotated[float | None, typer.Option(help="For faq: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
