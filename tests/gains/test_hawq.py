@@ -174,8 +174,8 @@ def test_bad_input_is_refused_in_one_line(gain):
     uncalibrated = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))
     cases = [
         (model, None, "w2a2,w4a4", "a task, and none was given"),
-        (None, Points(), "w2a2,w4a4", "got no model"),
-        ("runs/start", Points(), "w2a2,w4a4", "got str runs/start"),
+        (None, Points(), "w2a2,w4a4", "got only its graph"),
+        ("runs/start", Points(), "w2a2,w4a4", r"got a file \(runs/start\)"),
         (model, Points(samples=0), "w2a2,w4a4", "training split of task points is empty"),
         (model, Points(), "w4a4", "at least two precisions"),
         (broken, Points(), "w2a2,w4a4", "loss of task points is nan"),

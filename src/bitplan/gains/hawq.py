@@ -168,10 +168,12 @@ def _check_data(samples: int, batch_size: int) -> None:
 def _checked(model: Any, graph: Graph, context: Context) -> tuple[Task, list[str]]:
     """The task and the names of the selectable layers, where there is something to differentiate."""
     if not isinstance(model, nn.Module):
-        shown = "no model" if model is None else f"{type(model).__name__} {model}"
-        raise InputError(f"HAWQ differentiates the loss of a torch.nn.Module, got {shown}: load the model first")
+        shown = "only its graph" if model is None else f"a file ({getattr(model, 'path', model)})"
+        raise InputError(
+            f"HAWQ differentiates the loss of the network itself, got {shown}: load_checkpoint(path, model)"
+        )
     if context.task is None:
-        raise InputError("HAWQ looks at the loss of a task, and none was given: Context(task=load_task(…))")
+        raise InputError("HAWQ looks at the loss of a task, and none was given: --task (in Python: Context(task=…))")
     layers = [layer for group in graph.selectable for layer in group.layers]
     if not any(layer.weights for layer in layers):
         raise InputError("no selectable layer has weights, so there is no Hessian by them: free other layers")
