@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from bitplan.gains.lowering import by_first_layer
 from bitplan.tune.loop import steps_of
 
 _LEAST = 4  # groups that are raced in any case, to see how far the screen can be trusted
+_SLOPE_VARIANCE = 0.25
 Chosen = NDArray[np.bool_]
 """(G): which groups."""
 
@@ -41,16 +43,18 @@ class Table:
         middle = np.hypot(self.errors[:, 1:], lowest)
         return values, np.concatenate([np.zeros_like(lowest), middle, lowest], axis=1)
 
-    def carried(self, measured: Table, raced: Chosen) -> Table:
+    def carried(self, measured: Table, raced: Chosen, *, alike: bool) -> Table:
         """On the scale of a longer training: what was measured there, and the others by a line through those.
 
-        The line is the least-squares one from these losses to the measured ones, never falling. What it says is as
-        uncertain as the measured ones lie about it. A measured loss without an error of its own has that one too: how
-        far it moved against what was known before.
+        The line is the least-squares one from these losses to the measured ones, never falling. Where both are of
+        trainings (`alike`), its slope is expected to be 1 ± 0.5, or else the noise of groups that are nearly equal
+        would draw it. What it says is as uncertain as the measured ones lie about it. A measured loss without an error
+        of its own has that one too: how far it moved against what was known before.
         """
         x, y = self.losses[raced].ravel(), measured.losses[raced].ravel()
-        spread = float(((x - x.mean()) ** 2).sum())
-        slope = max(0.0, float(((x - x.mean()) * (y - y.mean())).sum()) / spread) if spread else 1.0
+        known = float((self.errors[raced] ** 2).mean()) / _SLOPE_VARIANCE if alike else 0.0
+        spread = float(((x - x.mean()) ** 2).sum()) + known
+        slope = max(0.0, (float(((x - x.mean()) * (y - y.mean())).sum()) + known) / spread) if spread else 1.0
         off = y - y.mean() - slope * (x - x.mean())
         residual = float(np.sqrt((off**2).sum() / (len(x) - 2))) if len(x) > 2 else 0.0
         losses = y.mean() + slope * (self.losses - x.mean())
@@ -66,11 +70,11 @@ class AlpsRacing:
 
     All groups are screened by `drop` on `samples`. Those that some budgets choose differently, or whose choice is less
     than `margin` standard errors from another (the nearest four in any case), are fine-tuned for steps/2^(rounds − 1)
-    steps; as this tells how far the screen can be trusted, others may join. The half that is nearest to another choice,
-    as far as it is still in doubt, goes on for twice the steps, up to `steps`. Losses of groups that stay behind are
-    carried over to the longer training by a line (`Table.carried`), so that all gains are on the scale of the last one.
-    They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of `alps`; more than one
-    of `seeds` gives better errors.
+    steps; as this tells how far the screen can be trusted, others may join. The share `keep` that is nearest to another
+    choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps all that is in doubt.
+    Losses of groups that stay behind are carried over to the longer training by a line (`Table.carried`), so that all
+    gains are on the scale of the last one. They are meant for these budgets, of `cost` unless they name another.
+    `lr_factor` is that of `alps`; more than one of `seeds` gives better errors.
     """
 
     budgets: str | float | Sequence[str | float] = ()
@@ -79,6 +83,7 @@ class AlpsRacing:
     rounds: int = 3
     lr_factor: float = 0.25
     margin: float = 2.0
+    keep: float = 0.5
     samples: int = 512
     batch_size: int = 64
     seeds: int = 1
@@ -94,9 +99,10 @@ class AlpsRacing:
                 f"alps_racing: {self.rounds} rounds that double up to {self.steps} steps are not possible: "
                 "at least one round, and at least one step in the first"
             )
-        if self.seeds < 1 or not 0 <= self.margin < float("inf"):
+        if self.seeds < 1 or not 0 <= self.margin < math.inf or not 0 < self.keep <= 1:
             raise InputError(
-                f"alps_racing needs at least one seed and a margin of 0 or more, not {self.seeds} and {self.margin}"
+                f"alps_racing needs at least one seed, a margin of 0 or more and a share to keep of up to 1, not "
+                f"{self.seeds}, {self.margin} and {self.keep}"
             )
         Drop(samples=self.samples, batch_size=self.batch_size)
 
@@ -129,12 +135,13 @@ class AlpsRacing:
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """At most this much: as if all groups were raced, the halves of them in every further round."""
+        """At most this much: as if all groups were raced, and the share to keep of them in every further round."""
         Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
-        size, every = len(graph.selectable), []
-        for number, steps in enumerate(self.lengths):
-            every += _jobs(tuner, choices, np.arange(size) < max(1, size >> number), steps, self.seeds)
+        left, every = len(graph.selectable), []
+        for steps in self.lengths:
+            every += _jobs(tuner, choices, np.arange(len(graph.selectable)) < left, steps, self.seeds)
+            left = math.ceil(self.keep * left)
         return tuner.expected(every)
 
     @property
@@ -165,17 +172,17 @@ class _Race:
         table, raced = self._joined(screen, told, raced | _ends(screen), first)
         for steps in later:
             margins = np.where(raced, self.scales.weigh(*table.gains()).margins, np.inf)
-            raced = _nearest(margins, int(raced.sum()) // 2) & (margins <= self.options.margin)
+            most = math.ceil(self.options.keep * int(raced.sum()))
+            raced = _nearest(margins, most) & (margins <= self.options.margin)
             if not raced.any():
                 break
-            raced |= _ends(table)
-            table = table.carried(self._measured(raced, steps), raced)
+            table = table.carried(self._measured(raced, steps), raced, alike=True)
         return table
 
     def _joined(self, screen: Table, told: Weighed, raced: Chosen, steps: int) -> tuple[Table, Chosen]:
         """The first round: who is in doubt, or chosen otherwise, once it shows how far the screen is right, joins."""
         while True:
-            table = screen.carried(self._measured(raced, steps), raced)
+            table = screen.carried(self._measured(raced, steps), raced, alike=False)
             now = self.scales.weigh(*table.gains())
             joining = ~raced & ((now.margins <= self.options.margin) | (now.picks != told.picks).any(axis=0))
             if not joining.any():
@@ -219,7 +226,7 @@ def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int,
 def _ends(table: Table) -> Chosen:
     """The groups of the least loss, with which ALPS compares all others, and of the greatest.
 
-    Both are raced in every round: a line through groups that are nearly equal would be drawn by their noise.
+    Both are raced: a line from the screen through groups that are nearly equal would be drawn by their noise.
     """
     losses, groups = table.losses, np.arange(len(table.losses))
     ends: Chosen = (groups == losses.min(axis=1).argmin()) | (groups == losses.max(axis=1).argmax())
