@@ -113,9 +113,24 @@ def estimated(method: str, model: Any, graph: Graph, choices: str, option: Seque
     from bitplan.gains.base import estimate as estimate_gains
 
     limit_threads(setting.threads)
+    _announce(method, model, graph, choices, option, setting)
     with progress_bar("estimating") as progress:
         context = setting.context(progress)
         return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
+
+
+def _announce(method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: Setting) -> None:
+    """Say what a method that trains is going to take, before it starts."""
+    from bitplan.core.precision import parse_choices
+    from bitplan.gains.base import make_gain
+
+    gain: Any = make_gain(method, _options(option))[0]
+    if not hasattr(gain, "expected"):
+        return
+    told = gain.expected(model, graph, parse_choices(choices), setting.context(None))
+    clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
+    left = f"{told.samples:,} samples left: about {clock} of one worker"
+    print(f"{method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)
 
 
 def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
