@@ -100,6 +100,10 @@ class Study(Record):
                 return method.title
         return trial.method
 
+    def words(self, trial: Trial) -> str:
+        """A trial as people call it."""
+        return " ".join([self.title_of(trial), *trial.budgets, f"seed {trial.seed}"])
+
 
 class Agenda(Record):
     """All trials of a study: first those that others start from, then references, then methods by budget.

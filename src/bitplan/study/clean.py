@@ -13,9 +13,7 @@ from bitplan.core.store import load
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
 from bitplan.engines.lease import read_lease
-from bitplan.study.trials import starts, trials
-
-_BY_TRIAL = ("trials", "failures")
+from bitplan.study.trials import estimation, starts, trials
 
 
 @dataclass(frozen=True)
@@ -29,27 +27,20 @@ class Waste:
 def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     """Everything in a run's folder that none of these studies needs, now or to go on.
 
-    What methods measured on the way is waste once all trials of a study's methods are done or failed.
+    What methods and trainings left on the way is waste once all trials of these studies are done.
     """
-    run = RunFolder(Path(folder))
-    given = list(studies)
+    run, given = RunFolder(Path(folder)), list(studies)
+    own = [one for study in given for one in (starts(study).floating, starts(study).high) if one is not None]
     wanted = {trial.id for study in given for trial in trials(study)}
     results = [load(path, Result) for path in _files(run.path / "trials") if path.stem in wanted]
-    own = {one.id for study in given for one in (starts(study).floating, starts(study).high) if one is not None}
-    settled = {result.trial.id for result in results} | {path.stem for path in _files(run.path / "failures")}
-    finished = wanted <= settled
-    kept = {
-        "trials": wanted,
-        "failures": wanted,
-        "starts": own,
-        "plans": {result.plan for result in results},
-        "trained": {result.training for result in results},
-    }
-    if not finished:  # the work that is left may need what is there
-        kept = {name: kept[name] for name in (*_BY_TRIAL, "starts")}
+    kept = {"trials": wanted, "failures": wanted, "starts": {trial.id for trial in own}}
+    if run.graph is not None:
+        graph = run.graph.id
+        kept["estimates"] = {estimation(study, graph, method).id for study in given for method in study.methods}
+    if wanted <= {result.trial.id for result in results}:  # nothing is left that may go on from what is there
+        kept |= {"plans": {one.plan for one in results}, "trained": {one.training for one in results}}
+        kept |= {"jobs": set(), "running": set()}
     waste = [path for name, needed in kept.items() for path in _files(run.path / name) if path.stem not in needed]
-    if finished:
-        waste += [path for name in ("jobs", "running") for path in _files(run.path / name)]
     waste += [path for path in _files(run.path / "leases") if (sign := read_lease(path)) and sign.holder.gone]
     return Waste(tuple(waste), sum(map(_size, waste)))
 

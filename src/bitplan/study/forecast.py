@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bitplan.core.records import Plan
+from bitplan.core.records import Graph, Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe, Trial
-from bitplan.gains.base import looks_at_model, make_gain
+from bitplan.gains.base import Context, make_gain
+from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
-from bitplan.study.setting import Setting, some_batches, training_steps
-from bitplan.study.trials import FLOAT, trials
-from bitplan.tune.loop import finetune_
+from bitplan.study.setting import Setting, some_batches
+from bitplan.study.trials import FLOAT, estimation, trials
+from bitplan.tune.loop import finetune_, steps_of
 
 STEPS = 3
 _RECORD_BYTES = 30_000  # a Result with its log, and what its training left
@@ -36,46 +37,62 @@ class Line:
 class Forecast:
     """Every trial, the seconds of all that are left in turn, and the bytes that they write.
 
-    Trials that turn out to have the same precisions are trained once, so that this is the most. What methods take to
-    estimate is not in it: `training_methods` names those that may train.
+    Trials that turn out to have the same precisions are trained once, so that this is the most. `methods` is what
+    those that train take to estimate; the seconds of others are not known beforehand.
     """
 
     lines: tuple[Line, ...]
+    methods: dict[str, float]
     step_seconds: float
     seconds: float
     bytes_kept: int
     bytes_passing: int
-    training_methods: tuple[str, ...]
 
 
 def forecast(study: Study, run_folder: str | Path) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
     setting = Setting(study, Path(run_folder))
-    setting.costs(graph := setting.graph())
+    graph = setting.graph()
+    setting.costs(graph)
     network = setting.network(study.start.seed)
     high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
-    paces = {
-        False: _step_seconds(setting, high, study.recipe, network if study.recipe.distill else None),
-        True: _step_seconds(setting, network, _undistilled(study.recipe), None),
-    }
+    calibrate_(high, some_batches(setting.task, study.recipe.batch_size, 0, 1), forward=setting.task.forward)
+    teacher = network if study.recipe.distill else None
+    pace = _step_seconds(setting, high, study.recipe, teacher)
+    float_pace = _step_seconds(setting, network, study.recipe.model_copy(update={"distill": 0.0}), None)
     score = _score_seconds(setting, high)
-    samples = setting.task.size("train")
-    lines = tuple(_line(setting, trial, paces[trial.method == FLOAT], score, samples) for trial in trials(study))
+    lines = tuple(
+        _line(setting, trial, float_pace if trial.method == FLOAT else pace, score) for trial in trials(study)
+    )
+    methods = _estimates(setting, high, network, graph)
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
     left = [line for line in lines if not line.done]
-    methods = [one.title for one in study.methods if looks_at_model(make_gain(one.name, one.options)[0])]
     return Forecast(
         lines=lines,
-        step_seconds=paces[False],
-        seconds=sum(line.seconds for line in left),
+        methods=methods,
+        step_seconds=pace,
+        seconds=sum(line.seconds for line in left) + sum(methods.values()),
         bytes_kept=len(left) * _RECORD_BYTES + 2 * size,
         bytes_passing=3 * size,
-        training_methods=tuple(methods),
     )
 
 
-def _line(setting: Setting, trial: Trial, pace: float, score: float, samples: int) -> Line:
-    steps = training_steps(trial.recipe, samples) if trial.recipe else 0
+def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
+    """Seconds of the methods that can tell beforehand and are not done."""
+    study, found = setting.study, {}
+    for method in study.methods:
+        gain, _ = make_gain(method.name, method.options)
+        job = estimation(study, graph.id, method)
+        if not hasattr(gain, "expected") or (setting.folder / "estimates" / f"{job.id}.json").is_file():
+            continue
+        teacher = network if job.recipe and job.recipe.distill else None
+        context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
+        found[method.title] = float(gain.expected(high, graph, study.choices, context).seconds)
+    return found
+
+
+def _line(setting: Setting, trial: Trial, pace: float, score: float) -> Line:
+    steps = steps_of(setting.task, trial.recipe) if trial.recipe else 0
     share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
     done = (setting.folder / "trials" / f"{trial.id}.json").is_file()
     return Line(trial, done, steps * pace * share + score)
@@ -86,10 +103,6 @@ def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: n
     few = recipe.model_copy(update={"steps": STEPS, "epochs": None})
     log = finetune_(copy.deepcopy(model), setting.task, few, teacher=copy.deepcopy(teacher))
     return min(recipe.batch_size / line.samples_per_second for line in log.lines)
-
-
-def _undistilled(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"distill": 0.0})
 
 
 def _score_seconds(setting: Setting, model: nn.Module) -> float:

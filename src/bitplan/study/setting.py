@@ -85,11 +85,6 @@ class Setting:
         return self.folder / "running" / job
 
 
-def training_steps(recipe: Recipe, samples: int) -> int:
-    """How many steps a recipe takes on that many samples."""
-    return recipe.steps or max(1, round((recipe.epochs or 0) * (samples // recipe.batch_size)))
-
-
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:
     """The first batches of a shuffled pass over the training split, as many as hold that many samples."""
     size = min(batch_size, task.size("train"))

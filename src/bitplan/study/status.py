@@ -10,7 +10,6 @@ from pathlib import Path
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load
 from bitplan.core.studies import Agenda, FailedTrial, Study, Trained
-from bitplan.core.trials import Trial
 from bitplan.engines.lease import read_lease
 
 
@@ -43,7 +42,7 @@ def status(folder: str | Path) -> Status:
     listed = agenda or Agenda(study=study.id, trials=())
     done = {result.trial.id for result in run.results}
     failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
-    names = {trial.id: words(study, trial) for trial in listed.trials}
+    names = {trial.id: study.words(trial) for trial in listed.trials}
     working = _working(run.path)
     busy = {trial for _, job in working for trial in listed.trainings.get(job, (job,)) if trial in names}
     served = {trial for trials in listed.trainings.values() for trial in trials if trial in names}
@@ -59,11 +58,6 @@ def status(folder: str | Path) -> Status:
         waiting=len(names.keys() - done - busy - {failure.trial.id for failure in failed}),
         seconds_left=_seconds_left(run.path, listed, failed, len(working)),
     )
-
-
-def words(study: Study, trial: Trial) -> str:
-    """A trial as people call it."""
-    return " ".join([study.title_of(trial), *trial.budgets, f"seed {trial.seed}"])
 
 
 def _working(folder: Path) -> list[tuple[str, str]]:

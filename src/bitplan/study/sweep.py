@@ -23,9 +23,10 @@ from bitplan.plan.base import select
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, device_of, summarize, uniform, versions
 from bitplan.study.starts import MakeStart, is_made
-from bitplan.study.trials import Starts, agenda, gain_recipe, starts
+from bitplan.study.trials import agenda, estimation, starts
 from bitplan.tune.loop import evaluate, finetune_
 
+_STORE_FAILED = "FileError: cannot write"
 Progress = Callable[[int, int, str], None]
 
 
@@ -163,7 +164,7 @@ class _Sweeper:
             for trial in self.agenda.trials
             if trial.id not in own and (only is None or self.setting.study.title_of(trial) in only)
         ]
-        plans = self._references(graph, wanted) | self._choose(graph, costs, found, wanted)
+        plans = self._references(graph, wanted) | self._choose(graph, costs, wanted)
         for plan in {plan.id: plan for plan in plans.values()}.values():
             _keep(plan, self.folder / "plans" / f"{plan.id}.json")
         return self._train(found.high, [trial for trial in wanted if trial.id in plans], plans)
@@ -191,7 +192,7 @@ class _Sweeper:
     def _references(self, graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
         return {trial.id: uniform(graph, trial) for trial in wanted if not trial.budgets}
 
-    def _choose(self, graph: Graph, costs: list[Costs], found: Starts, wanted: Sequence[Trial]) -> dict[str, Plan]:
+    def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
         """The plan of every trial whose method has gains; where estimating fails, its trials do."""
         own = {
             method.title: [one for one in wanted if one.budgets and self.setting.study.title_of(one) == method.title]
@@ -200,7 +201,7 @@ class _Sweeper:
         jobs: dict[str, tuple[Estimation, list[Method]]] = {}
         for method in self.setting.study.methods:
             if any(not self._skipped(trial) for trial in own[method.title]):
-                job = self._estimation(graph, found, method)
+                job = estimation(self.setting.study, graph.id, method)
                 jobs.setdefault(job.id, (job, []))[1].append(method)
         if jobs:
             self._tell(f"estimating gains: {', '.join(one.title for _, methods in jobs.values() for one in methods)}")
@@ -216,18 +217,6 @@ class _Sweeper:
                 plans |= _plans(graph, outcome, costs, method, own[method.title])
         return plans
 
-    def _estimation(self, graph: Graph, found: Starts, method: Method) -> Estimation:
-        study = self.setting.study
-        return Estimation(
-            start=found.high.id,
-            graph=graph.id,
-            method=method.name,
-            options=method.options,
-            choices=study.choices,
-            recipe=gain_recipe(study, method),
-            seed=study.gain_seed,
-        )
-
     def _train(self, high: Trial, wanted: Sequence[Trial], plans: dict[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
         served: dict[str, tuple[Training, list[Trial]]] = {}
@@ -235,9 +224,7 @@ class _Sweeper:
         for trial in sorted(wanted, key=lambda trial: seeds[trial.seed]):
             assert trial.recipe is not None, "only starts may go untrained"
             precisions = plans[trial.id].precisions
-            job = Training(
-                task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed
-            )
+            job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
             served.setdefault(job.id, (job, []))[1].append(trial)
         sharing = {one: tuple(trial.id for trial in trials) for one, (_, trials) in served.items()}
         whole = self.agenda.model_copy(update={"trainings": self._known_trainings() | sharing})
@@ -277,15 +264,15 @@ class _Sweeper:
         return self.folder / "failures" / f"{trial.id}.json"
 
     def _fail(self, trials: Sequence[Trial], failure: Failure) -> None:
-        if failure.error.startswith("FileError: cannot write"):
-            raise FileError(failure.error.removeprefix("FileError: "))  # the store is at fault, not the trial
+        if _STORE_FAILED in failure.error:  # the store is at fault, not the trial: whatever follows would fail as well
+            raise FileError(f"cannot write{failure.error.partition(_STORE_FAILED)[2]}")
         for trial in trials:
             save(FailedTrial(trial=trial, error=failure.error, traceback=failure.traceback), self._failure(trial))
-            self._tell(f"{_words(self.setting.study, trial)} failed: {failure.error}")
+            self._tell(f"{self.setting.study.words(trial)} failed: {failure.error}")
 
     def _succeed(self, trial: Trial) -> None:
         self._failure(trial).unlink(missing_ok=True)
-        self._tell(f"{_words(self.setting.study, trial)} done")
+        self._tell(f"{self.setting.study.words(trial)} done")
 
     def _tell(self, text: str) -> None:
         done = sum((self.folder / "trials" / f"{trial.id}.json").is_file() for trial in self.agenda.trials)
@@ -312,11 +299,6 @@ def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
         device=trained.device,
         versions=trained.versions,
     )
-
-
-def _words(study: Study, trial: Trial) -> str:
-    parts = [study.title_of(trial), *trial.budgets, f"seed {trial.seed}"]
-    return " ".join(parts)
 
 
 def _keep(record: Record, path: Path) -> None:

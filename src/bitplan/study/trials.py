@@ -10,7 +10,7 @@ from typing import Any
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import TASKS
-from bitplan.core.studies import Agenda, Method, Study
+from bitplan.core.studies import Agenda, Estimation, Method, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import make_gain
 
@@ -32,7 +32,9 @@ def starts(study: Study) -> Starts:
     floating = None
     if start.weights is not None or start.float_recipe is not None:
         source = _digest(Path(start.weights), "weights") if start.weights else "random weights"
-        floating = Trial(**base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed)
+        floating = Trial(
+            **base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed
+        )
     _check_teacher(study, floating)
     origin = floating.id if floating else _task_name(study)
     if start.checkpoint is not None:
@@ -65,9 +67,7 @@ def trials(study: Study) -> list[Trial]:
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
         }
-        listed += [
-            Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds
-        ]
+        listed += [Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds]
     return listed
 
 
@@ -85,6 +85,19 @@ def selector_of(method: Method) -> str:
 def gain_recipe(study: Study, method: Method) -> Recipe:
     """What a method trains with: its own recipe, or that of the network it starts from."""
     return method.recipe or study.start.recipe or study.recipe
+
+
+def estimation(study: Study, graph: str, method: Method) -> Estimation:
+    """What the gains of a method depend on; `graph` is the graph's id."""
+    return Estimation(
+        start=starts(study).high.id,
+        graph=graph,
+        method=method.name,
+        options=method.options,
+        choices=study.choices,
+        recipe=gain_recipe(study, method),
+        seed=study.gain_seed,
+    )
 
 
 def _base(study: Study) -> dict[str, Any]:
