@@ -32,6 +32,7 @@ from bitplan.cli.options import (
     Threads,
 )
 from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
+from bitplan.cli.studies import add as add_studies
 from bitplan.core.errors import FileError, InputError
 
 app = typer.Typer(
@@ -276,9 +277,4 @@ def validate(files: Files) -> None:
         raise typer.Exit(2)
 
 
-@app.command()
-def demo() -> None:
-    """Plan ResNet-50 at the paper's eight budgets, from nothing but its structure."""
-    from bitplan.cli.demo import run
-
-    run()
+add_studies(app)

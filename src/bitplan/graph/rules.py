@@ -34,9 +34,10 @@ def read_rules(
     *, first: str = "w8a8", last: str = "w8a8", narrow: int = 128, fix: Iterable[str] = (), free: Iterable[str] = ()
 ) -> Rules:
     """The rules as people write them; `free` instead of a precision switches a rule off."""
-    ends = {"first": first, "last": last}
+    ends = [None if written == "free" else Precision.parse(written) for written in (first, last)]
     return Rules(
-        **{name: None if written == "free" else Precision.parse(written) for name, written in ends.items()},
+        first=ends[0],
+        last=ends[1],
         narrow=narrow,
         fix=parse_fix(fix),
         free=tuple(free),

@@ -46,7 +46,7 @@ def frontier(run: RunFolder) -> Table:
             "" if area.low is None or area.high is None else f" ({area.low:.2f} to {area.high:.2f})"
         )  # fmt: skip
         by_budget = (table.get((title, budget)) for budget in study.budgets)
-        rows.append((title, None, *(cell and _spread(cell) for cell in by_budget), span))
+        rows.append((title, None, *(_spread(cell) if cell else None for cell in by_budget), span))
     columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
     return Table(f"{study.name}: score by {study.cost} budget, mean ± sd over seeds", columns, tuple(rows), _notes(run))
 
@@ -118,7 +118,7 @@ def compression(run: RunFolder) -> Table:
         assert graph is not None, "plans have a graph"
         figures, cell = total(plan, graph), reached.get((title, budget))
         rows.append(
-            (title, budget or None, cell and cell.mean, figures.bops / 1e9, figures.bops_without_ends / 1e9,
+            (title, budget or None, cell.mean if cell else None, figures.bops / 1e9, figures.bops_without_ends / 1e9,
              figures.bits / 8e6, figures.compression)
         )  # fmt: skip
     columns = (

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,19 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.studies import Fit, Pair, Pairs
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import save
+from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.core.trials import Recipe
+from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
+from bitplan.gains.regression import Regression
+from bitplan.study.setting import Setting
+from bitplan.study.starts import is_made
+from bitplan.study.trials import starts
 from bitplan.tune.resume import describe_run
 
 HOLDS = 0.9
@@ -61,6 +69,40 @@ def pair_drops(
         correlation=correlation([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
         seconds=time.perf_counter() - begin,
     )
+
+
+def study_pairs(study: Study, folder: str | Path, **options: Any) -> Pairs:
+    """The first experiment on a run's network at the highest choice; kept in its folder."""
+    setting = Setting(study, Path(folder))
+    model, graph, context = _ready(setting)
+    found = pair_drops(model, graph, study.choices, context, **options)
+    save(found, setting.folder / "additivity" / "pairs.json")
+    return found
+
+
+def study_fit(study: Study, folder: str | Path, **options: Any) -> Fit:
+    """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
+    setting = Setting(study, Path(folder))
+    model, graph, context = _ready(setting)
+    found = Regression(**options).fit(model, graph, study.choices, context)
+    save(found, setting.folder / "additivity" / "fit.json")
+    return found
+
+
+def _ready(setting: Setting) -> tuple[Any, Graph, Context]:
+    study, graph = setting.study, RunFolder(setting.folder).graph
+    high = starts(study).high
+    if graph is None or not is_made(setting.folder, high):
+        raise InputError(f"{setting.folder} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
+    context = Context(
+        task=setting.task,
+        recipe=study.recipe,
+        teacher=setting.teacher(study.recipe),
+        seed=study.gain_seed,
+        engine=make_engine(study.engine, study.engine_options),
+        store=setting.folder / "jobs",
+    )
+    return setting.start(high.id), graph, context
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
