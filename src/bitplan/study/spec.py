@@ -30,6 +30,8 @@ _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "references",
     "rules", "start", "recipe", "methods", "engine",
 )  # fmt: skip
+DATA = ("data", "tokenizer")
+"""Options of tasks that are paths."""
 _LENGTHS = ("epochs", "steps")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 _TABLES = (".csv", ".json")
@@ -60,7 +62,7 @@ def _study(content: Content, home: Path) -> Study:
     return Study(
         **plain,
         task=_named(task, "task"),
-        task_options=_located({key: value for key, value in task.items() if key != "name"}, ("data",), home),
+        task_options=_located({key: value for key, value in task.items() if key != "name"}, DATA, home),
         rules=_section(RuleSet, _table(content, "rules"), "[rules]"),
         choices=tuple(_list(content, "choices")),
         cost=_located({"cost": content.get("cost", "bmac")}, (), home)["cost"],
@@ -109,7 +111,7 @@ def _section(kind: type[Any], content: Content, where: str) -> Any:
     try:
         return kind.model_validate(content)
     except InputError as error:
-        raise InputError(f"{where}: {str(error).removeprefix(f'{kind.__name__}: ')}") from None
+        raise InputError(f"{where}: {str(error).replace(f'{kind.__name__}: ', '')}") from None
 
 
 def _check_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:

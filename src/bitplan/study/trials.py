@@ -13,6 +13,7 @@ from bitplan.core.registry import TASKS
 from bitplan.core.studies import Agenda, Estimation, Method, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import make_gain
+from bitplan.study.spec import DATA
 
 FLOAT = "float"
 _NO_PART = ("workers",)  # options of a task that no score depends on
@@ -43,7 +44,7 @@ def starts(study: Study) -> Starts:
         **base,
         start=origin,
         method=f"{study.choices[-1]} start",
-        options=start.options,
+        options={**start.options, "rules": study.rules.model_dump(mode="json")},
         recipe=start.recipe if start.checkpoint is None else None,
         seed=start.seed,
     )
@@ -110,8 +111,7 @@ def _task_name(study: Study) -> str:
     It stands in what the first network starts from, so the ids of all trials depend on it.
     """
     options = {key: value for key, value in study.task_options.items() if key not in _NO_PART}
-    if isinstance(options.get("data"), str):
-        options["data"] = Path(str(options["data"])).name
+    options |= {key: Path(str(options[key])).name for key in DATA if key in options}
     shown = json.dumps(options, sort_keys=True) if options else ""
     return f"{study.task} version {TASKS.get(study.task).version} {shown}".rstrip()
 
