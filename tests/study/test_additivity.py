@@ -111,10 +111,10 @@ def test_without_a_spread_there_is_no_correlation():
 def test_both_experiments_on_a_run(swept, tmp_path):
     run = shutil.copytree(swept, tmp_path / "run")
     study = RunFolder(run).study
-    pairs = study_pairs(study, run, count=3, samples=64)
+    pairs = study_pairs(study, run, count=3, samples=64, by="loss")
     fit = study_fit(study, run, steps=2, per_level=2)
     assert (RunFolder(run).pairs, RunFolder(run).fit) == (pairs, fit)
-    assert pairs.metric == "training top-1"
+    assert pairs.metric == "training loss"
     assert len(pairs.pairs) == 3
     assert isinstance(fit, Fit)
     assert fit.networks == len(fit.vectors) >= 5

@@ -265,7 +265,7 @@ def test_a_checkpoint_that_is_ready_starts_the_trials(swept, tmp_path, write):
     assert start.score == next(one for one in RunFolder(swept).results if one.trial.id == high.id).score
     other = read_study(write(*changes, ('choices = ["w2a2", "w4a4"]', 'choices = ["w2a2", "w8a8"]')))
     failed = sweep(other, tmp_path / "other").failed
-    assert "has 3 at w4a4, this study at w8a8" in failed[0].error
+    assert "has 4 at w4a4, this study at w8a8" in failed[0].error
 
 
 def test_the_forecast_lists_every_trial_and_writes_nothing(swept, tmp_path, write):

@@ -56,7 +56,7 @@ def status(folder: str | Path) -> Status:
         ),
         failed=failed,
         waiting=len(names.keys() - done - busy - {failure.trial.id for failure in failed}),
-        seconds_left=_seconds_left(run.path, listed, failed, len(working)),
+        seconds_left=_seconds_left(run.path, listed, done | {failure.trial.id for failure in failed}, len(working)),
     )
 
 
@@ -88,12 +88,13 @@ def _step(folder: Path) -> int:
         return 0
 
 
-def _seconds_left(folder: Path, agenda: Agenda, failed: tuple[FailedTrial, ...], at_once: int) -> float | None:
+def _seconds_left(folder: Path, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
     """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
-    lost = {failure.trial.id for failure in failed}
     there = {job: folder / "trained" / f"{job}.json" for job in agenda.trainings}
     took = [load(path, Trained).seconds for path in there.values() if path.is_file()]
-    left = sum(not path.is_file() and not set(agenda.trainings[job]) <= lost for job, path in there.items())
-    if not left and there:
+    known = {trial for trials in agenda.trainings.values() for trial in trials}
+    left = sum(not settled >= set(trials) for trials in agenda.trainings.values())
+    left += sum(trial.id not in settled | known for trial in agenda.trials)
+    if not left:
         return 0.0
     return statistics.median(took) * left / max(1, at_once) if took else None
