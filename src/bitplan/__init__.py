@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.quant.weights import load_weights_ as load_weights_
     from bitplan.stats.agreement import rank_correlation as rank_correlation
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
@@ -93,6 +94,7 @@ _HOMES = {
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
     "load_task": "tasks.base",
+    "load_weights_": "quant.weights",
     "open_checkpoint": "graph.checkpoint",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",

@@ -40,7 +40,7 @@ class Cluster:
         ray = _connected(self.address)
         self._check_room(ray)
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)(_do)
-        packed = pickle.dumps(work)
+        packed = ray.cloudpickle.dumps(work)  # also what a script defines itself
         key, shared = hashlib.sha256(packed).hexdigest(), ray.put(packed)
         waiting = iter(items)
         running: dict[Any, Item] = {}
