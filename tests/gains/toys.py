@@ -1,7 +1,9 @@
 """Small tasks and networks that learn in a second: a class per image, a class per pixel, the span of an answer."""
 
-import os
+import multiprocessing
+import pickle
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +19,7 @@ CHOICES = "w2a2,w4a4"
 
 @dataclass(frozen=True)
 class Stripes:
-    """1×6×6 noise with a bright row: which of three? `slow` seconds per forward; `calls` names a file that counts."""
+    """1×6×6 noise with a bright row: which of three? `slow` seconds per forward."""
 
     samples: int = 128
     slow: float = 0.0
@@ -167,7 +169,26 @@ def quantized(task, model=None, *, train=True, top="w4a4"):
     return start, graph
 
 
-def one_thread():
-    """Two busy cores are slower than one."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
+@dataclass(frozen=True)
+class Spawned:
+    """An engine with one other process, which gets everything by pickle."""
+
+    def run(self, work, items):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield from [(item, pool.submit(work, item).result()) for item in items]
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """An engine that sends everything by pickle, but stays here."""
+
+    def run(self, work, items):
+        return ((item, pickle.loads(pickle.dumps(work))(item)) for item in items)
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """An engine that is never to be asked."""
+
+    def run(self, work, items):
+        raise AssertionError(f"{len(list(items))} jobs are done again")

@@ -101,17 +101,21 @@ def values_of(good: Goodness, *, offset: bool = False) -> list[tuple[float, ...]
 
 
 def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
-    """Standard errors of `values_of` over seeds, (G, C); None with one seed.
+    """Standard errors of `values_of` over seeds, (G, C); None with one seed."""
+    seeds = good.shape[2]
+    if seeds < 2:
+        return None
+    middle = (good - good[:, :1, :]).std(axis=2, ddof=1) / np.sqrt(seeds)  # 0 at the lowest choice
+    return [(*row, last) for row, last in zip(middle.tolist(), errors_over_seeds(good)[:, 0].tolist(), strict=True)]
+
+
+def errors_over_seeds(good: Goodness) -> NDArray[np.float64]:
+    """Standard errors of what was measured, (G, C − 1).
 
     All groups see the same batches of a seed, so what a seed does to all alike says nothing about the order and is
     taken out first.
     """
     count, seeds = good.shape[0] * good.shape[1], good.shape[2]
-    if seeds < 2:
-        return None
-    between = good - good[:, :1, :]  # 0 at the lowest choice
-    own = good[:, 0, :]
-    if count > 1:
-        own = (own - good.mean(axis=(0, 1))) * np.sqrt(count / (count - 1))
-    middle, top = (np.std(part, axis=-1, ddof=1) / np.sqrt(seeds) for part in (between, own))
-    return [(*map(float, row), float(last)) for row, last in zip(middle, top, strict=True)]
+    apart = (good - good.mean(axis=(0, 1))) * np.sqrt(count / (count - 1)) if count > 1 else good
+    errors: NDArray[np.float64] = apart.std(axis=2, ddof=1) / np.sqrt(seeds)
+    return errors

@@ -124,7 +124,8 @@ def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str
 
 def _options(gain: Gain) -> dict[str, Any]:
     fields: dict[str, Any] = dataclasses.asdict(gain)  # type: ignore[call-overload]
-    return {key: value for key, value in fields.items() if value is not None}
+    shown = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return {key: value for key, value in shown.items() if value is not None}
 
 
 def _sum(values: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:
