@@ -120,7 +120,13 @@ def test_both_experiments_on_a_run(swept, tmp_path):
     assert fit.networks == len(fit.vectors) >= 5
     high = Setting(study, run).start(starts(study).high.id)
     again = pair_drops(
-        high, RunFolder(run).graph, study.choices, Context(task=Setting(study, run).task), count=3, samples=64
+        high,
+        RunFolder(run).graph,
+        study.choices,
+        Context(task=Setting(study, run).task),
+        count=3,
+        samples=64,
+        by="loss",
     )
     assert again.alone == pairs.alone
     shutil.rmtree(run / "starts")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bitplan.core.errors import FileError
+from bitplan.core.registry import ENGINES, MODELS, TASKS
 from bitplan.core.studies import Study
 from bitplan.study.spec import read_study
 from bitplan.study.trials import starts, trials
@@ -118,3 +119,6 @@ def test_every_study_of_ours_is_read(path):
     study = read_study(path)
     assert study.name == path.stem
     assert len(study.methods) >= 5
+    assert study.task in TASKS
+    assert study.model in MODELS or study.model.startswith("resnet")
+    assert study.engine in ENGINES

@@ -18,6 +18,7 @@ from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
+from bitplan.quant.weights import load_weights_
 from bitplan.study.setting import Setting, device_of, some_batches, summarize, versions
 from bitplan.study.trials import FLOAT, starts
 from bitplan.tune.log import TrainLog
@@ -58,7 +59,12 @@ class MakeStart:
     def _float(self) -> nn.Module:
         start = self.setting.study.start
         network = self.setting.network(start.seed)
-        return network if start.weights is None else load_checkpoint(start.weights, network)
+        if start.weights is None:
+            return network
+        if (Path(start.weights) / "checkpoint.json").is_file():  # bitplan's own
+            return load_checkpoint(start.weights, network)
+        load_weights_(network, start.weights, fresh=start.fresh)
+        return network
 
     def _high(self) -> nn.Module:
         study, setting = self.setting.study, self.setting

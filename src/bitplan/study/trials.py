@@ -33,6 +33,7 @@ def starts(study: Study) -> Starts:
     floating = None
     if start.weights is not None or start.float_recipe is not None:
         source = _digest(Path(start.weights), "weights") if start.weights else "random weights"
+        source += f" but {', '.join(start.fresh)}" if start.fresh else ""
         floating = Trial(
             **base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed
         )
