@@ -92,12 +92,12 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert code == 0, err
     assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
 
-    failing = RunFolder(tmp_path / "run").results[-1].trial
+    failing = RunFolder(tmp_path / "run").results[2].trial
     save(FailedTrial(trial=failing, error="no luck"), tmp_path / f"run/failures/{failing.id}.json")
     (tmp_path / f"run/trials/{failing.id}.json").unlink()
     code, out, _ = run("sweep", swept, "--run", "run")
     assert code == 1
-    assert "failed: from the last 70% seed 1: no luck" in out
+    assert "failed: w2a2 seed 0: no luck" in out
     assert "1 trials failed" in out
     assert run("sweep", swept, "--run", "run", "--retry")[0] == 0
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.gains.base import Context
+    from bitplan.plan.confidence import Confidence
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,17 @@ def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: 
     if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
         wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
     return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+
+
+def sureness(
+    graph: Graph, gains: Gains, costs: Sequence[Costs], budgets: Sequence[str], selector: str | None, seed: int = 0
+) -> Confidence | None:
+    """How sure each choice is, where the gains carry standard errors."""
+    from bitplan.plan.confidence import confidence
+
+    if gains.errors is None:
+        return None
+    return confidence(graph, gains, costs, budget=budgets, selector=selector, seed=seed)
 
 
 def only(records: Sequence[Record], kind: type[Any]) -> Any:
