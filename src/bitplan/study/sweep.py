@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from bitplan.core.errors import FileError, UnknownName
 from bitplan.core.record import Record
@@ -18,16 +17,15 @@ from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study,
 from bitplan.core.trials import Result, Trial
 from bitplan.engines.base import Engine, Failure, make_engine
 from bitplan.engines.jobs import run_jobs
-from bitplan.gains.base import Context, estimate
+from bitplan.gains.base import Progress, estimate
 from bitplan.plan.base import select
-from bitplan.quant.convert import quantize
-from bitplan.study.setting import Setting, device_of, summarize, uniform, versions
+from bitplan.study.setting import Setting, uniform
 from bitplan.study.starts import MakeStart, is_made
 from bitplan.study.trials import agenda, estimation, starts
-from bitplan.tune.loop import evaluate, finetune_
+from bitplan.study.work import Estimate, Train
 
+_PAUSE = 5.0
 _STORE_FAILED = "FileError: cannot write"
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -86,58 +84,6 @@ def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
     for name, record in records.items():
         _keep(record, setting.folder / f"{name}.json")
     return graph, costs
-
-
-@final
-@dataclass(frozen=True)
-class Train:
-    """Work of an engine: a training → what came of it."""
-
-    setting: Setting
-
-    def __call__(self, job: Training) -> Trained:
-        """Give the start the precisions, fine-tune and score; a killed training goes on where it was."""
-        begin = time.perf_counter()
-        setting = self.setting
-        graph = RunFolder(setting.folder).graph
-        assert graph is not None, "prepare() wrote it"
-        model = quantize(setting.start(job.start), setting.plan(graph, dict(job.precisions)))
-        teacher, folder = setting.teacher(job.recipe), setting.running(job.id)
-        log = finetune_(model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder)
-        return Trained(
-            training=job.id,
-            score=evaluate(model, setting.task),
-            higher_is_better=setting.task.higher_is_better,
-            log=summarize(log.lines),
-            seconds=time.perf_counter() - begin,
-            device=device_of(model),
-            versions=versions(),
-        )
-
-
-@final
-@dataclass(frozen=True)
-class Estimate:
-    """Work of an engine: an estimation → gains; jobs that the method has go to the engine."""
-
-    setting: Setting
-    engine: Engine
-
-    def __call__(self, job: Estimation) -> Gains:
-        """Estimate from the network at the highest choice."""
-        setting = self.setting
-        graph = RunFolder(setting.folder).graph
-        assert graph is not None, "prepare() wrote it"
-        context = Context(
-            task=setting.task,
-            recipe=job.recipe,
-            teacher=setting.teacher(job.recipe),
-            seed=job.seed,
-            engine=self.engine,
-            store=setting.folder / "jobs",
-        )
-        model = setting.start(job.start)
-        return estimate(job.method, model, graph, choices=job.choices, context=context, **job.options)
 
 
 @dataclass(frozen=True)
@@ -206,7 +152,7 @@ class _Sweeper:
         if jobs:
             self._tell(f"estimating gains: {', '.join(one.title for _, methods in jobs.values() for one in methods)}")
         plans: dict[str, Plan] = {}
-        work, asked = Estimate(self.setting, self.engine), [job for job, _ in jobs.values()]
+        work, asked = Estimate(self.setting, self.engine, self._now_and_then()), [job for job, _ in jobs.values()]
         for job, outcome in run_jobs(work, asked, Gains, folder=self.folder / "estimates"):
             for method in jobs[job.id][1]:
                 if isinstance(outcome, Failure):
@@ -273,6 +219,17 @@ class _Sweeper:
     def _succeed(self, trial: Trial) -> None:
         self._failure(trial).unlink(missing_ok=True)
         self._tell(f"{self.setting.study.words(trial)} done")
+
+    def _now_and_then(self) -> Progress:
+        """Tells of parts of a long estimate, every few seconds."""
+        last = [time.monotonic()]
+
+        def tell(done: int, total: int, what: str) -> None:
+            if time.monotonic() - last[0] > _PAUSE:
+                last[0] = time.monotonic()
+                self._tell(f"{what} ({done} of {total})")
+
+        return tell
 
     def _tell(self, text: str) -> None:
         done = sum((self.folder / "trials" / f"{trial.id}.json").is_file() for trial in self.agenda.trials)
