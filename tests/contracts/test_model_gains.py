@@ -10,17 +10,17 @@ import bitplan
 from bitplan.core.registry import GAINS
 from bitplan.gains.base import Context, looks_at_model
 
+METHODS = [name for name in GAINS if looks_at_model(GAINS.get(name))]
+RULES = bitplan.Rules(narrow=0)
 OPTIONS = {
     "alps": {"steps": 2},
     "alps_racing": {"steps": 2, "rounds": 2, "budgets": "70%", "samples": 32, "batch_size": 16},
     "drop": {"samples": 32, "batch_size": 16},
-    "regression": {"steps": 1},
     "hawq": {"probes": 3, "min_probes": 2},
-    "hawq_v2": {"probes": 3, "min_probes": 2},
     "hawq_v1": {"iterations": 3},
+    "hawq_v2": {"probes": 3, "min_probes": 2},
+    "regression": {"steps": 1},
 }
-METHODS = [name for name in GAINS if looks_at_model(GAINS.get(name))]
-RULES = bitplan.Rules(narrow=0)
 
 
 class Net(nn.Module):
@@ -54,8 +54,10 @@ def test_every_group_gets_finite_values_that_repeat_and_the_model_stays_bit_iden
     before, mode = copy.deepcopy(model.state_dict()), model.training
     recipe = bitplan.Recipe(steps=2, batch_size=16)
     context = Context(task=bitplan.load_task("digits"), recipe=recipe, seed=1)
-    options = OPTIONS.get(name, {})
-    first, second = (bitplan.estimate(name, model, graph, choices=choices, context=context, **options) for _ in "12")
+    first, second = (
+        bitplan.estimate(name, model, graph, choices=choices, context=context, **OPTIONS.get(name, {}))
+        for _ in range(2)
+    )
     assert first.id == second.id
     assert list(first.rows) == [group.name for group in graph.selectable] == ["left", "middle"]
     assert bitplan.Gains.from_json(first.to_json()) == first

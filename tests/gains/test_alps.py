@@ -266,6 +266,7 @@ class Short(Stripes):
 
 
 CANNOT = {
+    "nothing": ({"task": None, "recipe": None}, "{method} .*: give a task, --task"),
     "no task": ({"task": None}, "{method} .*: give a task, --task"),
     "no loss": ({"task": Lossless()}, "task lossless has no batches"),
     "empty": ({"task": Stripes(samples=0)}, "the training split of task stripes is empty"),

@@ -54,7 +54,8 @@ class Gain(Protocol):
 
     It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. Two class
     attributes may be set: `selector` names the selector that the method is defined with ("exact" unless said), and
-    `structural = True` says that the graph is enough, so that no weights need to be loaded.
+    `structural = True` says that the graph is enough, so that no weights need to be loaded. A method that trains for
+    long can tell beforehand what it will take: `expected(model, graph, choices, context)`, as `gains/alps.py` does.
     """
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:

@@ -145,6 +145,7 @@ def shortened(
 
 def recipe_for(method: str, context: Context, *, epochs: float | None, steps: int | None, lr_factor: float) -> Recipe:
     """The recipe of a method's trainings: the context's, shortened; one epoch unless a length is given."""
+    check_task(context.task, method, "fine-tunes")
     if context.recipe is None:
         raise InputError(
             f"{method} fine-tunes by the recipe that the network was trained with: give it, --recipe "
