@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from bitplan.core.records import Limit as Limit
     from bitplan.core.records import Link as Link
     from bitplan.core.records import Plan as Plan
+    from bitplan.core.runs import RunFolder as RunFolder
     from bitplan.core.store import load as load
     from bitplan.core.store import save as save
+    from bitplan.core.studies import Study as Study
     from bitplan.core.trials import Recipe as Recipe
     from bitplan.core.trials import Result as Result
     from bitplan.core.trials import Trial as Trial
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
     from bitplan.stats.compare import compare as compare
+    from bitplan.study.spec import read_study as read_study
+    from bitplan.study.sweep import sweep as sweep
     from bitplan.tasks.base import Task as Task
     from bitplan.tasks.base import load_task as load_task
     from bitplan.tune.log import TrainLog as TrainLog
@@ -83,6 +87,8 @@ _HOMES = {
     "Recipe": "core.trials",
     "Result": "core.trials",
     "Rules": "graph.rules",
+    "RunFolder": "core.runs",
+    "Study": "core.studies",
     "Task": "tasks.base",
     "TrainLog": "tune.log",
     "Trial": "core.trials",
@@ -105,10 +111,12 @@ _HOMES = {
     "price": "costs.base",
     "quantize": "quant.convert",
     "rank_correlation": "stats.agreement",
+    "read_study": "study.spec",
     "save": "core.store",
     "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",
     "select_all": "plan.frontier",
+    "sweep": "study.sweep",
     "trace": "graph.trace",
 }
 __all__ = sorted(_HOMES)

@@ -190,13 +190,21 @@ def test_tables_of_gains_and_costs(run, graph, tmp_path):
     assert plan.limits[0].cost_name == "latency"
 
 
-def test_demo(run):
-    code, out, _ = run("demo")
+def test_the_frontier_of_resnet50_has_the_papers_eight_budgets(run):
+    code, out, _ = run("frontier", "resnet50", "--gain", "uniform")
     assert code == 0
     assert "54 layers in 50 groups (4 links), 41 to choose" in out
-    assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit() and "%" in line[:4]] == [
-        f"{percent}%" for percent in range(95, 59, -5)
-    ]
+    shown = [line.split()[0] for line in out.splitlines() if "×" in line]
+    assert shown == [f"{percent}%" for percent in range(95, 59, -5)]
+
+
+def test_every_kind_of_record_is_known_from_a_cold_start(tmp_path):
+    trial = bitplan.Trial(task="t", model="m", start="s", method="eagl", choices=(2, 4), recipe=None, seed=0)
+    made = [trial, bitplan.Result(trial=trial, plan="p", score=1.0, higher_is_better=True), bitplan.Recipe(steps=1)]
+    paths = [str(save(record, tmp_path / f"{record.kind()}.json")) for record in made]
+    words = [sys.executable, "-m", "bitplan", "validate", *paths]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.count(", valid\n") == 3
 
 
 def test_version_and_module_entry():

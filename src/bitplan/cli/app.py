@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bitplan.cli import inspecting, training
+from bitplan.cli import inspecting, studies, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -255,13 +255,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-@app.command()
-def demo() -> None:
-    """Plan ResNet-50 at the paper's eight budgets, from nothing but its structure."""
-    from bitplan.cli.demo import run
-
-    run()
-
-
-for verbs in (inspecting, training):
+for verbs in (inspecting, training, studies):
     verbs.add(app)

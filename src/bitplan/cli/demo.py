@@ -1,49 +1,85 @@
-"""`bitplan demo`: the paper's budgets on ResNet-50, with the methods that need nothing but its structure."""
+"""`bitplan demo`: six methods on handwritten digits, from a float network to a table with p-values."""
 
 from __future__ import annotations
 
-import time
+import os
+import sys
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bitplan.cli.show import console, headline, table
-from bitplan.costs.base import price
-from bitplan.costs.totals import total
-from bitplan.gains.base import estimate
-from bitplan.plan.base import select
-from bitplan.plan.frontier import select_all
+from bitplan.cli.sweeping import clock, show_table
+from bitplan.core.runs import RunFolder
+from bitplan.reports.tables import costs, frontier, significance
+from bitplan.stats.compare import areas, cells, compare
+from bitplan.stats.ranksum import rank_sum
 
-BUDGETS = ("95%", "90%", "85%", "80%", "75%", "70%", "65%", "60%")
-METHODS = ("uniform", "first_to_last", "last_to_first")
+if TYPE_CHECKING:
+    from bitplan.core.studies import Study
+    from bitplan.study.sweep import Summary
+
+ALPHA = 0.05
 
 
-def run() -> None:
-    """Trace, price, estimate and select; then show the table."""
-    from bitplan.graph.trace import trace
-    from bitplan.models.zoo import load_model
+def run_demo(folder: Path, workers: int | None) -> Summary:
+    """Sweep the study that comes with the package, then show what it says."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # sums depend on the number of threads; so the numbers are those of any machine
+    from bitplan.cli.studies import run_sweep
 
-    out = console()
-    model, example = load_model("resnet50", weightless=True)
-    graph = trace(model, example, name="resnet50")
-    out.print(headline(graph))
-    cost = price("bmac", graph)
-    rows = table("budget", *(f">{column}" for method in METHODS for column in (f"{method}: 4-bit", "GBOPs", "smaller")))
-    gains = {method: estimate(method, None, graph) for method in METHODS}
-    start = time.perf_counter()
-    frontier = select_all(graph, gains["uniform"], cost)
-    plans = {("uniform", budget): frontier.plan(budget) for budget in BUDGETS}
-    for method in METHODS[1:]:
-        plans |= {(method, budget): select(graph, gains[method], cost, budget=budget) for budget in BUDGETS}
-    seconds = time.perf_counter() - start
-    for budget in BUDGETS:
-        cells: list[str] = []
-        for method in METHODS:
-            chosen = plans[method, budget]
-            high = sum(chosen.precisions[group.name] == cost.choices[-1] for group in graph.selectable)
-            figures = total(chosen, graph)
-            cells += [str(high), f"{figures.bops_without_ends / 1e9:.1f}", f"{figures.compression:.2f}×"]
-        rows.add_row(budget, *cells)
-    out.print(rows)
-    out.print(
-        f"\n{len(plans)} plans selected in {1000 * seconds:.0f} ms (the paper's solver: 2.3 s for one). GBOPs without "
-        "the first and last layer; at 65% the paper reports 34 GBOPs and 10.31×.\nNext:"
+    study = demo_study()
+    titles = ", ".join(method.title for method in study.methods)
+    print(
+        f"{len(study.methods)} methods ({titles}) at {', '.join(study.budgets)} of {study.cost}, {len(study.seeds)} "
+        f"seeds: everything goes to {folder}; run again, it goes on or only shows",
+        file=sys.stderr,
     )
-    out.print("  bitplan plan resnet50 --gain uniform --budget 70% --explain", style="bold")
+    summary = run_sweep(study, folder, workers=workers)
+    run = RunFolder(folder)
+    if not any(result.trial.budgets for result in run.results):
+        return summary
+    for table in (frontier(run), significance(run, study.methods[0].title), costs(run)):
+        show_table(table)
+    print(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
+    for sentence in findings(run):
+        print(f"  {sentence}")
+    print(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
+    return summary
+
+
+def demo_study() -> Study:
+    """The study of the demonstration."""
+    from bitplan.study.spec import read_study
+
+    with as_file(files("bitplan.study") / "demo.toml") as path:
+        return read_study(path)
+
+
+def findings(run: RunFolder) -> list[str]:
+    """What the results say, in two sentences: why bits matter here, and which method places them best."""
+    study, results = run.study, run.results
+    found = {(cell.title, cell.budget): cell for cell in cells(study, results, run.plans)}
+    low, high = (found.get((str(choice), "")) for choice in (study.choices[0], study.choices[-1]))
+    sentences = []
+    if low and high:
+        p = rank_sum(low.scores, high.scores)
+        sentences.append(
+            f"All layers at {low.title} score {low.mean:.2f}, all at {high.title} {high.mean:.2f} "
+            f"({high.mean - low.mean:+.2f}, p = {p:.2g}): {'there is' if p <= ALPHA else 'there may not be'} something "
+            "to lose by choosing badly."
+        )
+    spans = {title: area.value for title, area in areas(study, results).items()}
+    if not spans:
+        return sentences
+    upwards = results[0].higher_is_better
+    ranked = sorted(spans, key=lambda title: -spans[title] if upwards else spans[title])
+    best, worst = ranked[0], ranked[-1]
+    tests = [one for one in compare(study, results, run.plans) if best in (one.first, one.second)]
+    won = {one.budget for one in tests if worst in (one.first, one.second) and one.significant()}
+    beaten = sorted({one.second if one.first == best else one.first for one in tests if one.verdict().startswith(best)})
+    sentences.append(
+        f"Over the budgets {best} reaches the best mean score ({spans[best]:.2f}), {worst} the worst "
+        f"({spans[worst]:.2f}; they differ significantly at {len(won)} of {len(study.budgets)} budgets); "
+        f"{best} is significantly better (p ≤ {ALPHA}, not corrected) at some budget than "
+        f"{', '.join(beaten) if beaten else 'no other method'}."
+    )
+    return sentences

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.store import load, read_text
 from bitplan.core.trials import Recipe
@@ -37,15 +36,9 @@ class RuleOptions:
 
     def rules(self) -> Rules:
         """Read them; `free` instead of a precision switches a rule off."""
-        from bitplan.graph.rules import Rules, parse_fix
+        from bitplan.graph.rules import read_rules
 
-        return Rules(
-            first=_end(self.first),
-            last=_end(self.last),
-            narrow=self.narrow,
-            fix=parse_fix(self.fix),
-            free=tuple(self.free),
-        )
+        return read_rules(first=self.first, last=self.last, narrow=self.narrow, fix=self.fix, free=self.free)
 
     def names(self) -> Names:
         """How a checkpoint's names are read: with the usual links, those asked for instead, or none."""
@@ -54,10 +47,6 @@ class RuleOptions:
         if not self.link:
             return Names()
         return Names(links=tuple(LinkRule(pattern, pattern) for pattern in self.link if pattern != "none"))
-
-
-def _end(written: str) -> Precision | None:
-    return None if written == "free" else Precision.parse(written)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The folder of a run: one file per record, each whole or not there.
 
 RUN/
-├── study.json               what is compared
+├── study.json  agenda.json  what is compared, and the trials that this takes
 ├── graph.json  costs.json
 ├── gains/LABEL.json         one per method
 ├── plans/ID.json
 ├── trials/ID.json           the Result of a trial that is done
 ├── failures/ID.json         a trial that failed
+├── estimates/ID.json        the same gains, by what they depend on
+├── trained/ID.json          what a training gave; trials with the same precisions share it
+├── running/ID/              where a killed training goes on
 ├── jobs/ID.json             what methods measured on the way, such as ALPS's fine-tuned groups
 ├── leases/ID                who works on what right now
 ├── starts/ID/               checkpoints that trials start from
@@ -16,6 +19,7 @@ RUN/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +28,7 @@ from bitplan.core.errors import FileError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.store import load
-from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
+from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -71,14 +75,21 @@ class RunFolder:
         return {plan.id: plan for plan in self._all("plans", Plan)}
 
     @property
+    def agenda(self) -> Agenda | None:
+        """All trials of the study, done or not."""
+        return self._maybe("agenda.json", Agenda)
+
+    @property
     def results(self) -> list[Result]:
-        """The trials that are done."""
-        return self._all("trials", Result)
+        """The trials of the study that are done, in the agenda's order; what earlier studies left is not among them."""
+        found = {result.trial.id: result for result in self._all("trials", Result)}
+        return [found[one] for one in self._wanted(found) if one in found]
 
     @property
     def failures(self) -> list[FailedTrial]:
-        """The trials that failed."""
-        return self._all("failures", FailedTrial)
+        """The trials of the study that failed."""
+        found = {failed.trial.id: failed for failed in self._all("failures", FailedTrial)}
+        return [found[one] for one in self._wanted(found) if one in found]
 
     @property
     def pairs(self) -> Pairs | None:
@@ -89,6 +100,10 @@ class RunFolder:
     def fit(self) -> Fit | None:
         """The second additivity experiment, if it was done."""
         return self._maybe("additivity/fit.json", Fit)
+
+    def _wanted(self, found: Iterable[str]) -> list[str]:
+        agenda = self.agenda
+        return list(found) if agenda is None else [trial.id for trial in agenda.trials]
 
     def _maybe(self, name: str, kind: type[AnyRecord]) -> AnyRecord | None:
         path = self.path / name

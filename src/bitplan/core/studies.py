@@ -95,11 +95,59 @@ class Study(Record):
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
         for method in self.methods:
-            if (method.name, method.options) == (trial.method, trial.options) and (
-                method.selector in (None, trial.selector)
-            ):
+            same = (method.name, method.options, method.recipe) == (trial.method, trial.options, trial.gain_recipe)
+            if same and method.selector in (None, trial.selector):
                 return method.title
         return trial.method
+
+    def words(self, trial: Trial) -> str:
+        """A trial as people call it."""
+        return " ".join([self.title_of(trial), *trial.budgets, f"seed {trial.seed}"])
+
+
+class Agenda(Record):
+    """All trials of a study: first those that others start from, then references, then methods by budget.
+
+    `trainings` says, once plans are there, which trials each training serves: those with the same precisions share it.
+    """
+
+    study: str
+    trials: tuple[Trial, ...]
+    trainings: dict[str, tuple[str, ...]] = {}
+
+
+class Estimation(Record):
+    """One estimate of gains: everything that they depend on. `start` is the id of the network's trial."""
+
+    start: str
+    graph: str
+    method: Name
+    options: dict[str, JsonValue] = {}
+    choices: tuple[Precision, ...]
+    recipe: Recipe | None = None
+    seed: int = 0
+
+
+class Training(Record):
+    """One network to train: trials whose plans have the same precisions share it."""
+
+    task: Name
+    start: str
+    precisions: dict[str, Precision]
+    recipe: Recipe
+    seed: int
+
+
+class Trained(Record):
+    """What came of a training."""
+
+    training: str
+    score: Finite
+    higher_is_better: bool
+    log: tuple[dict[str, JsonValue], ...] = ()
+    seconds: NotNegative = 0.0
+    device: str = ""
+    versions: dict[str, str] = {}
 
 
 class FailedTrial(Record):

@@ -75,7 +75,10 @@ class Run(Record):
 
 
 class Trial(Record):
-    """One network to train: everything that its score depends on. Its id names its file."""
+    """One network to train: everything that its score depends on. Its id names its file.
+
+    Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are what the method estimated with.
+    """
 
     task: Name
     model: Name
@@ -86,15 +89,21 @@ class Trial(Record):
     cost: Name = "bmac"
     budgets: tuple[str, ...] = ()
     choices: tuple[Precision, ...]
-    recipe: Recipe
+    recipe: Recipe | None
     seed: int
+    gain_recipe: Recipe | None = None
+    gain_seed: int = 0
 
 
 class Result(Record):
-    """The score a trial reached, and with which plan."""
+    """The score a trial reached, and with which plan.
+
+    Results of one `training` share it: their plans have the same precisions, so the network was trained once.
+    """
 
     trial: Trial
     plan: str
+    training: str = ""
     score: Annotated[float, Field(allow_inf_nan=False)]
     higher_is_better: bool
     log: tuple[dict[str, JsonValue], ...] = ()

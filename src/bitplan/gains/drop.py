@@ -74,7 +74,7 @@ class Drop:
             )
             for lowered in ({}, *({group.name: choice} for group in graph.selectable for choice in choices[:-1]))
         ]  # fmt: skip
-        done = finish(_Measure(model, task), jobs, Losses, context, "drop")
+        done = finish(Measure(model, task), jobs, Losses, context, "drop")
         sign = 1.0 if self.by == "score" and task.higher_is_better else -1.0
         found = sign * np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
         low = found[1:].reshape(len(graph.selectable), len(choices) - 1, count)
@@ -83,13 +83,14 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class _Measure:
+class Measure:
     """The work of one job: lower a copy of the network and run it; batches are drawn once per process."""
 
     model: nn.Module
     task: Task
 
     def __call__(self, job: Dropped) -> Losses:
+        """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
         losses, scores = measure_(lower(self.model, job.layers), self.task, self._drawn(job))
         if not np.isfinite(losses).all():

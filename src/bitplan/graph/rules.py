@@ -30,6 +30,20 @@ class Rules(Value):
     free: tuple[str, ...] = ()
 
 
+def read_rules(
+    *, first: str = "w8a8", last: str = "w8a8", narrow: int = 128, fix: Iterable[str] = (), free: Iterable[str] = ()
+) -> Rules:
+    """The rules as people write them; `free` instead of a precision switches a rule off."""
+    ends = [None if written == "free" else Precision.parse(written) for written in (first, last)]
+    return Rules(
+        first=ends[0],
+        last=ends[1],
+        narrow=narrow,
+        fix=parse_fix(fix),
+        free=tuple(free),
+    )
+
+
 def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: str | None = None) -> Graph:
     """Fix the layers that a rule names. `first` and `last` say which they are where the order does not."""
     names = [layer.name for layer in graph.layers]

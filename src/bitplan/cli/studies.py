@@ -1,0 +1,209 @@
+"""The verbs of studies: sweep, status, compare, tables, additivity, store, demo."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitplan.cli.options import Json
+from bitplan.core.errors import InputError
+
+if TYPE_CHECKING:
+    from bitplan.core.studies import Study
+    from bitplan.study.sweep import Summary
+
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, which `bitplan sweep` made.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Register the verbs."""
+    for verb in (sweep, status, compare, tables, additivity):
+        app.command()(verb)
+    store = typer.Typer(no_args_is_help=True, help="Look after the folder of a run.")
+    store.command(name="clean")(clean)
+    store.callback()(lambda: None)
+    app.add_typer(store, name="store")
+    app.command()(demo)
+
+
+def sweep(
+    study: StudyFile,
+    run: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME unless said.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the trials, with time and disk.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try failed trials again.")] = False,
+    only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
+    json: Json = False,
+) -> None:
+    """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
+    from bitplan.study.spec import read_study
+
+    read = read_study(study)
+    folder = run or Path("runs") / read.name
+    if dry_run:
+        from bitplan.cli.sweeping import show_forecast
+        from bitplan.study.forecast import forecast
+
+        show_forecast(read, folder, forecast(read, folder), as_json=json)
+        return
+    summary = run_sweep(read, folder, retry=retry, only=only, workers=workers)
+    if json:
+        from bitplan.cli.sweeping import print_summary
+
+        print_summary(summary, folder)
+    else:
+        show_run(folder)
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+def status(run: RunPath, json: Json = False) -> None:
+    """Show how far a run is; from any terminal, at any time."""
+    from bitplan.cli.sweeping import show_status
+    from bitplan.study.status import status as look
+
+    show_status(look(run), as_json=json)
+
+
+def compare(
+    run: RunPath,
+    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' for any two.")] = None,
+    holm: Annotated[bool, typer.Option("--holm", help="Correct p over the budgets (Holm).")] = False,
+    json: Json = False,
+) -> None:
+    """Compare the methods of a run: scores at every budget, and which differences mean anything."""
+    from bitplan.core.runs import RunFolder
+    from bitplan.reports.tables import frontier, scores, significance
+
+    folder = RunFolder(run)
+    chosen = None if against == "all" else against or folder.study.methods[0].title
+    if json:
+        from bitplan.cli.sweeping import print_tables
+
+        print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=holm)})
+        return
+    from bitplan.cli.sweeping import show_table
+
+    show_table(frontier(folder))
+    show_table(significance(folder, chosen, corrected=holm))
+
+
+def tables(
+    run: RunPath,
+    which: Annotated[str, typer.Option(help="frontier, layers, costs or compression.")] = "frontier",
+    form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
+) -> None:
+    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved."""
+    from bitplan.core.runs import RunFolder
+    from bitplan.reports.formats import write
+    from bitplan.reports.tables import make
+
+    table = make(which, RunFolder(run), plain=form in ("csv", "json"))
+    if form is None and output is None:
+        from bitplan.cli.sweeping import show_table
+
+        show_table(table)
+        return
+    text = write(table, form or "md")
+    if output is None:
+        print(text, end="")
+        return
+    from bitplan.core.store import write_text
+
+    print(f"wrote {write_text(output, text)}", file=sys.stderr)
+
+
+def additivity(
+    run: RunPath,
+    pairs: Annotated[int, typer.Option(min=0, help="How many random pairs of groups to lower; 0 for none.")] = 80,
+    samples: Annotated[int, typer.Option(min=1, help="Training samples to measure pairs on.")] = 512,
+    by: Annotated[str, typer.Option(help="What pairs are measured by: score (the paper) or loss.")] = "score",
+    networks: Annotated[int, typer.Option(min=0, help="How many random plans to train for a regression; 0: none.")] = 0,
+    json: Json = False,
+) -> None:
+    """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
+    from bitplan.core.runs import RunFolder
+    from bitplan.study.additivity import doubts, study_fit, study_pairs
+
+    folder = RunFolder(run)
+    study = folder.study
+    if pairs:
+        study_pairs(study, run, count=pairs, samples=samples, by=by)
+    if networks:
+        levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
+        study_fit(study, run, networks=networks, per_level=-(-networks // levels))
+    if folder.pairs is None and folder.fit is None:
+        raise InputError("nothing to do: give --pairs or --networks")
+    from bitplan.cli.sweeping import show_additivity
+
+    show_additivity(folder.pairs, folder.fit, as_json=json)
+    for doubt in doubts(folder.pairs, folder.fit):
+        print(f"warning: {doubt}", file=sys.stderr)
+
+
+def clean(
+    run: RunPath,
+    studies: Annotated[list[Path], typer.Argument(metavar="STUDY…", help="The studies to keep everything for.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
+) -> None:
+    """Show, and with --yes remove, what none of these studies needs."""
+    from bitplan.core.runs import RunFolder
+    from bitplan.study.clean import clean_, find_waste
+    from bitplan.study.spec import read_study
+
+    assert RunFolder(run).study
+    waste = find_waste(run, [read_study(study) for study in studies])
+    for path in waste.paths:
+        print(path)
+    size = f"{len(waste.paths)} files and folders, {waste.bytes / 1e6:.1f} MB"
+    if yes:
+        clean_(waste)
+        print(f"removed {size}")
+    else:
+        print(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
+
+
+def demo(
+    run: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/demo"),
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
+) -> None:
+    """Compare six methods on handwritten digits, from a float network to p-values, in a few minutes."""
+    from bitplan.cli.demo import run_demo
+
+    if run_demo(run, workers).failed:
+        raise typer.Exit(1)
+
+
+def run_sweep(
+    study: Study, folder: Path, *, retry: bool = False, only: list[str] | None = None, workers: int | None = None
+) -> Summary:
+    """Sweep with a bar on a terminal, or a line per event where there is none."""
+    from bitplan.cli.sweeping import watching
+    from bitplan.study.sweep import sweep as sweep_study
+
+    engine: Any = None
+    if workers is not None:
+        from bitplan.engines.local import Local
+
+        engine = Local(workers=workers)
+    with watching() as progress:
+        return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+
+
+def show_run(folder: Path) -> None:
+    """The frontier where there is one, and what is not done."""
+    from bitplan.cli.sweeping import show_status, show_table
+    from bitplan.core.runs import RunFolder
+    from bitplan.reports.tables import frontier
+    from bitplan.study.status import status as look
+
+    run = RunFolder(folder)
+    if run.results:
+        show_table(frontier(run))
+    show_status(look(folder), as_json=False)
+    print(f"Next: bitplan compare {folder}", file=sys.stderr)

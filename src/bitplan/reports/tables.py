@@ -1,0 +1,187 @@
+"""The tables of a run: its frontier, its p-values, what methods cost, which layers they choose, what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.records import Plan
+from bitplan.core.runs import RunFolder
+from bitplan.core.trials import Result
+from bitplan.costs.totals import total
+from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.stats.compare import Cell, areas, cells, compare, warning
+
+
+def scores(run: RunFolder) -> Table:
+    """What each method reached at each budget, a row each."""
+    rows = tuple(
+        (cell.title, cell.budget or None, len(cell.scores), cell.mean, cell.sd, " ".join(cell.shared_with) or None)
+        for cell in _cells(run)
+    )
+    columns = (
+        Column("method"),
+        Column("budget"),
+        *numbers("seeds"),
+        *numbers("mean", "sd", digits=2),
+        Column("shared"),
+    )
+    return Table(f"{run.study.name}: scores", columns, rows, _notes(run))
+
+
+def frontier(run: RunFolder) -> Table:
+    """A row per method, a column per budget: mean ± standard deviation; then the area under the frontier."""
+    study, found = run.study, _cells(run)
+    table = {(cell.title, cell.budget): cell for cell in found}
+    titles = list(dict.fromkeys(cell.title for cell in found))
+    spans = areas(study, run.results)
+    rows: list[tuple[Value, ...]] = []
+    for title in titles:
+        reference = table.get((title, ""))
+        if reference is not None:
+            rows.append((title, _spread(reference), *(None for _ in study.budgets), None))
+            continue
+        area = spans.get(title)
+        span = None if area is None else f"{area.value:.2f}" + (
+            "" if area.low is None or area.high is None else f" ({area.low:.2f} to {area.high:.2f})"
+        )  # fmt: skip
+        by_budget = (table.get((title, budget)) for budget in study.budgets)
+        rows.append((title, None, *(_spread(cell) if cell else None for cell in by_budget), span))
+    columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
+    return Table(f"{study.name}: score by {study.cost} budget, mean ± sd over seeds", columns, tuple(rows), _notes(run))
+
+
+def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
+    """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
+    study = run.study
+    titles = [method.title for method in study.methods]
+    if against is not None and against not in titles:
+        raise UnknownName("method of this run", against, titles)
+    found = compare(study, run.results, run.plans)
+    chosen = [one for one in found if against is None or against in (one.first, one.second)]
+    rows: list[tuple[Value, ...]] = []
+    for one in chosen:
+        turned = against is not None and one.second == against
+        first, second = (one.second, one.first) if turned else (one.first, one.second)
+        p, least = (one.holm, one.holm_floor) if corrected else (one.p, one.floor)
+        rows.append((one.budget, first, second, -one.difference if turned else one.difference, p, least, one.verdict()))
+    columns = (
+        Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
+        *numbers("p (Holm)" if corrected else "p", "least possible p", digits=4), Column("so"),
+    )  # fmt: skip
+    told = warning(found)
+    title = f"{study.name}: exact rank-sum tests{', corrected over budgets (Holm)' if corrected else ''}"
+    return Table(title, columns, tuple(rows), (told,) if told else ())
+
+
+def costs(run: RunFolder) -> Table:
+    """What each method took to estimate: seconds, epochs of training data, samples, trainings."""
+    rows: list[tuple[Value, ...]] = []
+    for title, gains in run.gains.items():
+        samples, epoch = gains.counts.get("samples", 0), gains.counts.get("samples_per_epoch")
+        epochs = samples / epoch if epoch else None if samples else 0.0
+        rows.append((title, gains.seconds, epochs, samples, gains.counts.get("trainings", 0)))
+    columns = (Column("method"), *numbers("seconds", "epochs", digits=2), *numbers("samples", "trainings"))
+    return Table(f"{run.study.name}: what estimating took", columns, tuple(rows))
+
+
+def layers(run: RunFolder) -> Table:
+    """The precision of every group by every method: one column per method, its budgets in turn."""
+    study, chosen = run.study, _plans(run)
+    groups = [group.name for group in run.graph.selectable] if run.graph else []
+    titles = [method.title for method in study.methods]
+    rows = tuple(
+        (group, *(" ".join(_bits(chosen.get((title, budget)), group) for budget in study.budgets) for title in titles))
+        for group in groups
+    )
+    title = f"{study.name}: precision of each group at {', '.join(study.budgets)}"
+    return Table(title, (Column("group"), *map(Column, titles)), rows)
+
+
+def selections(run: RunFolder) -> Table:
+    """The same, a row per group, method and budget."""
+    groups = [group.name for group in run.graph.selectable] if run.graph else []
+    rows = tuple(
+        (group, title, budget, str(plan.precisions[group]))
+        for (title, budget), plan in _plans(run).items()
+        for group in groups
+    )
+    return Table(f"{run.study.name}: selections", tuple(map(Column, ("group", "method", "budget", "precision"))), rows)
+
+
+def compression(run: RunFolder) -> Table:
+    """What each plan comes to beside its score: bit operations, size, compression."""
+    graph = run.graph
+    reached = {(cell.title, cell.budget): cell for cell in _cells(run)}
+    rows: list[tuple[Value, ...]] = []
+    for (title, budget), plan in _plans(run).items():
+        assert graph is not None, "plans have a graph"
+        figures, cell = total(plan, graph), reached.get((title, budget))
+        rows.append(
+            (title, budget or None, cell.mean if cell else None, figures.bops / 1e9, figures.bops_without_ends / 1e9,
+             figures.bits / 8e6, figures.compression)
+        )  # fmt: skip
+    columns = (
+        Column("method"), Column("budget"), *numbers("score", digits=2), *numbers("GBOPs", "GBOPs without ends", "MB"),
+        *numbers("times smaller", digits=2),
+    )  # fmt: skip
+    return Table(f"{run.study.name}: what the plans save", columns, tuple(rows))
+
+
+TABLES: dict[str, tuple[Callable[[RunFolder], Table], Callable[[RunFolder], Table]]] = {
+    "frontier": (frontier, scores),
+    "layers": (layers, selections),
+    "costs": (costs, costs),
+    "compression": (compression, compression),
+}
+
+
+def make(which: str, run: RunFolder, *, plain: bool) -> Table:
+    """A table by name; `plain` has one value per cell, for programs."""
+    if which not in TABLES:
+        raise UnknownName("table", which, TABLES)
+    return TABLES[which][plain](run)
+
+
+def _cells(run: RunFolder) -> tuple[Cell, ...]:
+    found = cells(run.study, run.results, run.plans)
+    if not found:
+        raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
+    return found
+
+
+def _spread(cell: Cell) -> str:
+    return f"{cell.mean:.2f}" if cell.sd is None else f"{cell.mean:.2f} ± {cell.sd:.2f}"
+
+
+def _plans(run: RunFolder) -> dict[tuple[str, str], Plan]:
+    """The plan of each method at each budget, references included; the float network has none."""
+    study, plans = run.study, run.plans
+    titles = [method.title for method in study.methods]
+    wanted: list[Result] = [one for one in run.results if one.plan in plans and one.training]
+    wanted.sort(key=lambda one: titles.index(title) if (title := study.title_of(one.trial)) in titles else -1)
+    return {(study.title_of(one.trial), ", ".join(one.trial.budgets)): plans[one.plan] for one in wanted}
+
+
+def _bits(plan: Plan | None, group: str) -> str:
+    if plan is None:
+        return "–"
+    precision = plan.precisions[group]
+    alike = precision.weight_bits == precision.act_bits
+    return str(precision.weight_bits) if alike else str(precision)
+
+
+def _notes(run: RunFolder) -> tuple[str, ...]:
+    """Which cells are the same networks, what is missing, what failed."""
+    notes = []
+    told: set[frozenset[str]] = set()
+    for cell in _cells(run):
+        alike = frozenset((cell.title, *cell.shared_with, cell.budget))
+        if cell.shared_with and alike not in told and cell.budget:
+            told.add(alike)
+            notes.append(f"at {cell.budget} {', '.join((cell.title, *cell.shared_with))} chose the same: trained once")
+    agenda, failed = run.agenda, len(run.failures)
+    if agenda is not None:
+        left = len(agenda.trials) - len(run.results) - failed
+        notes += [f"{left} of {len(agenda.trials)} trials are not done yet"] if left > 0 else []
+    return (*notes, *([f"{failed} trials failed"] if failed else []))

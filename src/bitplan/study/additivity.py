@@ -1,0 +1,175 @@
+"""additivity: do the drops of single groups add up, as the knapsack assumes (the paper's appendix)?"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Dropped, Losses
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import save
+from bitplan.core.studies import Fit, Pair, Pairs, Study
+from bitplan.core.trials import Recipe
+from bitplan.engines.base import make_engine
+from bitplan.gains.base import Context
+from bitplan.gains.drop import Measure
+from bitplan.gains.lowering import check_top, layers_of, lower
+from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
+from bitplan.gains.regression import Regression
+from bitplan.study.setting import Setting
+from bitplan.study.starts import is_made
+from bitplan.study.trials import starts
+from bitplan.tune.resume import describe_run
+
+HOLDS = 0.9
+"""The least correlation at which we say that gains add up; the paper's are 0.98 (pairs) and 0.999 (regression)."""
+
+
+def pair_drops(
+    model: Any,
+    graph: Graph,
+    choices: Sequence[Precision],
+    context: Context,
+    *,
+    count: int = 80,
+    samples: int = 512,
+    batch_size: int = 64,
+    by: By = "score",
+) -> Pairs:
+    """Lower random pairs of groups together, without training: is the drop the sum of both groups' own?
+
+    The drop is that of the score on training samples (the paper), or by="loss" the rise of the loss.
+    """
+    begin = time.perf_counter()
+    names = [group.name for group in graph.selectable]
+    if len(names) < 2:
+        raise InputError(f"pairs need at least two groups to choose, {graph.model} has {len(names)}")
+    every = list(itertools.combinations(names, 2))
+    chosen = sorted(random.Random(context.seed).sample(every, min(count, len(every))), key=every.index)
+    sets: list[tuple[str, ...]] = [(), *((name,) for name in names), *chosen]
+    lowered = [dict.fromkeys(one, choices[0]) for one in sets]
+    found = dict(zip(sets, _measure(model, graph, choices, context, lowered, samples, batch_size, by), strict=True))
+    drops = {one: found[()] - value for one, value in found.items()}
+    pairs = tuple(Pair(first=a, second=b, predicted=drops[a,] + drops[b,], measured=drops[a, b]) for a, b in chosen)
+    return Pairs(
+        graph=graph.id,
+        metric=f"training {context.task.metric}" if by == "score" else "training loss",
+        alone={name: drops[name,] for name in names},
+        pairs=pairs,
+        correlation=correlation([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def study_pairs(study: Study, folder: str | Path, **options: Any) -> Pairs:
+    """The first experiment on a run's network at the highest choice; kept in its folder."""
+    setting = Setting(study, Path(folder))
+    model, graph, context = _ready(setting)
+    found = pair_drops(model, graph, study.choices, context, **options)
+    save(found, setting.folder / "additivity" / "pairs.json")
+    return found
+
+
+def study_fit(study: Study, folder: str | Path, **options: Any) -> Fit:
+    """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
+    setting = Setting(study, Path(folder))
+    model, graph, context = _ready(setting)
+    found = Regression(**options).fit(model, graph, study.choices, context)
+    save(found, setting.folder / "additivity" / "fit.json")
+    return found
+
+
+def _ready(setting: Setting) -> tuple[Any, Graph, Context]:
+    study, graph = setting.study, RunFolder(setting.folder).graph
+    high = starts(study).high
+    if graph is None or not is_made(setting.folder, high):
+        raise InputError(f"{setting.folder} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
+    context = Context(
+        task=setting.task,
+        recipe=study.recipe,
+        teacher=setting.teacher(study.recipe),
+        seed=study.gain_seed,
+        engine=make_engine(study.engine, study.engine_options),
+        store=setting.folder / "jobs",
+    )
+    return setting.start(high.id), graph, context
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Pearson's R; where one side does not vary there is none, which is told."""
+    if len(first) < 2 or not np.ptp(first) or not np.ptp(second):
+        raise InputError(
+            "all drops are the same, so that there is no correlation: take more samples, more pairs, or by=loss"
+        )
+    return float(np.clip(np.corrcoef(first, second)[0, 1], -1.0, 1.0))
+
+
+def doubts(pairs: Pairs | None, fit: Fit | None) -> list[str]:
+    """What speaks against the knapsack's assumption for this network, a sentence each."""
+    found = []
+    if pairs is not None and pairs.correlation < HOLDS:
+        found.append(
+            f"the drops of pairs do not add up here (R = {pairs.correlation:.3f}, below {HOLDS}): the knapsack's plans "
+            "may be far from the best; compare methods by training, not by their gains"
+        )
+    if fit is not None:
+        held_out = fit.correlation if fit.correlation_held_out is None else fit.correlation_held_out
+        if held_out < HOLDS:
+            found.append(
+                f"the score of whole plans is not a sum over groups here (R = {held_out:.3f} on networks that were "
+                f"held out, below {HOLDS})"
+            )
+    return found
+
+
+def _measure(
+    model: Any,
+    graph: Graph,
+    choices: Sequence[Precision],
+    context: Context,
+    lowered: Sequence[Mapping[str, Precision]],
+    samples: int,
+    batch_size: int,
+    by: By,
+) -> list[float]:
+    """How good the network is with each of these sets of groups lowered; more is better."""
+    task = check_task(context.task, "additivity", "runs the network on data")
+    check_top(model, graph, choices, "additivity")
+    try_task(lower(model, {}), task, by, "additivity")
+    size = min(batch_size, samples, task.size("train"))
+    run = describe_run(model, task, Recipe(steps=1), None, context.seed)
+    jobs = [
+        Dropped(
+            groups=tuple(one),
+            layers=layers_of(graph, one),
+            network=run.network,
+            weights=run.weights,
+            task=run.task,
+            task_options=options_of_task(task),
+            seed=context.seed,
+            batches=max(1, min(samples, task.size("train")) // size),
+            batch_size=size,
+        )
+        for one in lowered
+    ]
+    done = finish(Measure(model, task), jobs, Losses, context, "additivity")
+    sign = 1.0 if by == "score" and task.higher_is_better else -1.0
+    found = [done[job.id] for job in jobs]
+    return [sign * math.fsum(values) / len(values) for values in (_values(one, by) for one in found)]
+
+
+def _values(outcome: Losses, by: By) -> Sequence[float]:
+    if by == "loss":
+        return outcome.losses
+    assert outcome.scores is not None, "try_task refuses a task without scores"
+    return outcome.scores

@@ -1,0 +1,117 @@
+"""forecast: what a sweep would take in time and disk, by a few steps of its own training."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bitplan.core.records import Graph, Plan
+from bitplan.core.studies import Study
+from bitplan.core.trials import Recipe, Trial
+from bitplan.gains.base import Context, make_gain
+from bitplan.quant.calibrate import calibrate_
+from bitplan.quant.convert import quantize
+from bitplan.study.setting import Setting, some_batches
+from bitplan.study.trials import FLOAT, estimation, trials
+from bitplan.tune.loop import finetune_, steps_of
+
+STEPS = 3
+_RECORD_BYTES = 30_000  # a Result with its log, and what its training left
+
+
+@dataclass(frozen=True)
+class Line:
+    """One trial, whether it is done, and about how many seconds it takes."""
+
+    trial: Trial
+    done: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Every trial, the seconds of all that are left in turn, and the bytes that they write.
+
+    Trials that turn out to have the same precisions are trained once, so that this is the most. `methods` is what
+    those that train take to estimate; the seconds of others are not known beforehand.
+    """
+
+    lines: tuple[Line, ...]
+    methods: dict[str, float]
+    step_seconds: float
+    seconds: float
+    bytes_kept: int
+    bytes_passing: int
+
+
+def forecast(study: Study, run_folder: str | Path) -> Forecast:
+    """Time a few steps of the study's training on random weights; the run's folder is only read."""
+    setting = Setting(study, Path(run_folder))
+    graph = setting.graph()
+    setting.costs(graph)
+    network = setting.network(study.start.seed)
+    high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
+    calibrate_(high, some_batches(setting.task, study.recipe.batch_size, 0, 1), forward=setting.task.forward)
+    teacher = network if study.recipe.distill else None
+    pace = _step_seconds(setting, high, study.recipe, teacher)
+    float_pace = _step_seconds(setting, network, study.recipe.model_copy(update={"distill": 0.0}), None)
+    score = _score_seconds(setting, high)
+    lines = tuple(
+        _line(setting, trial, float_pace if trial.method == FLOAT else pace, score) for trial in trials(study)
+    )
+    methods = _estimates(setting, high, network, graph)
+    size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
+    left = [line for line in lines if not line.done]
+    return Forecast(
+        lines=lines,
+        methods=methods,
+        step_seconds=pace,
+        seconds=sum(line.seconds for line in left) + sum(methods.values()),
+        bytes_kept=len(left) * _RECORD_BYTES + 2 * size,
+        bytes_passing=3 * size,
+    )
+
+
+def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
+    """Seconds of the methods that can tell beforehand and are not done."""
+    study, found = setting.study, {}
+    for method in study.methods:
+        gain, _ = make_gain(method.name, method.options)
+        job = estimation(study, graph.id, method)
+        if not hasattr(gain, "expected") or (setting.folder / "estimates" / f"{job.id}.json").is_file():
+            continue
+        teacher = network if job.recipe and job.recipe.distill else None
+        context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
+        found[method.title] = float(gain.expected(high, graph, study.choices, context).seconds)
+    return found
+
+
+def _line(setting: Setting, trial: Trial, pace: float, score: float) -> Line:
+    steps = steps_of(setting.task, trial.recipe) if trial.recipe else 0
+    share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
+    done = (setting.folder / "trials" / f"{trial.id}.json").is_file()
+    return Line(trial, done, steps * pace * share + score)
+
+
+def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
+    """The quickest of a few steps: the first also reads data and sets things up."""
+    few = recipe.model_copy(update={"steps": STEPS, "epochs": None})
+    log = finetune_(copy.deepcopy(model), setting.task, few, teacher=copy.deepcopy(teacher))
+    return min(recipe.batch_size / line.samples_per_second for line in log.lines)
+
+
+def _score_seconds(setting: Setting, model: nn.Module) -> float:
+    """Seconds of scoring, by the forward pass of one batch."""
+    task, size = setting.task, setting.study.recipe.batch_size
+    batch = some_batches(task, size, 0, 1)[0]
+    model.eval()
+    with torch.no_grad():
+        task.forward(model, batch)
+        begin = time.perf_counter()
+        task.forward(model, batch)
+    return (time.perf_counter() - begin) * task.size("test") / min(size, task.size("train"))

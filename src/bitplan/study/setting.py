@@ -1,0 +1,133 @@
+"""What the jobs of one run share: its task, its graph, and the networks that trials start from."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import bitplan
+from bitplan.core.budget import Budget
+from bitplan.core.records import Costs, Graph, Plan
+from bitplan.core.registry import COSTS
+from bitplan.core.studies import Study
+from bitplan.core.trials import Recipe, Trial
+from bitplan.costs.base import price
+from bitplan.graph.rules import read_rules
+from bitplan.graph.trace import trace
+from bitplan.models.zoo import load_model
+from bitplan.quant.checkpoint import load_checkpoint
+from bitplan.study.trials import starts
+from bitplan.tasks.base import Task, load_task
+from bitplan.tune.log import LogLine
+
+_KEPT_LINES = 100
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A study and the folder of its run; small, so that it can travel to another process."""
+
+    study: Study
+    folder: Path
+
+    @property
+    def task(self) -> Task:
+        """The task, with its data read at most once per process."""
+        return _task(self.study.task, json.dumps(self.study.task_options, sort_keys=True))
+
+    def network(self, seed: int) -> nn.Module:
+        """The float network with the random weights of a seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return load_model(self.study.model)[0]
+
+    def graph(self) -> Graph:
+        """The network traced on the task's example, under the study's rules."""
+        model, _ = load_model(self.study.model, weightless=True)
+        rules = read_rules(**dict(self.study.rules))
+        return trace(model, self.task.example(), rules=rules, name=self.study.model)
+
+    def costs(self, graph: Graph) -> list[Costs]:
+        """The study's cost, then those that a budget names."""
+        named = [Budget.parse(budget).cost for budget in self.study.budgets]
+        wanted = [self.study.cost, *(name for name in named if name in COSTS)]
+        return [price(name, graph, self.study.choices) for name in dict.fromkeys(filter(None, wanted))]
+
+    def start(self, trial: str) -> nn.Module:
+        """A copy of the network that a start's trial left."""
+        return copy.deepcopy(_checkpoint(str(self.folder / "starts" / trial), self.study.model))
+
+    def teacher(self, recipe: Recipe | None) -> nn.Module | None:
+        """The float network where a recipe distills."""
+        if recipe is None or not recipe.distill:
+            return None
+        floating = starts(self.study).floating
+        assert floating is not None, "starts() refuses a study that distills without a float network"
+        return self.start(floating.id)
+
+    def plan(self, graph: Graph, precisions: dict[str, Any]) -> Plan:
+        """A plan of nothing but precisions and links, the same for all that choose alike."""
+        links = tuple(link.layers for link in graph.links)
+        return Plan(model=self.study.model, precisions=precisions, links=links, method="", selector="")
+
+    def running(self, job: str) -> Path:
+        """Where a killed training goes on."""
+        return self.folder / "running" / job
+
+
+def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:
+    """The first batches of a shuffled pass over the training split, as many as hold that many samples."""
+    size = min(batch_size, task.size("train"))
+    return list(itertools.islice(task.batches("train", size, seed=seed), -(-samples // size)))
+
+
+def summarize(lines: Sequence[LogLine]) -> tuple[dict[str, Any], ...]:
+    """A training log in at most a hundred lines, each the mean over some steps."""
+    width = -(-len(lines) // _KEPT_LINES) if lines else 1
+    return tuple(_mean_line(lines[begin : begin + width]) for begin in range(0, len(lines), width))
+
+
+def versions() -> dict[str, str]:
+    """With what a result was made."""
+    return {"bitplan": bitplan.__version__, "torch": str(torch.__version__)}
+
+
+def device_of(model: nn.Module) -> str:
+    """Where a model is."""
+    return str(next((parameter.device for parameter in model.parameters()), "cpu"))
+
+
+def uniform(graph: Graph, trial: Trial) -> Plan:
+    """The plan of a reference, whose method is a precision."""
+    return Plan.uniform(graph, trial.method.split()[0])
+
+
+def _mean_line(lines: Sequence[LogLine]) -> dict[str, Any]:
+    scores = [line.score for line in lines if line.score is not None]
+    return {
+        "step": lines[-1].step,
+        "epoch": lines[-1].epoch,
+        "loss": statistics.fmean(line.loss for line in lines),
+        "score": statistics.fmean(scores) if scores else None,
+        "lr": lines[-1].lr,
+    }
+
+
+@lru_cache(maxsize=2)
+def _task(name: str, options: str) -> Task:
+    return load_task(name, **json.loads(options))
+
+
+@lru_cache(maxsize=4)
+def _checkpoint(path: str, model: str) -> nn.Module:
+    return load_checkpoint(path, load_model(model)[0])

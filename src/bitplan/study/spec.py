@@ -1,0 +1,165 @@
+"""read_study: a study as people write it, one TOML file.
+
+name = "digits"                                 [recipe]            how every trial is trained
+task = "digits"   # or { name = …, data = … }   steps = 100
+model = "digits_resnet"                         [start]             weights or float_recipe, then recipe
+choices = ["w2a2", "w4a4"]                      [start.recipe]      only what differs from [recipe]
+budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
+seeds = [0, 1, 2]                               [engine]            name and its options
+                                                [[methods]]         name, options, selector, label, recipe
+
+Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bitplan.core.budget import Budget
+from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.store import read_text
+from bitplan.core.studies import Method, RuleSet, Start, Study
+from bitplan.core.trials import Recipe
+
+_TOP = (
+    "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "references",
+    "rules", "start", "recipe", "methods", "engine",
+)  # fmt: skip
+DATA = ("data", "tokenizer")
+"""Options of tasks that are paths."""
+_LENGTHS = ("epochs", "steps")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+_TABLES = (".csv", ".json")
+Content = dict[str, Any]
+
+
+def read_study(path: str | Path) -> Study:
+    """Read a study; every complaint names the file, the section and what to write instead."""
+    source = Path(path)
+    try:
+        content = tomllib.loads(read_text(source))
+    except tomllib.TOMLDecodeError as error:
+        raise FileError(f"{source}: not TOML ({error})") from None
+    try:
+        return _study(content, source.resolve().parent)
+    except InputError as error:
+        raise FileError(f"{source}: {error}") from None
+
+
+def _study(content: Content, home: Path) -> Study:
+    _check_keys(content, _TOP, "the study")
+    _need(content, ("name", "task", "model", "choices", "budgets", "seeds", "start", "recipe", "methods"))
+    recipe = _table(content, "recipe")
+    _check_keys(recipe, Recipe.model_fields, "[recipe]")
+    task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
+    engine = _table(content, "engine")
+    plain = {key: content[key] for key in ("name", "model", "gain_seed", "references") if key in content}
+    return Study(
+        **plain,
+        task=_named(task, "task"),
+        task_options=_located({key: value for key, value in task.items() if key != "name"}, DATA, home),
+        rules=_section(RuleSet, _table(content, "rules"), "[rules]"),
+        choices=tuple(_list(content, "choices")),
+        cost=_located({"cost": content.get("cost", "bmac")}, (), home)["cost"],
+        budgets=tuple(str(Budget.parse(budget)) for budget in _list(content, "budgets")),
+        methods=tuple(_method(method, recipe, home) for method in _list(content, "methods")),
+        seeds=tuple(_list(content, "seeds")),
+        start=_start(_table(content, "start"), recipe, home),
+        recipe=_recipe({}, recipe, "[recipe]"),
+        engine=_named(engine, "[engine]") if engine else "local",
+        engine_options={key: value for key, value in engine.items() if key != "name"},
+    )
+
+
+def _method(content: Any, base: Content, home: Path) -> Method:
+    if not isinstance(content, dict):
+        raise InputError(f"a method is a table: write [[methods]] with name = {content!r}")
+    where = f"[[methods]] {content.get('name', '')}".rstrip()
+    filled = dict(content)
+    if "recipe" in content:
+        filled["recipe"] = _recipe(content["recipe"], base, f"{where}: recipe")
+    if "options" in content:
+        filled["options"] = _located(_table(content, "options"), ("path",), home)
+    return _section(Method, filled, where)
+
+
+def _start(content: Content, base: Content, home: Path) -> Start:
+    filled = _located(content, ("weights", "checkpoint"), home)
+    for key, changes in (("float_recipe", {"distill": 0.0}), ("recipe", {})):
+        if key in content:
+            filled[key] = _recipe(_table(content, key), base | changes, f"[start.{key}]")
+    start = _section(Start, filled, "[start]")
+    if start.weights is None and start.float_recipe is None and start.checkpoint is None:
+        raise InputError("[start] says nothing about the float network: give weights, or a float_recipe that trains it")
+    return start
+
+
+def _recipe(changes: Content, base: Content, where: str) -> Recipe:
+    """A recipe that says only what differs from the base; a length replaces the base's, in whichever unit."""
+    _check_keys(changes, Recipe.model_fields, where)
+    kept = {key: value for key, value in base.items() if key not in _LENGTHS or not set(_LENGTHS) & set(changes)}
+    return _section(Recipe, kept | changes, where)
+
+
+def _section(kind: type[Any], content: Content, where: str) -> Any:
+    _check_keys(content, kind.model_fields, where)
+    try:
+        return kind.model_validate(content)
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).replace(f'{kind.__name__}: ', '')}") from None
+
+
+def _check_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            raise InputError(f"unknown key {key!r} in {where}{suggestion(key, known)}")
+
+
+def _need(content: Content, keys: Iterable[str]) -> None:
+    for key in keys:
+        if key not in content:
+            raise InputError(f"the study does not say its {key}")
+
+
+def _table(content: Content, key: str) -> Content:
+    found = content.get(key, {})
+    if not isinstance(found, dict):
+        raise InputError(f"{key} must be a table, not {found!r}")
+    return found
+
+
+def _list(content: Content, key: str) -> list[Any]:
+    if not isinstance(content[key], list):
+        raise InputError(f"{key} must be a list, not {content[key]!r}")
+    return content[key]
+
+
+def _named(content: Content, what: str) -> str:
+    if not isinstance(content.get("name"), str):
+        raise InputError(f"{what} needs a name")
+    return content["name"]
+
+
+def _located(content: Content, paths: Iterable[str], home: Path) -> Content:
+    """Fill in variables in every text, and make what is a path absolute."""
+    return {key: _text(value, key in paths, home) for key, value in content.items()}
+
+
+def _text(value: Any, is_path: bool, home: Path) -> Any:
+    if not isinstance(value, str):
+        return value
+    filled = os.path.expanduser(_VARIABLE.sub(_variable, value))
+    return str((home / filled).resolve()) if is_path or filled.endswith(_TABLES) else filled
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match[1] or match[2], match[3]
+    found = os.environ.get(name, default)
+    if found is None:
+        raise InputError(f"the environment variable {name} is not set: set it, or write ${{{name}:-a default}}")
+    return found

@@ -1,0 +1,100 @@
+"""status: what is done, running, failed and waiting in a run, from nothing but its files."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import load
+from bitplan.core.studies import Agenda, FailedTrial, Study, Trained
+from bitplan.engines.lease import read_lease
+
+
+@dataclass(frozen=True)
+class Running:
+    """Something that a living process works on: its words, and how many steps it has taken."""
+
+    what: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is; `seconds_left` is None where nothing is known yet, or nothing runs that could be timed."""
+
+    study: Study
+    total: int
+    done: int
+    shared: int
+    running: tuple[Running, ...]
+    failed: tuple[FailedTrial, ...]
+    waiting: int
+    seconds_left: float | None
+
+
+def status(folder: str | Path) -> Status:
+    """Look at a run at any time; nothing is written, and no process is asked."""
+    run = RunFolder(Path(folder))
+    study, agenda = run.study, run.agenda
+    listed = agenda or Agenda(study=study.id, trials=())
+    done = {result.trial.id for result in run.results}
+    failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
+    names = {trial.id: study.words(trial) for trial in listed.trials}
+    working = _working(run.path)
+    busy = {trial for _, job in working for trial in listed.trainings.get(job, (job,)) if trial in names}
+    served = {trial for trials in listed.trainings.values() for trial in trials if trial in names}
+    return Status(
+        study=study,
+        total=len(names),
+        done=len(done),
+        shared=len(served) - sum(bool(set(trials) & names.keys()) for trials in listed.trainings.values()),
+        running=tuple(
+            Running(_what(kind, job, listed, names), _step(run.path / "running" / job)) for kind, job in working
+        ),
+        failed=failed,
+        waiting=len(names.keys() - done - busy - {failure.trial.id for failure in failed}),
+        seconds_left=_seconds_left(run.path, listed, done | {failure.trial.id for failure in failed}, len(working)),
+    )
+
+
+def _working(folder: Path) -> list[tuple[str, str]]:
+    """What living processes hold leases of: the folder that the outcome goes to, and the job's id."""
+    leases = sorted((folder / "leases").glob("[!.]*"))
+    signs = {path.name: read_lease(path) for path in leases}
+    alive = [name for name, sign in signs.items() if sign is not None and not sign.holder.gone]
+    return [(name.rpartition("-")[0], name.rpartition("-")[2]) for name in alive]
+
+
+def _what(kind: str, job: str, agenda: Agenda, names: dict[str, str]) -> str:
+    if kind == "estimates":
+        return f"gains {job}"
+    if kind == "jobs":
+        return f"a method's job {job}"
+    trials = [names[trial] for trial in agenda.trainings.get(job, (job,)) if trial in names]
+    return " = ".join(trials) or f"{kind} {job}"
+
+
+def _step(folder: Path) -> int:
+    """The last step that a training wrote down."""
+    try:
+        with (folder / "log.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 400))
+            lines = file.read().decode(errors="replace").splitlines()
+        return int(json.loads(lines[-1])["step"])
+    except (OSError, ValueError, IndexError, KeyError):
+        return 0
+
+
+def _seconds_left(folder: Path, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
+    """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
+    there = {job: folder / "trained" / f"{job}.json" for job in agenda.trainings}
+    took = [load(path, Trained).seconds for path in there.values() if path.is_file()]
+    known = {trial for trials in agenda.trainings.values() for trial in trials}
+    left = sum(not settled >= set(trials) for trials in agenda.trainings.values())
+    left += sum(trial.id not in settled | known for trial in agenda.trials)
+    if not left:
+        return 0.0
+    return statistics.median(took) * left / max(1, at_once) if took else None

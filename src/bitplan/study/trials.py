@@ -1,0 +1,137 @@
+"""trials: a study → everything that it trains, each with an id that says what its score depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.registry import TASKS
+from bitplan.core.studies import Agenda, Estimation, Method, Study
+from bitplan.core.trials import Recipe, Trial
+from bitplan.gains.base import make_gain
+from bitplan.study.spec import DATA
+
+FLOAT = "float"
+_NO_PART = ("workers",)  # options of a task that no score depends on
+
+
+@dataclass(frozen=True)
+class Starts:
+    """The trials that all others start from: the float network (None: there is none), and the high-precision one."""
+
+    floating: Trial | None
+    high: Trial
+
+
+def starts(study: Study) -> Starts:
+    """The float network from weights or trained, and from it the one at the highest choice."""
+    start, base = study.start, _base(study)
+    floating = None
+    if start.weights is not None or start.float_recipe is not None:
+        source = _digest(Path(start.weights), "weights") if start.weights else "random weights"
+        source += f" but {', '.join(start.fresh)}" if start.fresh else ""
+        floating = Trial(
+            **base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed
+        )
+    _check_teacher(study, floating)
+    origin = floating.id if floating else _task_name(study)
+    if start.checkpoint is not None:
+        origin = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint')}"
+    high = Trial(
+        **base,
+        start=origin,
+        method=f"{study.choices[-1]} start",
+        options={**start.options, "rules": study.rules.model_dump(mode="json")},
+        recipe=start.recipe if start.checkpoint is None else None,
+        seed=start.seed,
+    )
+    return Starts(floating, high)
+
+
+def trials(study: Study) -> list[Trial]:
+    """All trials: the starts, the references over the seeds, then every method at every budget over the seeds."""
+    found = starts(study)
+    base = _base(study) | {"start": found.high.id, "recipe": study.recipe}
+    listed = [trial for trial in (found.floating, found.high) if trial is not None]
+    if study.references:
+        ends = (study.choices[0], study.choices[-1])
+        listed += [Trial(**base, method=str(choice), seed=seed) for choice in ends for seed in study.seeds]
+    for method in study.methods:
+        chosen = base | {
+            "method": method.name,
+            "options": method.options,
+            "selector": selector_of(method),
+            "cost": study.cost,
+            "gain_recipe": method.recipe,
+            "gain_seed": study.gain_seed,
+        }
+        listed += [Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds]
+    return listed
+
+
+def agenda(study: Study) -> Agenda:
+    """The trials as a record."""
+    return Agenda(study=study.id, trials=tuple(trials(study)))
+
+
+def selector_of(method: Method) -> str:
+    """The selector asked for, or the one that the method is defined with."""
+    gain, _ = make_gain(method.name, method.options)
+    return method.selector or str(getattr(gain, "selector", "exact"))
+
+
+def gain_recipe(study: Study, method: Method) -> Recipe:
+    """What a method trains with: its own recipe, or that of the network it starts from."""
+    return method.recipe or study.start.recipe or study.recipe
+
+
+def estimation(study: Study, graph: str, method: Method) -> Estimation:
+    """What the gains of a method depend on; `graph` is the graph's id."""
+    return Estimation(
+        start=starts(study).high.id,
+        graph=graph,
+        method=method.name,
+        options=method.options,
+        choices=study.choices,
+        recipe=gain_recipe(study, method),
+        seed=study.gain_seed,
+    )
+
+
+def _base(study: Study) -> dict[str, Any]:
+    return {"task": study.task, "model": study.model, "choices": study.choices, "selector": "none"}
+
+
+def _task_name(study: Study) -> str:
+    """Name, version and options; of the data only its folder's name, so that it may be moved.
+
+    It stands in what the first network starts from, so the ids of all trials depend on it.
+    """
+    options = {key: value for key, value in study.task_options.items() if key not in _NO_PART}
+    options |= {key: Path(str(options[key])).name for key in DATA if key in options}
+    shown = json.dumps(options, sort_keys=True) if options else ""
+    return f"{study.task} version {TASKS.get(study.task).version} {shown}".rstrip()
+
+
+def _check_teacher(study: Study, floating: Trial | None) -> None:
+    recipes = [study.recipe, study.start.recipe, *(gain_recipe(study, method) for method in study.methods)]
+    if floating is None and any(recipe is not None and recipe.distill for recipe in recipes):
+        raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
+
+
+def _digest(path: Path, what: str) -> str:
+    """The content of a file, or of all files of a folder."""
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            digest.update(str(file.relative_to(path)).encode())
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    except OSError as error:
+        raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}") from None
+    return f"{what} {digest.hexdigest()[:12]}"

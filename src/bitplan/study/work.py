@@ -1,0 +1,70 @@
+"""The work of a sweep, one job at a time: train a network, estimate gains."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import final
+
+from bitplan.core.records import Gains
+from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Estimation, Trained, Training
+from bitplan.engines.base import Engine
+from bitplan.gains.base import Context, Progress, estimate
+from bitplan.quant.convert import quantize
+from bitplan.study.setting import Setting, device_of, summarize, versions
+from bitplan.tune.loop import evaluate, finetune_
+
+
+@final
+@dataclass(frozen=True)
+class Train:
+    """Work of an engine: a training → what came of it."""
+
+    setting: Setting
+
+    def __call__(self, job: Training) -> Trained:
+        """Give the start the precisions, fine-tune and score; a killed training goes on where it was."""
+        begin = time.perf_counter()
+        setting = self.setting
+        graph = RunFolder(setting.folder).graph
+        assert graph is not None, "prepare() wrote it"
+        model = quantize(setting.start(job.start), setting.plan(graph, dict(job.precisions)))
+        teacher, folder = setting.teacher(job.recipe), setting.running(job.id)
+        log = finetune_(model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder)
+        return Trained(
+            training=job.id,
+            score=evaluate(model, setting.task),
+            higher_is_better=setting.task.higher_is_better,
+            log=summarize(log.lines),
+            seconds=time.perf_counter() - begin,
+            device=device_of(model),
+            versions=versions(),
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """An estimation → gains, in this process; jobs that the method has go to the engine."""
+
+    setting: Setting
+    engine: Engine
+    progress: Progress
+
+    def __call__(self, job: Estimation) -> Gains:
+        """Estimate from the network at the highest choice."""
+        setting = self.setting
+        graph = RunFolder(setting.folder).graph
+        assert graph is not None, "prepare() wrote it"
+        context = Context(
+            task=setting.task,
+            recipe=job.recipe,
+            teacher=setting.teacher(job.recipe),
+            seed=job.seed,
+            engine=self.engine,
+            store=setting.folder / "jobs",
+            progress=lambda done, total, what: self.progress(done, total, f"{job.method}: {what}"),
+        )
+        model = setting.start(job.start)
+        return estimate(job.method, model, graph, choices=job.choices, context=context, **job.options)

@@ -1,0 +1,198 @@
+"""The verbs of studies: what they print, in which format, and with which exit code."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitplan.cli.demo import demo_study, findings
+from bitplan.core.registry import GAINS
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import save
+from bitplan.core.studies import Agenda, FailedTrial
+from bitplan.core.trials import Result
+from bitplan.reports.formats import FORMATS, Column, Table, write
+
+HOME = Path(__file__).parents[1] / "study"
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """The study of tests/study with few steps, and its network beside it."""
+    monkeypatch.syspath_prepend(str(HOME))
+    import tiny
+
+    text = tiny.STUDY.replace("steps = 6", "steps = 2").replace("steps = 30", "steps = 10")
+    (tmp_path / "tiny_&_100%.toml").write_text(text.replace('name = "tiny"', 'name = "tiny & 100%_#"'))
+    yield tmp_path / "tiny_&_100%.toml"
+    sys.modules.pop("tiny", None)
+
+
+@pytest.fixture
+def swept(run, tiny):
+    """Its run, in the folder `run`."""
+    code, out, err = run("sweep", tiny, "--run", "run")
+    assert code == 0, err
+    assert "18 of 18 trials done" in out
+    assert "  18/18  from the last" in err
+    return tiny
+
+
+def test_a_dry_run_lists_the_trials_and_writes_nothing(run, tiny, tmp_path):
+    code, out, err = run("sweep", tiny, "--dry-run")
+    assert code == 0, err
+    assert out.count("to do") == 18 + 1
+    assert "18 of 18 trials to do: at most about" in out
+    assert not (tmp_path / "runs").exists()
+
+
+TABLES = {
+    "frontier": ["method", "budget", "seeds", "mean", "sd", "shared"],
+    "layers": ["group", "method", "budget", "precision"],
+    "costs": ["method", "seconds", "epochs", "samples", "trainings"],
+    "compression": ["method", "budget", "score", "GBOPs", "GBOPs without ends", "MB", "times smaller"],
+}
+
+
+def test_from_a_study_to_its_tables(run, swept, tmp_path):
+    code, out, _ = run("compare", "run")
+    assert code == 0
+    for words in ("w2a2", "w4a4", "float", "±", "nothing can be significant", "0.3333"):
+        assert words in out, words
+    content = json.loads(run("compare", "run", "--json", "--holm")[1])
+    assert len(content["scores"]["rows"]) == 3 + 3 * 2
+    assert len(content["tests"]["rows"]) == 3 * 2
+    assert "p (Holm)" in content["tests"]["rows"][0]
+    code, _, err = run("compare", "run", "--against", "eagel")
+    assert code == 2
+    assert "did you mean eagl" in err
+    for which, columns in TABLES.items():
+        rows = list(csv.reader(io.StringIO(run("tables", "run", "--which", which, "--format", "csv")[1])))
+        assert rows[0] == columns
+        assert {len(row) for row in rows} == {len(columns)}
+        listed = json.loads(run("tables", "run", "--which", which, "--format", "json")[1])["rows"]
+        assert [list(row) for row in listed] == [columns] * (len(rows) - 1)
+        for form in ("latex", "md"):
+            assert run("tables", "run", "--which", which, "--format", form, "-o", f"{which}.{form}")[0] == 0
+        assert r"tiny \& 100\%\_\#" in (tmp_path / f"{which}.latex").read_text()
+        assert run("tables", "run", "--which", which)[0] == 0
+    assert run("tables", "run", "--which", "frontiers")[0] == 2
+
+
+def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
+    assert json.loads(run("sweep", swept, "--run", "run", "--json")[1])["trained"] == 0
+    told = json.loads(run("status", "run", "--json")[1])
+    assert (told["done"], told["waiting"], told["failed"]) == (18, 0, [])
+    code, out, _ = run("store", "clean", "run", swept)
+    assert (code, out) == (0, "0 files and folders, 0.0 MB, that none of these studies needs\n")
+    code, out, err = run("additivity", "run", "--pairs", 3, "--samples", 64, "--by", "loss")
+    assert code == 0, err
+    assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
+
+    failing = RunFolder(tmp_path / "run").results[2].trial
+    save(FailedTrial(trial=failing, error="no luck"), tmp_path / f"run/failures/{failing.id}.json")
+    (tmp_path / f"run/trials/{failing.id}.json").unlink()
+    code, out, _ = run("sweep", swept, "--run", "run")
+    assert code == 1
+    assert "failed: w2a2 seed 0: no luck" in out
+    assert "1 trials failed" in out
+    assert run("sweep", swept, "--run", "run", "--retry")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sweep", "no.toml"), "cannot read no.toml"),
+        (("status", "nowhere"), "nowhere is not the folder of a run"),
+        (("compare", "nowhere"), "nowhere is not the folder of a run"),
+        (("tables", "nowhere"), "nowhere is not the folder of a run"),
+        (("additivity", "nowhere"), "nowhere is not the folder of a run"),
+        (("store", "clean", "nowhere", "no.toml"), "nowhere is not the folder of a run"),
+    ],
+)
+def test_bad_input_is_one_line(run, words, said):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_that_has_just_begun_has_no_table_yet(run, tmp_path):
+    study = demo_study()
+    save(study, tmp_path / "run/study.json")
+    save(Agenda(study=study.id, trials=()), tmp_path / "run/agenda.json")
+    assert run("status", "run")[0] == 0
+    code, _, err = run("compare", "run")
+    assert code == 2
+    assert "has no finished trial yet" in err
+
+
+AWKWARD = Table(
+    "a_b & c|d",
+    (Column("na|me_%"), Column("value", 2, number=True)),
+    (('x, "y"\n{z}$', 1.005), ("−5 ± 1 ~^\\<", None), ("=1", 12345)),
+    ("100% #1",),
+)
+
+
+def test_awkward_texts_are_escaped():
+    rows = list(csv.reader(io.StringIO(write(AWKWARD, "csv"))))
+    assert rows == [["na|me_%", "value"], ['x, "y"\n{z}$', "1.005"], ["−5 ± 1 ~^\\<", ""], ["=1", "12345"]]
+    assert json.loads(write(AWKWARD, "json"))["rows"][1] == {"na|me_%": "−5 ± 1 ~^\\<", "value": None}
+    markdown = write(AWKWARD, "md").splitlines()
+    assert markdown[2] == r"| na\|me\_% | value |"
+    assert markdown[4] == r'| x, "y" {z}$ | 1.00 |'
+    assert [line.count("|") - line.count(r"\|") for line in markdown[2:7]] == [3] * 5
+    latex = write(AWKWARD, "latex")
+    assert r"x, \"y\" \{z\}\$ & 1.00 \\".replace(r"\"", '"') in latex
+    assert r"$-$5 $\pm$ 1 \textasciitilde{}\textasciicircum{}\textbackslash{}\textless{} & -- \\" in latex
+    assert latex.isascii()
+    assert set(FORMATS) == {"csv", "md", "latex", "json"}
+
+
+def test_the_demo_says_what_the_results_say(tmp_path):
+    """Scores made by hand: the sentences follow them, whichever way they go."""
+    from bitplan.study.trials import trials
+
+    whole = demo_study()
+    study = whole.model_copy(update={"methods": tuple(one for one in whole.methods if one.name in GAINS)})
+    folder = tmp_path / "run"
+    for name, record in {"study": study, "agenda": Agenda(study=study.id, trials=tuple(trials(study)))}.items():
+        save(record, folder / f"{name}.json")
+    worth = {"w2a2": 80.0, "w4a4": 95.0, "first_to_last": 85.0, "last_to_first": 93.0}
+
+    def fill(change):
+        for trial in trials(study):
+            score = (worth | change).get(study.title_of(trial), 90.0) + trial.seed / 10
+            made = Result(trial=trial, plan=trial.id, score=score, higher_is_better=True)
+            save(made, folder / f"trials/{trial.id}.json")
+        return findings(RunFolder(folder))
+
+    first, second = fill({})
+    assert first.startswith(
+        "All layers at w2a2 score 80.20, all at w4a4 95.20 (+15.00, p = 0.0079): there is something"
+    )
+    assert second.startswith(
+        "Over the budgets last_to_first reaches the best mean score (93.20), first_to_last the worst"
+    )
+    assert "at 3 of 3 budgets" in second
+    first, second = fill({"w2a2": 95.0, "first_to_last": 97.0})
+    assert "(+0.00, p = 1): there may not be something to lose" in first
+    assert second.startswith("Over the budgets first_to_last reaches the best mean score (97.20), ")
+
+
+def test_the_demo_is_the_study_that_was_asked_for():
+    study = demo_study()
+    assert [method.name for method in study.methods] == [
+        "eagl",
+        "alps",
+        "hawq",
+        "uniform",
+        "first_to_last",
+        "last_to_first",
+    ]
+    assert len(study.seeds) == 5
+    assert study.references

@@ -1,0 +1,51 @@
+"""A network of five small linear layers, three of them to choose; and a sweep for a process that is killed."""
+
+from torch import nn
+
+STUDY = """
+name = "tiny"
+task = "digits"
+model = "tiny:network"
+choices = ["w2a2", "w4a4"]
+budgets = ["85%", "70%"]
+seeds = [0, 1]
+[rules]
+narrow = 0
+[recipe]
+steps = 6
+batch_size = 32
+lr = 0.05
+distill = 0.5
+[start]
+[start.float_recipe]
+steps = 30
+lr = 0.1
+[start.recipe]
+steps = 6
+[[methods]]
+name = "eagl"
+[[methods]]
+name = "uniform"
+[[methods]]
+name = "last_to_first"
+label = "from the last"
+"""
+
+
+def network():
+    layers = [nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32)]
+    for _ in range(3):
+        layers += [nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(32, 10))
+
+
+def sweep_telling(path, run, wire):
+    """In a process of its own: sweep, telling how many trials are done at every event, then how many were trained."""
+    from bitplan.study.spec import read_study
+    from bitplan.study.sweep import sweep
+    from bitplan.tune import resume
+
+    resume.SAVE_SECONDS, resume.SAVE_SHARE = 0.0, 1.0
+    summary = sweep(read_study(path), run, progress=lambda done, total, what: wire.send(("done", done)))
+    wire.send(("trained", summary.trained))
+    wire.close()
