@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.stats.agreement import rank_correlation as rank_correlation
+    from bitplan.stats.compare import Cell as Cell
+    from bitplan.stats.compare import Comparison as Comparison
+    from bitplan.stats.compare import compare as compare
     from bitplan.tasks.base import Task as Task
     from bitplan.tasks.base import load_task as load_task
     from bitplan.tune.log import TrainLog as TrainLog
@@ -58,6 +62,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "BitplanError": "core.errors",
     "Budget": "core.budget",
+    "Cell": "stats.compare",
+    "Comparison": "stats.compare",
     "Costs": "core.records",
     "Frontier": "plan.frontier",
     "Gains": "core.records",
@@ -77,6 +83,7 @@ _HOMES = {
     "TrainLog": "tune.log",
     "Trial": "core.trials",
     "calibrate_": "quant.calibrate",
+    "compare": "stats.compare",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",
@@ -91,6 +98,7 @@ _HOMES = {
     "plan_of": "quant.convert",
     "price": "costs.base",
     "quantize": "quant.convert",
+    "rank_correlation": "stats.agreement",
     "save": "core.store",
     "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",
