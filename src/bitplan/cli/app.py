@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bitplan.cli import reporting
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -32,6 +33,7 @@ from bitplan.cli.options import (
     Threads,
 )
 from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
+from bitplan.cli.reporting import write_page
 from bitplan.core.errors import FileError, InputError
 
 app = typer.Typer(
@@ -84,6 +86,7 @@ def plan(
     device: Device = "cpu",
     explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
     output: Output = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
@@ -95,6 +98,8 @@ def plan(
     )
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
+    if html is not None:
+        write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
@@ -282,3 +287,6 @@ def demo() -> None:
     from bitplan.cli.demo import run
 
     run()
+
+
+reporting.add(app)

@@ -128,10 +128,11 @@ def axis_label(subject: Subject) -> str:
 def _notes(subject: Subject, scores: Scores) -> list[str]:
     """What is missing or thin, in words."""
     notes, failed = [], len(subject.failures)
+    told = f"; {failed} failed, the table of trials says why" if failed else ""
     if scores.done < scores.planned:
-        notes.append(f"{scores.done} of {scores.planned} trials are done; what is missing here has not been run yet.")
-    if failed:
-        notes.append(f"{failed} trial{'s' if failed > 1 else ''} failed; the table of trials says why.")
+        notes.append(f"{scores.done} of {scores.planned} trials are done{told}. The others have no point here.")
+    elif failed:
+        notes.append(f"All {scores.planned} trials are done{told}.")
     if scores.methods and scores.single_seed:
         notes.append("One seed only: there is no spread to show, and no difference can be called significant.")
     if scores.methods and len({cell.title for cell in scores.methods}) == 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
 from bitplan.costs.totals import total
@@ -66,11 +67,12 @@ def lay_track(subject: Subject) -> Track:
     written = _written(subject)
     complete = bool(points) and len(points) + len(written) <= LIMIT
     grid = points if complete else _grid(cost, whole, (LIMIT_TOGETHER if together else LIMIT) - len(written))
-    stops = [Stop(_percent(capacity, whole), capacity) for capacity in grid if capacity not in written]
+    label = _labels(subject, whole)
+    stops = [Stop(label(capacity), capacity) for capacity in grid if capacity not in written]
     stops += [Stop(label, capacity) for capacity, label in written.items()]
     stops.sort(key=lambda stop: stop.capacity)
     rides = [
-        Ride(candidate, tuple(_ride(stops, _planner(subject, candidate, frontiers.get(candidate.title)))))
+        Ride(candidate, tuple(_ride(subject, stops, _planner(subject, candidate, frontiers.get(candidate.title)))))
         for candidate in subject.candidates
     ]
     return Track(tuple(stops), tuple(rides), whole, complete)
@@ -98,15 +100,22 @@ def _grid(cost: Costs, whole: int, room: int) -> set[int]:
     return {int(stop) for stop in stops}
 
 
-def _percent(capacity: int, whole: int) -> str:
-    """A capacity as a budget that can be asked for: rounded up, so that it allows the same plan."""
-    share = math.ceil(Fraction(100 * capacity * 10**4, whole))
-    return f"{share / 10**4:.4f}".rstrip("0").rstrip(".") + "%"
+def _labels(subject: Subject, whole: int) -> Callable[[int], str]:
+    """How a capacity is written as a budget that can be asked for: rounded up, so that it allows the same plan."""
+    per_weight = Budget.parse(subject.budget).unit == "bpw"
+    unit, one = ("bpw", sum(group.weights for group in subject.graph.selectable)) if per_weight else ("%", Fraction(whole, 100))
+
+    def label(capacity: int) -> str:
+        share = math.ceil(capacity / Fraction(one) * 10**4)
+        return f"{share / 10**4:.4f}".rstrip("0").rstrip(".") + unit
+
+    return label
 
 
-def _ride(stops: Sequence[Stop], plan_at: PlanAt) -> Iterator[Plan | None]:
+def _ride(subject: Subject, stops: Sequence[Stop], plan_at: PlanAt) -> Iterator[Plan | None]:
+    """The plan at every stop; where the page is about one plan, that very plan at its budget."""
     for stop in stops:
-        yield plan_at(stop.capacity)
+        yield subject.plan if subject.plan and stop.label == subject.budget else plan_at(stop.capacity)
 
 
 def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) -> PlanAt:

@@ -3,27 +3,29 @@
 function drawAnswer() {
   const answer = data.answer;
   const body = open('answer', 'Answer');
-  const under = [answer.budget, ...answer.others].join(' and ');
+  const under = [/^[\d.]+%$/.test(answer.budget) ? `${answer.budget} of ${data.cost.name}` : answer.budget, ...answer.others].join(' and ');
   const best = answer.rows[0];
-  const verdict = h('p', { class: 'verdict' }, 'At ', h('b', {}, under), ', take the plan of ', h('b', {}, answer.method));
+  const verdict = h('p', { class: 'verdict' }, 'At a budget of ', h('b', {}, under), ', take the plan of ', h('b', {}, answer.method));
   if (best) verdict.append(`: ${data.scores.metric} `, h('b', {}, spread(best)), `${versus(best)}.`);
   else verdict.append('.');
   body.append(verdict, h('p', {}, answer.sentences.join(' ')));
-  if (answer.rows.length > 1) body.append(ladder(answer.rows));
+  if (answer.rows.length > 1) body.append(ladder(bestFirst(answer.rows), best));
   body.append(tiles(answer), h('p', { class: 'note' }, `The selection is ${answer.proof}. This makes the plan again:`), command(answer.command));
 }
 
+const bestFirst = (rows) => [...rows].sort((one, other) => (data.scores.up ? other.mean - one.mean : one.mean - other.mean));
+
 /** How far the best is from float and uniform networks, in words. */
 function versus(best) {
-  const parts = data.answer.rows.slice(1).map((row) => {
+  const parts = bestFirst(data.answer.rows.slice(1)).map((row) => {
     const difference = best.mean - row.mean;
-    return `${signed(difference, scored(Math.abs(difference)))} against ${row.title}`;
+    return `${signed(difference, scored(Math.abs(difference)))} against ${referenceName(row.title)}`;
   });
   return parts.length ? `, ${parts.join(', ')}` : '';
 }
 
 /** The chosen plan between its references on one axis, each with its spread. */
-function ladder(rows) {
+function ladder(rows, best) {
   const box = h('div', { class: 'ladder' });
   responsive(box, (width) => {
     const line = 30;
@@ -35,12 +37,13 @@ function ladder(rows) {
     const svg = s('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': rows.map((row) => `${row.title} ${spread(row)}`).join('; ') });
     rows.forEach((row, index) => {
       const y = index * line + 16;
-      const color = index ? 'var(--soft)' : 'var(--accent)';
+      const color = row === best ? 'var(--accent)' : 'var(--soft)';
+      const strong = row === best ? 'strong' : null;
       svg.append(s('line', { class: 'grid', x1: named, x2: width - 90, y1: y, y2: y }));
       if (row.sd) svg.append(s('line', { x1: x(row.mean - row.sd), x2: x(row.mean + row.sd), y1: y, y2: y, stroke: color, 'stroke-width': 7, 'stroke-linecap': 'round', opacity: 0.35 }));
       svg.append(s('circle', { cx: x(row.mean), cy: y, r: 6, fill: color }));
-      svg.append(s('text', { x: 0, y: y + 4, class: index ? null : 'strong' }, shortened(row.title, named / 7.5)));
-      svg.append(s('text', { x: width, y: y + 4, 'text-anchor': 'end', class: index ? null : 'strong' }, row.sd === null ? scored(row.mean) : `${scored(row.mean)} ± ${scored(row.sd)}`));
+      svg.append(s('text', { x: 0, y: y + 4, class: strong }, shortened(row === best ? row.title : referenceName(row.title), named / 7)));
+      svg.append(s('text', { x: width, y: y + 4, 'text-anchor': 'end', class: strong }, row.sd === null ? scored(row.mean) : `${scored(row.mean)} ± ${scored(row.sd)}`));
     });
     for (const value of ticks(low, high, Math.max(2, Math.floor(width / 160)))) {
       svg.append(s('text', { x: x(value), y: height - 6, 'text-anchor': 'middle' }, digits(value)));
@@ -49,6 +52,9 @@ function ladder(rows) {
   });
   return box;
 }
+
+/** A network that no method planned: the float one, or one with the same precision everywhere. */
+const referenceName = (title) => (title === 'float' ? 'float' : `uniform ${title}`);
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, Math.max(3, Math.floor(most) - 1))}…` : text);
 

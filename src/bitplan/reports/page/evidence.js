@@ -9,8 +9,8 @@ function drawAdditivity() {
   if (found.pairs) charts.append(scatter('Two groups lowered together', `R = ${found.pairs.r.toFixed(3)}, ${plural(found.pairs.points.length, 'pair')}`, found.pairs.points, [`sum of single drops (${found.pairs.metric})`, 'measured drop'], 0));
   if (found.fit) {
     const axes = [`predicted ${found.fit.metric}`, `measured ${found.fit.metric}`];
-    charts.append(scatter('Regression: networks that made the fit', `R = ${found.fit.r.toFixed(4)}, ${plural(found.fit.networks, 'network')}, residual ${digits(found.fit.residual, 2)}`, found.fit.fitted, axes, 2));
-    if (found.fit.held_out.length) charts.append(scatter('Regression: networks held out', found.fit.r_held_out === null ? 'too few for a correlation' : `R = ${found.fit.r_held_out.toFixed(4)}`, found.fit.held_out, axes, 1));
+    charts.append(scatter('Regression, fitted networks', `R = ${found.fit.r.toFixed(4)}, ${plural(found.fit.networks, 'network')}, residual ${digits(found.fit.residual, 2)}`, found.fit.fitted, axes, 2));
+    if (found.fit.held_out.length) charts.append(scatter('Regression, held-out networks', found.fit.r_held_out === null ? 'too few for a correlation' : `R = ${found.fit.r_held_out.toFixed(4)}`, found.fit.held_out, axes, 1));
   }
   body.append(charts);
   if (!found.pairs) body.append(h('p', { class: 'note' }, 'The experiment on pairs was not run.'));

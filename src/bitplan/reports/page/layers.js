@@ -41,11 +41,11 @@ function drawLayers() {
   const named = data.methods.findIndex((method) => method.title === data.answer.method);
   view.a = Math.max(0, named);
   view.b = data.methods.length > 1 ? data.methods.findIndex((_, index) => index !== view.a) : NONE;
-  const facts = `${plural(layers.length, 'layer')} in ${plural(groups.length, 'group')}, ${slots.filter((slot) => slot !== null).length} to choose; ${prefixed(data.network.macs, 'MACs')}, ${prefixed(data.network.weights)} weights.`;
-  body.append(h('p', { class: 'muted' }, `${facts} Linked layers read the same tensor and share one precision.`));
-  body.append(slider(), chips(), pickers(), h('div', { class: 'readouts', id: 'readouts' }), h('div', { class: 'strip', id: 'strip' }), key());
+  const facts = `${plural(layers.length, 'layer')} in ${plural(groups.length, 'group')}, ${slots.filter((slot) => slot !== null).length} to choose; ${prefixed(data.network.macs)} MACs, ${prefixed(data.network.weights)} weights.`;
+  body.append(h('p', { class: 'muted' }, `${facts}${data.network.groups.some((group) => group.through) ? ' Linked layers read the same tensor and share one precision.' : ''}`));
+  body.append(...[slider(), chips(), pickers()].filter(Boolean), h('div', { class: 'strip', id: 'strip' }), key(), h('div', { class: 'scroll', id: 'readouts' }));
   body.append(h('div', { class: 'row controls' }, h('label', {}, 'Find', h('input', { type: 'search', id: 'find', placeholder: 'name of a layer', input: filterList })),
-    h('label', {}, h('input', { type: 'checkbox', id: 'differing', change: filterList }), 'only layers that differ'),
+    h('label', { hidden: data.methods.length < 2 }, h('input', { type: 'checkbox', id: 'differing', change: filterList }), 'only layers that differ'),
     h('span', { class: 'note', id: 'found', role: 'status' })));
   const detail = h('aside', { class: 'detail empty', id: 'detail', 'aria-live': 'polite' }, 'Choose a layer to see its weights and what every method says about it.');
   body.append(h('div', { class: 'explorer' }, list(), detail));
@@ -69,7 +69,7 @@ function slider() {
 /** Shortcuts to the budgets of the study. */
 function chips() {
   const buttons = data.track.budgets.map((stop) => h('button', { type: 'button', 'data-stop': stop, click: () => goTo(stop) }, data.track.stops[stop][0]));
-  return h('div', { class: 'chips', role: 'group', 'aria-label': 'Budgets of the study' }, buttons.length > 1 && buttons.length <= 24 ? buttons : []);
+  return buttons.length > 1 && buttons.length <= 24 ? h('div', { class: 'chips', role: 'group', 'aria-label': 'Budgets of the study' }, buttons) : null;
 }
 
 function goTo(stop) {
@@ -79,7 +79,7 @@ function goTo(stop) {
 }
 
 function pickers() {
-  if (data.methods.length < 2) return h('p', { class: 'note' }, 'There is one method here, so nothing to put beside it.');
+  if (data.methods.length < 2) return data.scores ? h('p', { class: 'note' }, 'There is one method in this run, so nothing to put beside it.') : null;
   const pick = (side, none) => h('select', { id: `method-${side}`, change: (event) => { view[side] = Number(event.target.value); refresh(); } },
     none ? h('option', { value: NONE }, 'nothing') : null,
     data.methods.map((method, index) => h('option', { value: index, selected: index === view[side] }, method.title)));
@@ -95,7 +95,7 @@ function refresh() {
   byId('budget').setAttribute('aria-valuetext', label);
   document.querySelectorAll('.chips button').forEach((chip) => chip.setAttribute('aria-current', String(Number(chip.dataset.stop) === view.stop)));
   const sides = view.b === NONE ? ['a'] : ['a', 'b'];
-  byId('readouts').replaceChildren(...sides.map(readout));
+  byId('readouts').replaceChildren(readouts(sides));
   byId('layer-list').classList.toggle('two', view.b !== NONE);
   const next = { a: picksAt(view.a, view.stop), b: view.b === NONE ? null : picksAt(view.b, view.stop) };
   groups.forEach((group, index) => { if (changed(index, next)) paintGroup(index, next); });
@@ -112,29 +112,40 @@ function changed(group, next) {
   return slot !== null && (drawn.a[slot] !== next.a[slot] || (next.b !== null && drawn.b[slot] !== next.b[slot]));
 }
 
-/** What a method's plan at this stop comes to. */
-function readout(side) {
+/** What the plans at this stop come to, a column per method. */
+function readouts(sides) {
+  const found = sides.map((side) => figuresOf(side));
+  const head = sides.map((side) => h('th', { scope: 'col', class: 'n' }, data.methods.length > 1 ? h('span', { class: 'letter' }, side.toUpperCase()) : null, ` ${data.methods[view[side]].title}`));
+  const rows = FIGURES.map(([what, id]) => h('tr', {}, h('th', { scope: 'row' }, what), found.map((figures, index) => h('td', { class: 'n', 'data-figure': `${id}-${sides[index]}` }, figures ? figures[id] : 'no plan meets all budgets'))));
+  return h('table', { class: 'readout' }, h('thead', {}, h('tr', {}, h('td', {}), head)), h('tbody', {}, rows));
+}
+
+const FIGURES = [
+  [`${data.cost.name} used`, 'used'], [data.cost.unit || 'cost', 'cost'], ['gain, by the method', 'gain'], ['1% more budget would gain', 'price'],
+  ['size of weights', 'size'], ['smaller than 32-bit', 'smaller'], ['bit operations', 'bops'], [`groups at ${data.choices.map((choice) => choice.name).join(' / ')}`, 'counts'],
+];
+
+function figuresOf(side) {
   const ride = data.rides[view[side]];
   const plan = ride.at[view.stop];
-  const head = h('h3', {}, h('span', { class: 'letter' }, side.toUpperCase()), data.methods[view[side]].title);
-  if (plan === null) return h('div', { class: 'readout', id: `readout-${side}` }, head, h('p', {}, 'No plan meets all budgets here.'));
-  const counts = data.choices.map((choice, index) => [choice.name, [...ride.picks[plan]].filter((pick) => parseInt(pick, 36) === index).length]);
-  const rows = [
-    ['used', `${percent((100 * ride.cost[plan]) / data.track.whole)} of ${data.cost.name}`, 'used'],
-    ['cost', `${ride.cost[plan].toLocaleString('en')} ${data.cost.unit}`, 'cost'],
-    ['gain', digits(ride.gain[plan], 6), 'gain'],
-    ['1% more would gain', digits(ride.price[view.stop], 4), 'price'],
-    ['weights', `${bytes(ride.bits[plan])}, ${digits(ride.smaller[plan], 4)}× smaller`, 'size'],
-    ['bit operations', prefixed(ride.bops[plan]), 'bops'],
-    ['groups', counts.map(([name, count]) => `${count} at ${name}`).join(', '), 'counts'],
-  ];
-  return h('div', { class: 'readout', id: `readout-${side}` }, head, h('dl', {}, rows.flatMap(([what, value, id]) => [h('dt', {}, what), h('dd', { 'data-figure': id }, value)])));
+  if (plan === null) return null;
+  const counts = data.choices.map((_, index) => [...ride.picks[plan]].filter((pick) => parseInt(pick, 36) === index).length);
+  return {
+    used: percent((100 * ride.cost[plan]) / data.track.whole),
+    cost: ride.cost[plan].toLocaleString('en'),
+    gain: digits(ride.gain[plan], 6),
+    price: digits(ride.price[view.stop], 4),
+    size: bytes(ride.bits[plan]),
+    smaller: `${digits(ride.smaller[plan], 4)}×`,
+    bops: prefixed(ride.bops[plan]),
+    counts: counts.join(' / '),
+  };
 }
 
 function key() {
   const tones = data.choices.map((choice, index) => h('li', {}, h('i', { 'data-tone': toneOf(index) }), choice.name));
   return h('ul', { class: 'key' }, tones, h('li', {}, h('i', { 'data-tone': 'fixed' }), 'fixed by a rule'),
-    h('li', {}, '⊓ linked layers'), data.methods.length > 1 ? h('li', {}, '◆ A and B differ') : null);
+    data.network.groups.some((group) => group.through) ? h('li', {}, '⊓ linked layers') : null, data.methods.length > 1 ? h('li', {}, '◆ A and B differ') : null);
 }
 
 /** One row per layer, linked ones joined; one tab stop, arrows move, Enter chooses. */

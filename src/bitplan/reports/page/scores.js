@@ -17,8 +17,8 @@ function drawFrontier() {
   body.append(legend([...shown], state, draw));
   if (several) body.append(referencePicker([...shown], state, draw));
   body.append(box);
-  responsive(box, (width) => { state.width = width; draw(); });
   if (several) body.append(h('p', { class: 'note', id: 'marks' }));
+  responsive(box, (width) => { state.width = width; draw(); });
   body.append(h('details', {}, h('summary', {}, 'The same as a table'), scoreTable()));
   return undefined;
 }
@@ -99,7 +99,7 @@ function referenceLine(area, row) {
   const y = area.y(row.mean);
   const dash = row.title === 'float' ? '8 3' : '2 4';
   area.svg.append(s('line', { x1: area.edge.left, x2: area.width - area.edge.right, y1: y, y2: y, stroke: 'var(--ink)', 'stroke-width': 1.2, 'stroke-dasharray': dash }));
-  area.svg.append(s('text', { x: area.width - area.edge.right - 4, y: y - 5, 'text-anchor': 'end', class: 'strong' }, `${row.title} ${scored(row.mean)}`));
+  area.svg.append(s('text', { x: area.width - area.edge.right - 4, y: y - 5, 'text-anchor': 'end', class: 'strong' }, `${referenceName(row.title)} ${scored(row.mean)}`));
 }
 
 /** One method: line, whiskers of one standard deviation, marks, and stars above. */
@@ -138,7 +138,7 @@ function cellLines(cell, test, reference) {
 
 function explainMarks(state, far) {
   const note = byId('marks');
-  const outside = far.map((row) => `${row.title} (${spread(row)}) lies outside the chart.`).join(' ');
+  const outside = far.map((row) => `${referenceName(row.title)} (${spread(row)}) lies outside the chart.`).join(' ');
   if (!note) { if (outside) byId('frontier-chart').append(h('p', { class: 'note' }, outside)); return; }
   const title = data.scores.titles[state.reference];
   note.textContent = `Mean ± one standard deviation over seeds. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after Holm's correction over the budgets. ${outside}`;
@@ -151,7 +151,7 @@ function scoreTable() {
     const cell = scores.cells.find((one) => one.m === index && one.b === place);
     return cell ? spread(cell) : 'not run';
   })]);
-  const references = scores.references.map((row) => [row.title, spread(row), ...scores.budgets.slice(1).map(() => '')]);
+  const references = scores.references.map((row) => [referenceName(row.title), spread(row), ...scores.budgets.slice(1).map(() => '')]);
   return table(['method', ...scores.budgets.map(([text]) => `>${text}`)], [...rows, ...references], { label: 'Scores' });
 }
 

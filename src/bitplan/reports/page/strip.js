@@ -29,7 +29,8 @@ function drawStrip(width) {
   svg.addEventListener('pointermove', (event) => stripTip(event));
   svg.addEventListener('pointerleave', hideTip);
   svg.addEventListener('click', (event) => { const layer = layerUnder(event); if (layer) choose(layer.place, null); });
-  byId('strip').replaceChildren(svg);
+  const letters = ['a', 'b'].slice(0, two ? 2 : 0).map((side) => h('span', { class: `letter at-${side}` }, side.toUpperCase()));
+  byId('strip').replaceChildren(svg, ...letters);
   if (view.drawn.a !== null) groups.forEach((_, index) => paintGroup(index, view.drawn));
   paintStripState();
 }
@@ -91,6 +92,7 @@ function paintStripState() {
   const height = strip.full + strip.lane + (two ? strip.full : 0);
   strip.svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
   strip.outline.setAttribute('height', height - 2);
+  byId('strip').classList.toggle('single', !two);
   const index = view.selected === null ? -1 : layers.findIndex((layer) => layer.place === view.selected.place);
   strip.outline.setAttribute('visibility', index < 0 ? 'hidden' : 'visible');
   if (index >= 0) {
