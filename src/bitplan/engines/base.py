@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -32,6 +33,14 @@ class Engine(Protocol):
 
     def run(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[tuple[Item, Outcome | Failure]]:
         """Do the work on every item, giving each outcome as it is ready, in any order."""
+
+
+def attempt(work: Callable[[Item], Outcome], item: Item) -> Outcome | Failure:
+    """Do the work on one item; what it raises becomes a Failure."""
+    try:
+        return work(item)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
