@@ -43,11 +43,16 @@ def trial_of(study: Study, method: str, budget: str | None, seed: int, options=N
     )  # fmt: skip
 
 
-def result_of(trial: Trial, score: float, plan: Plan | None = None, **fields) -> Result:
+def result_of(trial: Trial, score: float, plan: Plan | None = None) -> Result:
     return Result(
-        trial=trial, plan=plan.id if plan else "", score=score, higher_is_better=True, seconds=12.5, device="cpu",
-        versions={"torch": "2.13.0", "bitplan": bitplan.__version__}, **fields,
-    )  # fmt: skip
+        trial=trial,
+        plan=plan.id if plan else f"plan of {trial.method}",
+        score=score,
+        higher_is_better=True,
+        seconds=12.5,
+        device="cpu",
+        versions={"torch": "2.13.0", "bitplan": bitplan.__version__},
+    )
 
 
 def write_run(folder: Path, study: Study, graph: Graph, gains: dict[str, Gains], costs: Costs) -> None:
@@ -59,7 +64,9 @@ def write_run(folder: Path, study: Study, graph: Graph, gains: dict[str, Gains],
         save(one, folder / "gains" / f"{file_name(title)}.json")
 
 
-def write_results(folder: Path, study: Study, graph: Graph, gains: dict[str, Gains], costs: Costs, leave_out=()) -> None:
+def write_results(
+    folder: Path, study: Study, graph: Graph, gains: dict[str, Gains], costs: Costs, leave_out=()
+) -> None:
     """Scores around 97 - falling with the budget, better for some methods - and the references."""
     draw = random.Random(7)
     for method in study.methods:
@@ -94,9 +101,14 @@ def write_additivity(folder: Path, graph: Graph) -> None:
         first, second = draw.sample(names, 2)
         both = alone[first] + alone[second]
         pairs.append(Pair(first=first, second=second, predicted=both, measured=both * 1.02 + draw.gauss(0, 0.15)))
-    save(Pairs(graph=graph.id, metric="top-1", alone=alone, pairs=tuple(pairs), correlation=0.98), folder / "additivity/pairs.json")
+    save(
+        Pairs(graph=graph.id, metric="top-1", alone=alone, pairs=tuple(pairs), correlation=0.98),
+        folder / "additivity/pairs.json",
+    )
     vectors = tuple(tuple(draw.randrange(2) for _ in names) for _ in range(60))
-    predicted = tuple(93 + sum(alone[n] * bit for n, bit in zip(names, vector, strict=True)) * 0.3 for vector in vectors)
+    predicted = tuple(
+        93 + sum(alone[n] * bit for n, bit in zip(names, vector, strict=True)) * 0.3 for vector in vectors
+    )
     measured = tuple(value + draw.gauss(0, 0.1) for value in predicted)
     fit = Fit(
         graph=graph.id, metric="top-1", groups=tuple(names), coefficients=tuple(alone[n] * 0.3 for n in names),
@@ -126,8 +138,8 @@ def large_run(folder: Path, layers=1000, methods=8, budgets=100, seeds=5) -> Pat
     draw = random.Random(0)
     widths = [64, 128, 256, 512, 1024]
     made = [
-        Layer(name=f"blocks.{i // 10}.part{i % 10}.conv", kind="conv2d", macs=draw.choice(widths) * draw.choice(widths) * 49,
-              weights=draw.choice(widths) * draw.choice(widths), in_features=256)
+        Layer(name=f"blocks.{i // 10}.part{i % 10}.conv", kind="conv2d", in_features=256,
+              macs=draw.choice(widths) * draw.choice(widths) * 49, weights=draw.choice(widths) * draw.choice(widths))
         for i in range(layers)
     ]  # fmt: skip
     links = tuple(Link(layers=(made[i].name, made[i + 1].name), through=f"output {i}") for i in range(0, layers, 25))
@@ -138,7 +150,7 @@ def large_run(folder: Path, layers=1000, methods=8, budgets=100, seeds=5) -> Pat
         one.title: Gains(
             method="random", options=one.options, choices=costs.choices, graph=graph.id,
             rows={group.name: (0.0, draw.random() * len(group.layers)) for group in graph.selectable},
-            histograms={layer.name: tuple(draw.randrange(9999) for _ in range(16)) for layer in made} if not index else None,
+            histograms=None if index else {layer.name: tuple(draw.choices(range(9999), k=16)) for layer in made},
         )
         for index, one in enumerate(planners)
     }  # fmt: skip

@@ -32,8 +32,8 @@ from bitplan.cli.options import (
     Target,
     Threads,
 )
-from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
 from bitplan.cli.reporting import write_page
+from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
 from bitplan.core.errors import FileError, InputError
 
 app = typer.Typer(

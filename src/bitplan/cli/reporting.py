@@ -26,7 +26,9 @@ def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write one page (.html) here.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Answer for this budget; the study's middle one unless said.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Answer for this budget; the study's middle one unless said.")
+    ] = None,
 ) -> None:
     """Show a run: one page that opens anywhere, or the paper's figures (SVG, PDF, PNG)."""
     if output is None and figures is None:

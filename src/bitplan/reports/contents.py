@@ -51,9 +51,8 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
 
 
 def _answer(subject: Subject, scores: Scores | None, track: Track, chosen: Answer) -> Data:
-    plan = subject.plan or track.plan(chosen.title, chosen.budget)
-    assert plan is not None  # the chosen budget was met
     candidate = next(one for one in subject.candidates if one.title == chosen.title)
+    plan = subject.plan or subject.make(candidate, chosen.budget)
     figures = total(plan, subject.graph)
     rows = [_row(chosen.title, chosen.cell.scores, chosen.cell.mean, chosen.cell.sd)] if chosen.cell else []
     if scores is not None and rows:

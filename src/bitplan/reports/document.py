@@ -27,7 +27,9 @@ def report(run: str | Path | RunFolder, path: str | Path, *, budget: str | None 
     return write_text(path, render(contents(run_subject(folder, budget), folder.plans)))
 
 
-def report_plan(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...], path: str | Path, command: str) -> Path:
+def report_plan(
+    plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...], path: str | Path, command: str
+) -> Path:
     """Write the page of a single plan; `command` is what made it."""
     return write_text(path, render(contents(plan_subject(plan, graph, gains, costs, command), {})))
 

@@ -70,7 +70,9 @@ def provenance_data(subject: Subject) -> list[list[str]]:
     study, candidates = subject.study, subject.candidates
     rows = [("bitplan", __version__), ("network", subject.graph.model), ("graph", subject.graph.id)]
     rows += [(f"costs ({cost.name})", cost.id) for cost in subject.costs]
-    rows += [(f"gains ({one.title})", _gains_line(one.gains.id, one.gains.seed, one.gains.options)) for one in candidates]
+    rows += [
+        (f"gains ({one.title})", _gains_line(one.gains.id, one.gains.seed, one.gains.options)) for one in candidates
+    ]
     if subject.plan is not None:
         rows.append(("plan", subject.plan.id))
     if study is not None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bitplan.core.runs import RunFolder
 from bitplan.reports.drawing import Draw, draw_figure
+from bitplan.reports.evidence import fit_points
 from bitplan.reports.plots import draw_frontier, draw_histograms, draw_scatter, draw_selection
 from bitplan.reports.scores import Scores, gather
-from bitplan.reports.evidence import fit_points
 from bitplan.reports.subject import Subject, run_subject
 
 ORACLE = "regression"

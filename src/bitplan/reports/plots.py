@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitplan.core.budget import Budget
-from bitplan.plan.base import select
 from bitplan.reports.contents import axis_label, entropy
 from bitplan.reports.drawing import COLOURS, LINES, MARKS
 from bitplan.reports.scores import Scores
 from bitplan.reports.subject import Subject
 
+MOST_TICKS = 9
 TONES = ("#E69F00", "#56B4E9", "#0072B2", "#0B3C5D")
 
 
@@ -36,7 +36,9 @@ def draw_frontier(
     _references(axes, scores)
     axes.set_xlabel(axis_label(subject))
     axes.set_ylabel(scores.metric if scores.higher_is_better else f"{scores.metric} (lower is better)")
-    axes.legend(loc="best")
+    amounts = sorted({float(Budget.parse(cell.budget).amount) for cell in scores.methods})
+    axes.set_xticks(amounts[:: -(-len(amounts) // MOST_TICKS)])
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.2)
 
 
 def _references(axes: Any, scores: Scores) -> None:
@@ -85,15 +87,18 @@ def draw_scatter(
     axes.scatter(*zip(*points, strict=True), s=11, color=COLOURS[colour], alpha=0.8, linewidths=0.3, edgecolors="white")
     axes.set(xlim=bounds, ylim=bounds, aspect="equal", xlabel=labels[0], ylabel=labels[1], title=title)
     axes.locator_params(nbins=5)
+    axes.grid(False)
 
 
 def draw_selection(axes: Any, subject: Subject) -> None:
     """Which precision each method gives to each group, in order, and how many groups get each."""
     groups, choices = subject.graph.selectable, subject.candidates[0].gains.choices
     last = len(choices) - 1
-    tones = [TONES[0 if not index else 2 if last == 1 else min(3, 1 + 3 * (index - 1) // last)] for index in range(last + 1)]
+    tones = [
+        TONES[0 if not index else 2 if last == 1 else min(3, 1 + 3 * (index - 1) // last)] for index in range(last + 1)
+    ]
     for row, candidate in enumerate(subject.candidates):
-        plan = select(subject.graph, candidate.gains, subject.costs, budget=subject.budget, selector=candidate.selector)
+        plan = subject.make(candidate, subject.budget)
         picks = [choices.index(plan.precisions[group.name]) for group in groups]
         # A lower precision is also a lower cell, so that the figure reads without colour.
         heights = [0.82 * choices[pick].weight_bits / choices[-1].weight_bits for pick in picks]
@@ -104,7 +109,11 @@ def draw_selection(axes: Any, subject: Subject) -> None:
         axes.text(len(groups) + 0.9, row, f"{picks.count(0)}", va="center", fontsize=6.5)
     axes.text(len(groups) + 0.9, -0.72, f"at {choices[0]}", va="center", ha="left", fontsize=6)
     axes.set_yticks(range(len(subject.candidates)), [_short(one.title, 16) for one in subject.candidates])
-    axes.set(xlim=(0.3, len(groups) + 0.7), ylim=(len(subject.candidates) - 0.45, -0.55), xlabel=f"group, in order of execution, at {subject.budget}")
+    axes.set(
+        xlim=(0.3, len(groups) + 0.7),
+        ylim=(len(subject.candidates) - 0.45, -0.55),
+        xlabel=f"group, in order of execution, at {subject.budget}",
+    )
     axes.grid(False)
     axes.tick_params(left=False)
     axes.spines["left"].set_visible(False)

@@ -10,7 +10,7 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder, file_name
 from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
-from bitplan.plan.base import cost_of, whole
+from bitplan.plan.base import cost_of, select, whole
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class Subject:
         """What a budget is in units of the cost."""
         parsed = Budget.parse(budget)
         return parsed.capacity(whole(parsed, self.graph, self.cost))
+
+    def make(self, candidate: Candidate, budget: str) -> Plan:
+        """The plan of a method at a budget."""
+        return select(self.graph, candidate.gains, self.costs, budget=budget, selector=candidate.selector)
 
     def reproduce(self, candidate: Candidate, budget: str) -> str:
         """The command that makes the plan of a method at a budget."""

@@ -1,18 +1,19 @@
-"""The budgets that the slider stops at, and the plan of every method at each of them."""
+"""The budgets that the slider stops at, and the selection of every method at each of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
-from bitplan.costs.totals import total
+from bitplan.costs.base import price
+from bitplan.costs.totals import FLOAT_BITS
 from bitplan.plan.base import select
-from bitplan.plan.frontier import Frontier, select_all
+from bitplan.plan.frontier import Frontier, Point, select_all
 from bitplan.reports.subject import Candidate, Subject
 
 LIMIT = 200
@@ -20,7 +21,7 @@ LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a searc
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
 
-PlanAt = Callable[[int], Plan | None]
+PointAt = Callable[[int], Point | None]
 
 
 @dataclass(frozen=True)
@@ -33,29 +34,24 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ride:
-    """A method's plan at every stop; None where no plan meets the other budgets."""
+    """A method's selection at every stop; None where none meets the other budgets."""
 
     candidate: Candidate
-    plans: tuple[Plan | None, ...]
+    points: tuple[Point | None, ...]
 
 
 @dataclass(frozen=True)
 class Track:
-    """All stops by ascending capacity, and the ride of every method; `complete`: no point of the frontier is left out."""
+    """All stops by ascending capacity, and the ride of every method; `complete`: no point of a frontier is left out."""
 
     stops: tuple[Stop, ...]
     rides: tuple[Ride, ...]
     whole: int
     complete: bool
 
-    def plan(self, title: str, label: str) -> Plan | None:
-        """The plan of a method at a stop."""
-        place = next(index for index, stop in enumerate(self.stops) if stop.label == label)
-        return next(ride.plans[place] for ride in self.rides if ride.candidate.title == title)
-
 
 def lay_track(subject: Subject) -> Track:
-    """Find the plans of all methods: from whole frontiers where one budget holds and the selector is exact."""
+    """Find the selections of all methods: from whole frontiers where one budget holds and the selector is exact."""
     cost, together = subject.cost, bool(subject.others)
     frontiers = {
         candidate.title: select_all(subject.graph, candidate.gains, cost)
@@ -82,7 +78,9 @@ def _written(subject: Subject) -> dict[int, str]:
     """The budgets that can be met, by their capacity; those too many are thinned out, the chosen one is kept."""
     least = sum(min(row) for row in subject.cost.rows.values())
     if subject.capacity(subject.budget) < least:
-        select(subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget)  # says what is possible
+        select(
+            subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget
+        )  # says what is possible
     every = math.ceil(len(subject.budgets) / (LIMIT - 1))
     kept = [*subject.budgets[::every], subject.budget]
     found = {subject.capacity(budget): budget for budget in kept}
@@ -103,7 +101,9 @@ def _grid(cost: Costs, whole: int, room: int) -> set[int]:
 def _labels(subject: Subject, whole: int) -> Callable[[int], str]:
     """How a capacity is written as a budget that can be asked for: rounded up, so that it allows the same plan."""
     per_weight = Budget.parse(subject.budget).unit == "bpw"
-    unit, one = ("bpw", sum(group.weights for group in subject.graph.selectable)) if per_weight else ("%", Fraction(whole, 100))
+    unit, one = (
+        ("bpw", sum(group.weights for group in subject.graph.selectable)) if per_weight else ("%", Fraction(whole, 100))
+    )
 
     def label(capacity: int) -> str:
         share = math.ceil(capacity / Fraction(one) * 10**4)
@@ -112,49 +112,68 @@ def _labels(subject: Subject, whole: int) -> Callable[[int], str]:
     return label
 
 
-def _ride(subject: Subject, stops: Sequence[Stop], plan_at: PlanAt) -> Iterator[Plan | None]:
-    """The plan at every stop; where the page is about one plan, that very plan at its budget."""
+def _ride(subject: Subject, stops: Sequence[Stop], point_at: PointAt) -> Iterator[Point | None]:
+    """The selection at every stop; where the page is about one plan, that very plan at its budget."""
     for stop in stops:
-        yield subject.plan if subject.plan and stop.label == subject.budget else plan_at(stop.capacity)
+        if subject.plan is not None and stop.label == subject.budget:
+            yield _point(subject.plan, subject)
+        else:
+            yield point_at(stop.capacity)
 
 
-def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) -> PlanAt:
+def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) -> PointAt:
     if frontier is not None:
-        return lambda capacity: frontier.plan(capacity)
+        return frontier.point
     cost = subject.cost
     costs = [cost, *(one for one in subject.costs if one.name != cost.name)]
 
-    def search(capacity: int) -> Plan | None:
+    def search(capacity: int) -> Point | None:
         budgets = [str(capacity), *subject.others]
         try:
-            return select(subject.graph, candidate.gains, costs, budget=budgets, selector=candidate.selector)
+            plan = select(subject.graph, candidate.gains, costs, budget=budgets, selector=candidate.selector)
         except BudgetError:
             return None
+        return _point(plan, subject)
 
     return search
 
 
+def _point(plan: Plan, subject: Subject) -> Point:
+    limit, choices = plan.limits[0], subject.cost.choices
+    picks = tuple(choices.index(plan.precisions[group.name]) for group in subject.graph.selectable)
+    return Point(picks, limit.cost, plan.gain, limit.shadow_price)
+
+
 def encode(ride: Ride, subject: Subject) -> dict[str, object]:
-    """A ride for the page: every different plan once, as one digit per group, and which one is at each stop."""
-    groups, choices = subject.graph.selectable, ride.candidate.gains.choices
-    picks = [
-        plan and "".join(DIGITS[choices.index(plan.precisions[group.name])] for group in groups) for plan in ride.plans
-    ]
-    first: dict[str, int] = {}
-    for index, picked in enumerate(picks):
-        if picked is not None:
-            first.setdefault(picked, index)
-    plans = [plan for index in first.values() if (plan := ride.plans[index]) is not None]
-    figures = [total(plan, subject.graph) for plan in plans]
-    order = {picked: place for place, picked in enumerate(first)}
+    """A ride for the page: every different selection once, as one digit per group, and which one is at each stop."""
+    found = {point.picks: point for point in ride.points if point is not None}
+    order = {picks: place for place, picks in enumerate(found)}
+    sums = {name: _sums(subject, name, found) for name in ("bops", "memory")}
     return {
-        "picks": list(first),
-        "cost": [plan.limits[0].cost for plan in plans],
-        "gain": [plan.gain for plan in plans],
-        "bops": [one.bops for one in figures],
-        "bmacs": [one.bmacs for one in figures],
-        "bits": [one.bits for one in figures],
-        "smaller": [round(one.compression, 4) for one in figures],
-        "at": [None if picked is None else order[picked] for picked in picks],
-        "price": [plan and plan.limits[0].shadow_price for plan in ride.plans],
+        "picks": ["".join(DIGITS[pick] for pick in picks) for picks in found],
+        "cost": [point.cost for point in found.values()],
+        "gain": [point.gain for point in found.values()],
+        "bops": sums["bops"],
+        "bits": sums["memory"],
+        "smaller": _compressions(subject, found),
+        "at": [None if point is None else order[point.picks] for point in ride.points],
+        "price": [None if point is None else point.shadow_price for point in ride.points],
     }
+
+
+def _sums(subject: Subject, cost: str, found: Iterable[tuple[int, ...]]) -> list[int]:
+    """What selections cost by another measure, fixed layers included."""
+    priced = price(cost, subject.graph, subject.cost.choices)
+    fixed, rows = sum(priced.fixed.values()), [priced.rows[group.name] for group in subject.graph.selectable]
+    return [fixed + sum(row[pick] for row, pick in zip(rows, picks, strict=True)) for picks in found]
+
+
+def _compressions(subject: Subject, found: Iterable[tuple[int, ...]]) -> list[float]:
+    """How many times smaller the weights are than in 32-bit floating point."""
+    groups, bits = subject.graph.selectable, [choice.weight_bits for choice in subject.cost.choices]
+    fixed = sum(layer.weights * layer.fixed.weight_bits for layer in subject.graph.layers if layer.fixed)
+    whole = FLOAT_BITS * sum(layer.weights for layer in subject.graph.layers)
+    stored = [
+        fixed + sum(group.weights * bits[pick] for group, pick in zip(groups, picks, strict=True)) for picks in found
+    ]
+    return [whole / one if one else 1.0 for one in stored]

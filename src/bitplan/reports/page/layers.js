@@ -1,6 +1,7 @@
 // The slider over the frontier: layer bars, cost, gain and shadow price of one or two methods, live.
 
 const NONE = -1;
+const MANY = 300; // layers from which drawing has to be thrifty
 const groups = data.network.groups;
 const layers = groups.flatMap((group, index) => group.layers.map((layer) => ({ name: layer[0], kind: layer[1], macs: layer[2], weights: layer[3], inputs: layer[4], place: layer[5], group: index })))
   .sort((one, other) => one.place - other.place);
@@ -155,7 +156,7 @@ function list() {
     const through = group.through ? h('p', { class: 'through' }, `linked through ${group.through}`) : null;
     return h('li', { class: group.layers.length > 1 ? 'linked' : null }, through, rows);
   });
-  const element = h('ul', { class: 'list', id: 'layer-list', 'aria-label': 'Layers in order of execution', keydown: moveInList }, items);
+  const element = h('ul', { class: layers.length > MANY ? 'list many' : 'list', id: 'layer-list', 'aria-label': 'Layers in order of execution', keydown: moveInList }, items);
   const first = element.querySelector('.layer');
   if (first) first.tabIndex = 0;
   return element;

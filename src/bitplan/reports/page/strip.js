@@ -4,11 +4,11 @@ const strip = { bars: { a: [], b: [] }, diffs: [], full: 0, lane: 0 };
 
 function drawStrip(width) {
   const two = data.methods.length > 1;
-  const full = layers.length > 300 ? 70 : 84;
+  const full = layers.length > MANY ? 70 : 84;
   const lane = 26;
   const step = width / layers.length;
   const gap = step > 5 ? Math.min(3, step * 0.2) : 0;
-  const svg = s('svg', { viewBox: `0 0 ${width} ${full + lane + (two ? full : 0)}`, class: layers.length > 300 ? 'many' : null, 'aria-hidden': 'true' });
+  const svg = s('svg', { viewBox: `0 0 ${width} ${full + lane + (two ? full : 0)}`, class: layers.length > MANY ? 'many' : null, 'aria-hidden': 'true' });
   Object.assign(strip, { full, lane, step, svg, bars: { a: [], b: [] }, diffs: [] });
   layers.forEach((layer, index) => {
     const size = { x: index * step + gap / 2, width: Math.max(0.6, step - gap), rx: Math.min(2, step / 6) };
