@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.costs.totals import total
 from bitplan.plan.frontier import Frontier
@@ -100,14 +101,18 @@ def _bars(plan: Plan, graph: Graph) -> Table:
     rows = table("layer", "bits", "", "why")
     for layer in graph.layers:
         precision = plan.precisions[layer.name]
-        bar = Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
-        rows.add_row(layer.name, str(precision), bar, _reason(layer, graph))
+        rows.add_row(layer.name, str(precision), _bar(precision), _reason(layer, graph))
     return rows
+
+
+def _bar(precision: Precision) -> Text:
+    """A block per bit of the weights, so that the eye finds the low layers without colour too."""
+    return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
 def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
     """Group, gain and cost of every layer's choice, and why it is fixed or what it is linked through."""
-    rows = table("layer", "bits", "group", ">gain", f">{cost.name}", "why")
+    rows = table("layer", "bits", "", "group", ">gain", f">{cost.name}", "why")
     leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
         precision, group = plan.precisions[layer.name], leader[layer.name]
@@ -118,9 +123,7 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
             first = group == layer.name
             gain = f"{gains.rows[group][pick]:.4g} of {gains.rows[group][-1]:.4g}" if first else "″"
             price = f"{cost.rows[group][pick]:,}" if first else "″"
-        rows.add_row(
-            layer.name, _bits(precision.weight_bits, str(precision)), group, gain, price, _reason(layer, graph)
-        )
+        rows.add_row(layer.name, str(precision), _bar(precision), group, gain, price, _reason(layer, graph))
     return rows
 
 
@@ -134,8 +137,8 @@ def _reason(layer: Layer, graph: Graph) -> str:
     return "; ".join(parts)
 
 
-def _bits(bits: int, text: str | None = None) -> Text:
-    return Text(text or f"{bits} bits", _COLOURS.get(bits, "magenta"))
+def _bits(bits: int) -> Text:
+    return Text(f"{bits} bits", _COLOURS.get(bits, "magenta"))
 
 
 def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ function choose(place, row) {
 /** Beside the list on a wide screen, below the chosen row on a narrow one. */
 function placeDetail(row) {
   const detail = byId('detail');
-  if (matchMedia('(max-width: 760px)').matches) row.closest('li').append(detail);
+  if (narrow.matches) row.closest('li').append(detail);
   else document.querySelector('.explorer').append(detail);
 }
 

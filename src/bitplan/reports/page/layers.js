@@ -44,7 +44,7 @@ function drawLayers() {
   view.b = data.methods.length > 1 ? data.methods.findIndex((_, index) => index !== view.a) : NONE;
   const facts = `${plural(layers.length, 'layer')} in ${plural(groups.length, 'group')}, ${slots.filter((slot) => slot !== null).length} to choose; ${prefixed(data.network.macs)} MACs, ${prefixed(data.network.weights)} weights.`;
   body.append(h('p', { class: 'muted' }, `${facts}${data.network.groups.some((group) => group.through) ? ' Linked layers read the same tensor and share one precision.' : ''}`));
-  body.append(...[slider(), chips(), pickers()].filter(Boolean), h('div', { class: 'strip', id: 'strip' }), key(), h('div', { class: 'scroll', id: 'readouts' }));
+  body.append(...[slider(), chips(), pickers()].filter(Boolean), stripFrame(), key(), h('div', { class: 'scroll', id: 'readouts' }));
   body.append(h('div', { class: 'row controls' }, h('label', {}, 'Find', h('input', { type: 'search', id: 'find', placeholder: 'name of a layer', input: filterList })),
     h('label', { hidden: data.methods.length < 2 }, h('input', { type: 'checkbox', id: 'differing', change: filterList }), 'only layers that differ'),
     h('span', { class: 'note', id: 'found', role: 'status' })));
@@ -113,17 +113,26 @@ function changed(group, next) {
   return slot !== null && (drawn.a[slot] !== next.a[slot] || (next.b !== null && drawn.b[slot] !== next.b[slot]));
 }
 
-/** What the plans at this stop come to, a column per method. */
+/** What the plans at this stop come to: a line per method on a wide screen, a column per method on a narrow one. */
 function readouts(sides) {
   const found = sides.map((side) => figuresOf(side));
-  const head = sides.map((side) => h('th', { scope: 'col', class: 'n' }, data.methods.length > 1 ? h('span', { class: 'letter' }, side.toUpperCase()) : null, ` ${data.methods[view[side]].title}`));
-  const rows = FIGURES.map(([what, id]) => h('tr', {}, h('th', { scope: 'row' }, what), found.map((figures, index) => h('td', { class: 'n', 'data-figure': `${id}-${sides[index]}` }, figures ? figures[id] : 'no plan meets all budgets'))));
-  return h('table', { class: 'readout' }, h('thead', {}, h('tr', {}, h('td', {}), head)), h('tbody', {}, rows));
+  const cell = (id, index) => h('td', { class: 'n', 'data-figure': `${id}-${sides[index]}` }, found[index] ? found[index][id] : 'no plan');
+  const name = (side, scope) => h('th', { scope, class: scope === 'col' ? 'n' : null }, data.methods.length > 1 ? h('span', { class: 'letter' }, side.toUpperCase()) : null, ` ${data.methods[view[side]].title}`);
+  if (narrow.matches) {
+    const rows = FIGURES.map(([what, id]) => h('tr', {}, h('th', { scope: 'row' }, what), sides.map((_, index) => cell(id, index))));
+    return h('table', { class: 'readout' }, h('thead', {}, h('tr', {}, h('td', {}), sides.map((side) => name(side, 'col')))), h('tbody', {}, rows));
+  }
+  const head = FIGURES.map(([what]) => h('th', { scope: 'col', class: 'n' }, what));
+  const rows = sides.map((side, index) => h('tr', {}, name(side, 'row'), FIGURES.map(([, id]) => cell(id, index))));
+  return h('table', { class: 'readout wide' }, h('thead', {}, h('tr', {}, h('td', {}), head)), h('tbody', {}, rows));
 }
 
+const narrow = matchMedia('(max-width: 760px)');
+narrow.addEventListener('change', () => refresh());
+
 const FIGURES = [
-  [`${data.cost.name} used`, 'used'], [data.cost.unit || 'cost', 'cost'], ['gain, by the method', 'gain'], ['1% more budget would gain', 'price'],
-  ['size of weights', 'size'], ['smaller than 32-bit', 'smaller'], ['bit operations', 'bops'], [`groups at ${data.choices.map((choice) => choice.name).join(' / ')}`, 'counts'],
+  [`${data.cost.name} used`, 'used'], [data.cost.unit || 'cost', 'cost'], ['gain', 'gain'], ['1% more would gain', 'price'],
+  ['weights', 'size'], ['smaller than 32-bit', 'smaller'], ['bit operations', 'bops'], [`groups at ${data.choices.map((choice) => choice.name).join(' / ')}`, 'counts'],
 ];
 
 function figuresOf(side) {

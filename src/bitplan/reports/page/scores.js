@@ -35,7 +35,7 @@ function legend(methods, state, draw) {
       draw();
     },
   }, sample(index), data.scores.titles[index]));
-  return h('div', { class: 'legend controls', role: 'group', 'aria-label': 'Methods shown' }, buttons);
+  return h('div', { class: 'legend', role: 'group', 'aria-label': 'Methods shown' }, buttons);
 }
 
 /** A short piece of a method's line with its mark. */
@@ -62,7 +62,7 @@ function testAgainst(cell, reference) {
   return { difference: first === cell.m ? difference : -difference, p, holm, verdict };
 }
 
-/** Stars for better, a lowered ring for worse, nothing where chance explains it. */
+/** Stars for better, hollow triangles for worse, nothing where chance explains it. */
 function starOf(test) {
   if (!test || test.p > data.alpha || test.verdict === 'the same plan') return '';
   const sign = test.difference > 0 ? '★' : '▽';
@@ -120,7 +120,8 @@ function drawSeries(area, index, cells, reference, points) {
     const test = reference === null || reference === index ? null : testAgainst(cell, reference);
     const star = starOf(test);
     if (star) {
-      const text = s('text', { x, y: area.y(cell.mean + (cell.sd || 0)) - 5, 'text-anchor': 'middle', class: 'star' }, star);
+      const y = test.difference > 0 ? area.y(cell.mean + (cell.sd || 0)) - 5 : area.y(cell.mean - (cell.sd || 0)) + 14;
+      const text = s('text', { x, y, 'text-anchor': 'middle', class: 'star' }, star);
       text.style.fill = color;
       area.svg.append(text);
     }

@@ -2,6 +2,12 @@
 
 const strip = { bars: { a: [], b: [] }, diffs: [], full: 0, lane: 0 };
 
+/** Where the bars go, with the letters of the methods beside them. */
+function stripFrame() {
+  const letters = data.methods.length > 1 ? h('div', { class: 'letters', 'aria-hidden': 'true' }, ['A', 'B'].map((letter) => h('span', { class: 'letter' }, letter))) : null;
+  return h('div', { class: 'strip' }, letters, h('div', { id: 'strip' }));
+}
+
 function drawStrip(width) {
   const two = data.methods.length > 1;
   const full = layers.length > MANY ? 70 : 84;
@@ -29,8 +35,7 @@ function drawStrip(width) {
   svg.addEventListener('pointermove', (event) => stripTip(event));
   svg.addEventListener('pointerleave', hideTip);
   svg.addEventListener('click', (event) => { const layer = layerUnder(event); if (layer) choose(layer.place, null); });
-  const letters = ['a', 'b'].slice(0, two ? 2 : 0).map((side) => h('span', { class: `letter at-${side}` }, side.toUpperCase()));
-  byId('strip').replaceChildren(svg, ...letters);
+  byId('strip').replaceChildren(svg);
   if (view.drawn.a !== null) groups.forEach((_, index) => paintGroup(index, view.drawn));
   paintStripState();
 }
@@ -92,7 +97,7 @@ function paintStripState() {
   const height = strip.full + strip.lane + (two ? strip.full : 0);
   strip.svg.setAttribute('viewBox', `0 0 ${width} ${height}`);
   strip.outline.setAttribute('height', height - 2);
-  byId('strip').classList.toggle('single', !two);
+  byId('strip').parentElement.classList.toggle('single', !two);
   const index = view.selected === null ? -1 : layers.findIndex((layer) => layer.place === view.selected.place);
   strip.outline.setAttribute('visibility', index < 0 ? 'hidden' : 'visible');
   if (index >= 0) {
