@@ -85,13 +85,13 @@ function gainsOf(group) {
   const line = 44;
   const width = 340;
   const svg = s('svg', { viewBox: `0 0 ${width} ${data.methods.length * line + 4}`, role: 'img', id: 'gains', 'aria-label': 'Gain by every method' });
-  data.methods.forEach((method, index) => gainBar(svg, method, index, slot, index * line, width));
+  data.methods.forEach((method, index) => gainBar(svg, method, look(data.scores ? data.scores.titles.indexOf(method.title) : index), slot, index * line, width));
   const intervals = data.methods.some((method) => method.errors) ? ' Whiskers: ± 1.96 standard errors, where a method gives them.' : '';
   const linked = groups[group].layers.length > 1 ? ' of the whole group' : '';
   return [h('p', { class: 'note' }, `Gain${linked} at ${data.choices.at(-1).name} over ${data.choices[0].name}; a full bar is the method's greatest.${intervals}`), svg];
 }
 
-function gainBar(svg, method, index, slot, top, width) {
+function gainBar(svg, method, { color }, slot, top, width) {
   const value = method.rows[slot].at(-1);
   const error = method.errors ? method.errors[slot].at(-1) : null;
   const greatest = Math.max(...method.rows.map((row) => Math.abs(row.at(-1)))) || 1;
@@ -101,6 +101,6 @@ function gainBar(svg, method, index, slot, top, width) {
   svg.append(s('text', { x: 0, y: top + 14, class: 'strong' }, shortened(method.title, 22)),
     s('text', { x: width, y: top + 14, 'text-anchor': 'end' }, `${shown} · rank ${rank}`),
     s('rect', { x: 0, y: top + 20, width: width - 4, height: 12, rx: 3, fill: 'var(--line)', opacity: 0.6 }),
-    s('rect', { x: 0, y: top + 20, width: long(value), height: 12, rx: 3, fill: look(index).color }));
+    s('rect', { x: 0, y: top + 20, width: long(value), height: 12, rx: 3, fill: color }));
   if (error) svg.append(s('path', { d: `M${long(value - 1.96 * error)} ${top + 26}H${long(value + 1.96 * error)}`, stroke: 'var(--ink)', 'stroke-width': 2 }));
 }

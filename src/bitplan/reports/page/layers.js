@@ -154,7 +154,7 @@ function figuresOf(side) {
 
 function key() {
   const tones = data.choices.map((choice, index) => h('li', {}, h('i', { 'data-tone': toneOf(index) }), choice.name));
-  return h('ul', { class: 'key' }, tones, h('li', {}, h('i', { 'data-tone': 'fixed' }), 'fixed by a rule'),
+  return h('ul', { class: 'key' }, tones, groups.some((group) => group.fixed) ? h('li', {}, h('i', { 'data-tone': 'fixed' }), 'fixed by a rule') : null,
     data.network.groups.some((group) => group.through) ? h('li', {}, '⊓ linked layers') : null, data.methods.length > 1 ? h('li', {}, '◆ A and B differ') : null);
 }
 

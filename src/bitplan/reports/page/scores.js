@@ -102,31 +102,40 @@ function referenceLine(area, row) {
   area.svg.append(s('text', { x: area.width - area.edge.right - 4, y: y - 5, 'text-anchor': 'end', class: 'strong' }, `${referenceName(row.title)} ${scored(row.mean)}`));
 }
 
-/** One method: line, whiskers of one standard deviation, marks, and stars above. */
+const DENSE = 24; // budgets from which whiskers would hide each other
+
+/** One method: line, spread of one standard deviation, marks, and stars. */
 function drawSeries(area, index, cells, reference, points) {
-  const { scores } = data;
   const { color, dash } = look(index);
-  const place = (cell) => [area.x(scores.budgets[cell.b][1]), area.y(cell.mean)];
   const ordered = [...cells].sort((one, other) => one.b - other.b);
-  const path = ordered.map((cell, step) => `${step ? 'L' : 'M'}${place(cell).join(' ')}`).join('');
-  area.svg.append(s('path', { d: path, fill: 'none', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash }));
+  const dense = ordered.length > DENSE;
+  const x = (cell) => area.x(data.scores.budgets[cell.b][1]);
+  const line = (list, height) => list.map((cell, step) => `${step ? 'L' : 'M'}${x(cell)} ${area.y(height(cell))}`).join('');
+  if (dense) area.svg.append(s('path', { d: `${line(ordered, (cell) => cell.mean + (cell.sd || 0))}${line([...ordered].reverse(), (cell) => cell.mean - (cell.sd || 0)).replace('M', 'L')}Z`, fill: color, opacity: 0.1 }));
+  area.svg.append(s('path', { d: line(ordered, (cell) => cell.mean), fill: 'none', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash }));
   for (const cell of ordered) {
-    const [x, y] = place(cell);
-    if (cell.sd) {
-      const [low, high] = [area.y(cell.mean - cell.sd), area.y(cell.mean + cell.sd)];
-      area.svg.append(s('path', { d: `M${x} ${low}V${high}M${x - 3} ${low}h6M${x - 3} ${high}h6`, stroke: color, 'stroke-width': 1.5 }));
-    }
-    area.svg.append(mark(index, x, y));
     const test = reference === null || reference === index ? null : testAgainst(cell, reference);
-    const star = starOf(test);
-    if (star) {
-      const y = test.difference > 0 ? area.y(cell.mean + (cell.sd || 0)) - 5 : area.y(cell.mean - (cell.sd || 0)) + 14;
-      const text = s('text', { x, y, 'text-anchor': 'middle', class: 'star' }, star);
-      text.style.fill = color;
-      area.svg.append(text);
-    }
-    points.push({ x, y, series: index, lines: cellLines(cell, test, reference) });
+    if (!dense) whisker(area, x(cell), cell, color);
+    area.svg.append(mark(index, x(cell), area.y(cell.mean), dense ? 2.5 : 4.5));
+    star(area, x(cell), cell, test, color);
+    points.push({ x: x(cell), y: area.y(cell.mean), series: index, lines: cellLines(cell, test, reference) });
   }
+}
+
+function whisker(area, x, cell, color) {
+  if (!cell.sd) return;
+  const [low, high] = [area.y(cell.mean - cell.sd), area.y(cell.mean + cell.sd)];
+  area.svg.append(s('path', { d: `M${x} ${low}V${high}M${x - 3} ${low}h6M${x - 3} ${high}h6`, stroke: color, 'stroke-width': 1.5 }));
+}
+
+/** Better is marked above, worse below. */
+function star(area, x, cell, test, color) {
+  const sign = starOf(test);
+  if (!sign) return;
+  const y = test.difference > 0 ? area.y(cell.mean + (cell.sd || 0)) - 5 : area.y(cell.mean - (cell.sd || 0)) + 14;
+  const text = s('text', { x, y, 'text-anchor': 'middle', class: 'star' }, sign);
+  text.style.fill = color;
+  area.svg.append(text);
 }
 
 function cellLines(cell, test, reference) {
