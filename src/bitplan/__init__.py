@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.quant.weights import load_weights_ as load_weights_
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
     from bitplan.stats.agreement import rank_correlation as rank_correlation
@@ -95,6 +96,7 @@ _HOMES = {
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
     "load_task": "tasks.base",
+    "load_weights_": "quant.weights",
     "open_checkpoint": "graph.checkpoint",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",

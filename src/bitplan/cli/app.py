@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bitplan.cli import reporting
+from bitplan.cli import inspecting, reporting, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
     Cost,
     Device,
+    EngineName,
     Files,
     First,
     Fix,
@@ -27,14 +27,20 @@ from bitplan.cli.options import (
     Narrow,
     Option,
     Output,
+    RecipeFile,
     Seed,
     Selector,
+    Set,
+    Store,
     Target,
+    TaskName,
+    TaskOption,
+    Teacher,
+    TeacherWeights,
     Threads,
 )
-from bitplan.cli.reporting import write_page
-from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
-from bitplan.core.errors import FileError, InputError
+from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced
+from bitplan.core.errors import InputError
 
 app = typer.Typer(
     name="bitplan",
@@ -84,6 +90,14 @@ def plan(
     narrow: Narrow = 128,
     threads: Threads = None,
     device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    engine: EngineName = "local",
+    store: Store = None,
     explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
     output: Output = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
@@ -94,12 +108,13 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     graph, gains = graph_and_gains(
-        target, gain, choices, option, seed, input, RuleOptions(first, last, narrow, fix, free, link), threads, device
-    )
+        target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
+        Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
+    )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if html is not None:
-        write_page(chosen, graph, gains, costs, html)
+        reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
@@ -131,7 +146,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = RuleOptions(first, last, narrow, fix, free, link)
-    graph, gains = graph_and_gains(target, gain, choices, option, seed, input, rules, None, "cpu")
+    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", Setting(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -189,6 +204,14 @@ def estimate(
     seed: Seed = 0,
     threads: Threads = None,
     device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    engine: EngineName = "local",
+    store: Store = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -197,7 +220,8 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    gains = estimated(method, model_of(model, device), loaded, choices, option, seed, threads)
+    setting = Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
+    gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 
@@ -233,55 +257,6 @@ def select(
 
 
 @app.command()
-def diff(first: Path, second: Path, json: Json = False) -> None:
-    """Show which layers of two plans differ."""
-    from bitplan.cli.show import show_difference
-    from bitplan.core.records import Plan
-    from bitplan.core.store import load
-
-    show_difference(load(first, Plan), load(second, Plan), as_json=json)
-
-
-@app.command(name="list")
-def list_names(
-    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, tasks, exporters or engines.")],
-    json: Json = False,
-) -> None:
-    """List what can be exchanged, by name."""
-    from bitplan.cli.show import show_names
-    from bitplan.core.errors import UnknownName
-    from bitplan.core.registry import REGISTRIES
-
-    if what not in REGISTRIES:
-        raise UnknownName("list", what, REGISTRIES)
-    if what == "models":
-        from bitplan.models.zoo import model_names
-
-        show_names({name: "" for name in model_names()}, as_json=json)
-        return
-    registry = REGISTRIES[what]
-    show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)
-
-
-@app.command()
-def validate(files: Files) -> None:
-    """Check record files: readable, complete, of a known format."""
-    from bitplan.core.record import Record
-    from bitplan.core.store import load
-
-    bad = 0
-    for file in files:
-        try:
-            record = load(file, Record)
-            print(f"{file}: {record.kind()} {record.id}, format {record.format}, valid")
-        except FileError as error:
-            bad += 1
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    if bad:
-        raise typer.Exit(2)
-
-
-@app.command()
 def demo() -> None:
     """Plan ResNet-50 at the paper's eight budgets, from nothing but its structure."""
     from bitplan.cli.demo import run
@@ -289,4 +264,5 @@ def demo() -> None:
     run()
 
 
-reporting.add(app)
+for verbs in (inspecting, training, reporting):
+    verbs.add(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -209,3 +210,13 @@ def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
 
 def _print_json(content: object) -> None:
     print(json.dumps(content, indent=1))
+
+
+def show_score(task: Any, scores: Mapping[str, float], facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """What a network scores on a task's test split, and what else there is to say."""
+    if as_json:
+        print(json.dumps({"task": task.name, "scores": dict(scores), **facts}))
+        return
+    shown = ", ".join(f"{metric} {score:.2f}" for metric, score in scores.items())
+    more = "".join(f"; {name} {value}" for name, value in facts.items())
+    print(f"{shown} on the {task.size('test'):,} test samples of {task.name}{more}")
