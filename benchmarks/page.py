@@ -33,7 +33,7 @@ def main() -> None:
         print("  left out: chromium and chromium-driver are not installed")
         return
     sys.path[:0] = [str(ROOT / "tests" / "reports"), str(ROOT / "docs")]
-    from runs import large_run
+    from report_runs import large_run
     from screenshots import chromium
 
     from bitplan.reports.document import report

@@ -1,14 +1,11 @@
 """The page is tried in a real browser where one is installed (`.ci/run` installs it); where not, pytest says so."""
 
-import shutil
-
 import pytest
-from runs import digits_run, write_additivity, write_failure
+from report_browser import CHROMIUM, DRIVER
+from report_runs import digits_run, write_additivity, write_failure
 
 from bitplan.core.runs import RunFolder
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 collect_ignore = [] if CHROMIUM and DRIVER else ["test_page_in_browser.py"]
 
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 
 import pytest
-from runs import digits_graph, digits_run, result_of, study_of, trial_of, write_run
+from report_runs import digits_graph, digits_run, result_of, study_of, trial_of, write_run
 
 import bitplan
 from bitplan.cli import main

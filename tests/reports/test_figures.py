@@ -5,7 +5,7 @@ import struct
 
 import matplotlib
 import pytest
-from runs import digits_run, result_of, study_of, trial_of, write_run
+from report_runs import digits_run, result_of, study_of, trial_of, write_run
 
 from bitplan.core.errors import MissingExtra
 from bitplan.core.records import Gains

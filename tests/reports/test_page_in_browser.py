@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from runs import digits_graph, digits_run, large_run
+from report_browser import CHROMIUM, DRIVER
+from report_runs import digits_graph, digits_run, large_run
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -12,7 +13,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 import bitplan
 from bitplan.core.records import Graph, Layer
 from bitplan.reports.document import report, report_plan
-from conftest import CHROMIUM, DRIVER
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 
