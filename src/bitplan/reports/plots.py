@@ -51,10 +51,11 @@ def _references(axes: Any, scores: Scores) -> None:
         if not low - 1.5 * span < cell.mean < high + 1.5 * span:
             far.append(f"{name}: {cell.mean:.2f}")
             continue
+        above = cell.mean > (low + high) / 2  # the curves come near it at the right, so its name stands at the left
         axes.axhline(cell.mean, color="#333333", linewidth=0.8, linestyle="--" if cell.title == "float" else ":")
         axes.annotate(
-            name, (0.995, cell.mean), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=6,
-            color="#333333",
+            name, (0.005 if above else 0.995, cell.mean), xycoords=("axes fraction", "data"),
+            ha="left" if above else "right", va="bottom", fontsize=6, color="#333333",
         )  # fmt: skip
     if far:
         axes.annotate("; ".join(far), (0.995, 0.02), xycoords="axes fraction", ha="right", fontsize=6, color="#333333")

@@ -99,7 +99,8 @@ function referenceLine(area, row) {
   const y = area.y(row.mean);
   const dash = row.title === 'float' ? '8 3' : '2 4';
   area.svg.append(s('line', { x1: area.edge.left, x2: area.width - area.edge.right, y1: y, y2: y, stroke: 'var(--ink)', 'stroke-width': 1.2, 'stroke-dasharray': dash }));
-  area.svg.append(s('text', { x: area.width - area.edge.right - 4, y: y - 5, 'text-anchor': 'end', class: 'strong' }, `${referenceName(row.title)} ${scored(row.mean)}`));
+  const above = y < area.height / 2; // the curves come near it at the right, so its name stands at the left
+  area.svg.append(s('text', { x: above ? area.edge.left + 4 : area.width - area.edge.right - 4, y: y - 5, 'text-anchor': above ? 'start' : 'end', class: 'strong' }, `${referenceName(row.title)} ${scored(row.mean)}`));
 }
 
 const DENSE = 24; // budgets from which whiskers would hide each other
