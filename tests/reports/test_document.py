@@ -7,7 +7,7 @@ import shlex
 import sys
 
 import pytest
-from report_runs import digits_graph, digits_run, result_of, study_of, trial_of, write_run
+from report_runs import BUDGETS, digits_graph, digits_run, result_of, study_of, trial_of, write_run
 
 import bitplan
 from bitplan.cli import main
@@ -132,6 +132,10 @@ def test_every_stop_has_the_best_plan_and_its_figures(run):
         ({("eagl", "80%"): [90.0], ("uniform", "80%"): [89.0]}, {"seeds": 1}, "a single seed"),
         ({("eagl", "80%"): [90.0, 91.0]}, {"seeds": 2, "methods": ("eagl",)}, "nothing to compare"),
         ({("eagl", "80%"): [9, 9.1, 9.2], ("uniform", "80%"): [8, 8.1, 8.2]}, {"seeds": 3}, "p cannot be below 0.1"),
+        ({("uniform", "80%"): [9, 9.1, 9.2, 9.3, 9.4], ("eagl", "80%"): [8, 8.1, 8.2, 8.3, 8.4]}, {},
+         "Significantly better than eagl (p = 0.0079) by the exact rank-sum test."),
+        ({("eagl", b): [9.0, 9.1, 9.2, 9.3] for b in BUDGETS} | {("uniform", b): [8, 8.1, 8.2, 8.3] for b in BUDGETS},
+         {"seeds": 4}, "Better than uniform (p = 0.029) by the exact rank-sum test, not after Holm's correction"),
         ({("eagl", "80%"): [9.0] * 5, ("uniform", "80%"): [9.0] * 5}, {}, "exactly the same mean"),
         ({("eagl", "80%"): [9.0, 8.0, 9.5, 8.5, 9.2], ("uniform", "80%"): [8.9, 8.1, 9.4, 8.6, 9.1]}, {},
          "Not distinguishable from uniform"),

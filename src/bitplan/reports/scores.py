@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bitplan.core.records import Plan
 from bitplan.reports.subject import Subject
-from bitplan.stats.compare import Cell, Comparison, belongs, cells, compare, warning
+from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, warning
 
 
 @dataclass(frozen=True)
@@ -92,26 +92,38 @@ def _nothing_at(budget: str, scores: Scores) -> str:
 def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
     if not rivals:
         return ["Only one method has scores at this budget, so there is nothing to compare it with."]
-    found = [(rival, scores.between(best.title, rival.title, best.budget)) for rival in rivals]
-    pairs = [(rival.title, one) for rival, one in found if one is not None]
+    found = [(rival.title, scores.between(best.title, rival.title, best.budget)) for rival in rivals]
+    pairs = [(title, one) for title, one in found if one is not None]
+    said = []
     same = [title for title, one in pairs if one.shared]
+    if same:
+        said.append(f"{_listed(same)} chose the very same precisions.")
     told = [(title, one) for title, one in pairs if not one.shared]
-    said = [f"{_listed(same)} chose the very same precisions."] if same else []
     equal = [title for title, one in told if one.difference == 0]
     if equal:
         said.append(f"{_listed(equal)} reached exactly the same mean.")
-    better = [(title, one.p) for title, one in told if one.difference > 0 and one.significant()]
-    open_ = [(title, one.p) for title, one in told if not one.significant()]
-    doubt = warning([one for _, one in told])
-    if better:
-        said.append(f"Significantly better than {_with_p(better)} by the exact rank-sum test.")
-    if len(best.scores) == 1:
-        said.append("There is a single seed, so this order may be chance.")
-    elif open_ and doubt and not better:
-        said.append(f"The lead over {_listed([title for title, _ in open_])} is not proven: {doubt}.")
-    elif open_:
-        said.append(f"Not distinguishable from {_with_p(open_)}.")
+    # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
+    sure = [(title, one.p) for title, one in told if one.significant(corrected=True)]
+    once = [(title, one.p) for title, one in told if one.significant() and not one.significant(corrected=True)]
+    open_ = [(title, one) for title, one in told if not one.significant()]
+    if sure:
+        said.append(f"Significantly better than {_with_p(sure)} by the exact rank-sum test.")
+    if once:
+        said.append(
+            f"Better than {_with_p(once)} by the exact rank-sum test, not after Holm's correction over budgets."
+        )
+    if open_:
+        said.append(_undecided(best, open_))
     return said
+
+
+def _undecided(best: Cell, rivals: Sequence[tuple[str, Comparison]]) -> str:
+    if len(best.scores) == 1:
+        return "There is a single seed, so this order may be chance."
+    if all(one.floor > ALPHA for _, one in rivals):
+        names, reason = _listed([title for title, _ in rivals]), warning([one for _, one in rivals])
+        return f"The lead over {names} is not proven: {reason}."
+    return f"Not distinguishable from {_with_p([(title, one.p) for title, one in rivals])}."
 
 
 def _listed(titles: Sequence[str]) -> str:
