@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
+    from bitplan.plan.confidence import Confidence as Confidence
+    from bitplan.plan.confidence import confidence as confidence
     from bitplan.plan.frontier import Frontier as Frontier
     from bitplan.plan.frontier import select_all as select_all
     from bitplan.quant.calibrate import calibrate_ as calibrate_
@@ -67,6 +69,7 @@ _HOMES = {
     "Budget": "core.budget",
     "Cell": "stats.compare",
     "Comparison": "stats.compare",
+    "Confidence": "plan.confidence",
     "Costs": "core.records",
     "Frontier": "plan.frontier",
     "Gains": "core.records",
@@ -87,6 +90,7 @@ _HOMES = {
     "Trial": "core.trials",
     "calibrate_": "quant.calibrate",
     "compare": "stats.compare",
+    "confidence": "plan.confidence",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",

@@ -39,7 +39,7 @@ from bitplan.cli.options import (
     TeacherWeights,
     Threads,
 )
-from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced
+from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced, sureness
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -98,7 +98,7 @@ def plan(
     teacher_weights: TeacherWeights = None,
     engine: EngineName = "local",
     store: Store = None,
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
     json: Json = False,
@@ -118,7 +118,8 @@ def plan(
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
+        sure = sureness(graph, gains, costs, budget, selector, seed) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()
@@ -234,7 +235,7 @@ def select(
     budget: Budgets,
     selector: Selector = None,
     levels: Levels = None,
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -253,7 +254,8 @@ def select(
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
+        sure = sureness(graph, gains, costs, budget, selector) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()

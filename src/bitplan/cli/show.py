@@ -14,10 +14,12 @@ from rich.text import Text
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.costs.totals import total
+from bitplan.plan.confidence import Confidence
 from bitplan.plan.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDTH = 160  # where the output is no terminal
+_UNSURE = "The gains by {} carry no standard errors, so how sure each choice is cannot be said"
 
 
 def console() -> Console:
@@ -62,19 +64,26 @@ def headline(graph: Graph) -> str:
 def show_rows(record: Gains | Costs) -> None:
     """One line per group, one column per choice."""
     rows = table("group", *(f">{choice}" for choice in record.choices), title=record.label)
+    errors = getattr(record, "errors", None) or {}
     for name, row in record.rows.items():
-        rows.add_row(name, *(f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row))
+        shown = [f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row]
+        after = [f" ± {error:.2g}" if error else "" for error in errors.get(name, [0] * len(row))]
+        rows.add_row(name, *map("".join, zip(shown, after, strict=True)))
     console().print(rows)
 
 
-def show_plan(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], explain: bool) -> None:
-    """The answer first, then the layers; with reasons where asked for."""
+def show_plan(
+    plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], explain: bool, sure: Confidence | None = None
+) -> None:
+    """The answer first, then the layers; with reasons where asked for, and with how sure they are where it is known."""
     out = console()
     out.print(headline(graph))
     for line in plan_lines(plan, graph):
         out.print(line)
     out.print()
-    out.print(_explained(plan, graph, gains, costs[0]) if explain else _bars(plan, graph))
+    out.print(_explained(plan, graph, gains, costs[0], sure) if explain else _bars(plan, graph))
+    if explain:
+        out.print(f"\n{sure or _UNSURE.format(gains.method)}")
     if graph.unreached:
         out.print(f"\nNot reached by the example input, so not planned: {', '.join(graph.unreached)}")
 
@@ -111,12 +120,13 @@ def _bar(precision: Precision) -> Text:
     return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
-def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
-    """Group, gain and cost of every layer's choice, and why it is fixed or what it is linked through."""
-    rows = table("layer", "bits", "", "group", ">gain", f">{cost.name}", "why")
+def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None) -> Table:
+    """Group, gain and cost of every layer's choice, how sure it is, and why it is fixed or linked."""
+    rows = table("layer", "bits", "", "group", ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
     leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
         precision, group = plan.precisions[layer.name], leader[layer.name]
+        kept = ""
         if layer.fixed:
             gain, price = "", f"{cost.fixed.get(layer.name, 0):,}"
         else:
@@ -124,7 +134,11 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
             first = group == layer.name
             gain = f"{gains.rows[group][pick]:.4g} of {gains.rows[group][-1]:.4g}" if first else "″"
             price = f"{cost.rows[group][pick]:,}" if first else "″"
-        rows.add_row(layer.name, str(precision), _bar(precision), group, gain, price, _reason(layer, graph))
+            kept = f"{sure.share(group):.0%}" if sure and first else "″"
+        rows.add_row(
+            layer.name, str(precision), _bar(precision), group, gain, price, *([kept] if sure else []),
+            _reason(layer, graph),
+        )  # fmt: skip
     return rows
 
 

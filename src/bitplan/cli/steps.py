@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.gains.base import Context
+    from bitplan.plan.confidence import Confidence
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,24 @@ def estimated(method: str, model: Any, graph: Graph, choices: str, option: Seque
     from bitplan.gains.base import estimate as estimate_gains
 
     limit_threads(setting.threads)
+    _announce(method, model, graph, choices, option, setting)
     with progress_bar("estimating") as progress:
         context = setting.context(progress)
         return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
+
+
+def _announce(method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: Setting) -> None:
+    """Say what a method that trains is going to take, before it starts."""
+    from bitplan.core.precision import parse_choices
+    from bitplan.gains.base import make_gain
+
+    gain: Any = make_gain(method, _options(option))[0]
+    if not hasattr(gain, "expected"):
+        return
+    told = gain.expected(model, graph, parse_choices(choices), setting.context(None))
+    clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
+    left = f"{told.samples:,} samples left: about {clock} of one worker"
+    print(f"{method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)
 
 
 def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
@@ -129,6 +145,17 @@ def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: 
     if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
         wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
     return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+
+
+def sureness(
+    graph: Graph, gains: Gains, costs: Sequence[Costs], budgets: Sequence[str], selector: str | None, seed: int = 0
+) -> Confidence | None:
+    """How sure each choice is, where the gains carry standard errors."""
+    from bitplan.plan.confidence import confidence
+
+    if gains.errors is None:
+        return None
+    return confidence(graph, gains, costs, budget=budgets, selector=selector, seed=seed)
 
 
 def only(records: Sequence[Record], kind: type[Any]) -> Any:

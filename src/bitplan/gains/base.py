@@ -54,7 +54,8 @@ class Gain(Protocol):
 
     It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. Two class
     attributes may be set: `selector` names the selector that the method is defined with ("exact" unless said), and
-    `structural = True` says that the graph is enough, so that no weights need to be loaded.
+    `structural = True` says that the graph is enough, so that no weights need to be loaded. A method that trains for
+    long can tell beforehand what it will take: `expected(model, graph, choices, context)`, as `gains/alps.py` does.
     """
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -124,7 +125,8 @@ def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str
 
 def _options(gain: Gain) -> dict[str, Any]:
     fields: dict[str, Any] = dataclasses.asdict(gain)  # type: ignore[call-overload]
-    return {key: value for key, value in fields.items() if value is not None}
+    shown = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return {key: value for key, value in shown.items() if value is not None}
 
 
 def _sum(values: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:
