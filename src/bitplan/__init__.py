@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.quant.weights import load_weights_ as load_weights_
+    from bitplan.reports.document import report as report
+    from bitplan.reports.figures import write_figures as write_figures
     from bitplan.stats.agreement import rank_correlation as rank_correlation
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
@@ -112,12 +114,14 @@ _HOMES = {
     "quantize": "quant.convert",
     "rank_correlation": "stats.agreement",
     "read_study": "study.spec",
+    "report": "reports.document",
     "save": "core.store",
     "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",
     "select_all": "plan.frontier",
     "sweep": "study.sweep",
     "trace": "graph.trace",
+    "write_figures": "reports.figures",
 }
 __all__ = sorted(_HOMES)
 

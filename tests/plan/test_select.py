@@ -142,6 +142,20 @@ def test_the_frontier_has_the_plan_of_every_budget(graph):
         frontier.plan("40%")
 
 
+def test_a_point_of_the_frontier_is_its_plan_in_short(graph):
+    gains, costs = gains_of(graph, [0.1, 0.7, 0.3]), bitplan.price("bmac", graph)
+    frontier = bitplan.select_all(graph, gains, costs)
+    for percent in range(50, 101):
+        plan = frontier.plan(f"{percent}%")
+        (limit,) = plan.limits
+        point = frontier.point(limit.capacity)
+        assert [TWO[pick] for pick in point.picks] == [plan.precisions[group.name] for group in graph.selectable]
+        assert (point.cost, point.gain) == (limit.cost, plan.gain)
+        assert point.shadow_price == pytest.approx(limit.shadow_price, abs=1e-12)
+    with pytest.raises(BudgetError, match="the least is"):
+        frontier.point(1)
+
+
 @st.composite
 def networks(draw):
     """Layers with links and fixed ones, gains with ties and zeros, two to four choices, one or two budgets."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bitplan.cli import inspecting, studies, training
+from bitplan.cli import inspecting, reporting, studies, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -100,6 +100,7 @@ def plan(
     store: Store = None,
     explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
@@ -112,6 +113,8 @@ def plan(
     )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
+    if html is not None:
+        reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
@@ -255,5 +258,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-for verbs in (inspecting, training, studies):
+for verbs in (inspecting, training, studies, reporting):
     verbs.add(app)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.costs.totals import total
 from bitplan.plan.confidence import Confidence
@@ -110,14 +111,18 @@ def _bars(plan: Plan, graph: Graph) -> Table:
     rows = table("layer", "bits", "", "why")
     for layer in graph.layers:
         precision = plan.precisions[layer.name]
-        bar = Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
-        rows.add_row(layer.name, str(precision), bar, _reason(layer, graph))
+        rows.add_row(layer.name, str(precision), _bar(precision), _reason(layer, graph))
     return rows
+
+
+def _bar(precision: Precision) -> Text:
+    """A block per bit of the weights, so that the eye finds the low layers without colour too."""
+    return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
 def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None) -> Table:
     """Group, gain and cost of every layer's choice, how sure it is, and why it is fixed or linked."""
-    rows = table("layer", "bits", "group", ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
+    rows = table("layer", "bits", "", "group", ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
     leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
         precision, group = plan.precisions[layer.name], leader[layer.name]
@@ -131,7 +136,7 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confid
             price = f"{cost.rows[group][pick]:,}" if first else "″"
             kept = f"{sure.share(group):.0%}" if sure and first else "″"
         rows.add_row(
-            layer.name, _bits(precision.weight_bits, str(precision)), group, gain, price, *([kept] if sure else []),
+            layer.name, str(precision), _bar(precision), group, gain, price, *([kept] if sure else []),
             _reason(layer, graph),
         )  # fmt: skip
     return rows
@@ -147,8 +152,8 @@ def _reason(layer: Layer, graph: Graph) -> str:
     return "; ".join(parts)
 
 
-def _bits(bits: int, text: str | None = None) -> Text:
-    return Text(text or f"{bits} bits", _COLOURS.get(bits, "magenta"))
+def _bits(bits: int) -> Text:
+    return Text(f"{bits} bits", _COLOURS.get(bits, "magenta"))
 
 
 def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) -> None:

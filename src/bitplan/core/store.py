@@ -15,13 +15,18 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def write_text(path: str | Path, text: str) -> Path:
+    """Write a text file (UTF-8), whole or not at all."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write under a temporary name and rename, so that a kill or a full disk leaves no half file."""
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)

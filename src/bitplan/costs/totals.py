@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bitplan.core.errors import InputError, suggestion
 from bitplan.core.records import Graph, Layer, Plan
-from bitplan.costs.bitops import bops
+from bitplan.costs.bitops import bmac, bops
 from bitplan.costs.memory import memory
 
 FLOAT_BITS = 32
@@ -14,10 +14,14 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True)
 class Totals:
-    """Bit operations (all, and without the first and last layer, as the paper's table counts), size, compression."""
+    """Bit operations (all, and without the first and last layer, as the paper's table counts), size, compression.
+
+    `bmacs` is None where some layer's weights and activations have different bits.
+    """
 
     bops: int
     bops_without_ends: int
+    bmacs: int | None
     bits: int
     compression: float
 
@@ -33,9 +37,17 @@ def total(plan: Plan, graph: Graph) -> Totals:
     return Totals(
         bops=sum(each.values()),
         bops_without_ends=sum(value for name, value in each.items() if name not in ends),
+        bmacs=_bmacs(plan, graph.layers),
         bits=sum(memory(layer, plan.precisions[name]) for name, layer in layers.items()),
         compression=_compression(plan, graph.layers),
     )
+
+
+def _bmacs(plan: Plan, layers: tuple[Layer, ...]) -> int | None:
+    used = [(layer, plan.precisions[layer.name]) for layer in layers]
+    if any(precision.weight_bits != precision.act_bits for _, precision in used):
+        return None
+    return sum(bmac(layer, precision) for layer, precision in used)
 
 
 def _compression(plan: Plan, layers: tuple[Layer, ...]) -> float:

@@ -8,12 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget, BudgetLike
-from bitplan.core.errors import InputError
+from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, percent_of, whole
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.problem import Integers, Problem, Selection
 from bitplan.plan.states import States, Step, extend, walk_back
+
+
+@dataclass(frozen=True)
+class Point:
+    """A selection on the frontier: a pick per selectable group, what they cost and gain, what 1% more would gain."""
+
+    picks: tuple[int, ...]
+    cost: int
+    gain: float
+    shadow_price: float
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,21 @@ class Frontier:
             self.graph, self.gains, [self.cost], problem, selection, [str(written)], [price], "exact"
         )  # fmt: skip
 
+    def point(self, capacity: int) -> Point:
+        """The best selection within so many units; quicker than a plan where many are wanted."""
+        index, wider = self._index(capacity), self._index(capacity + percent_of(self._problem, 0))
+        picks = walk_back(self._steps, index)
+        gain = gain_of(self.gains, self._problem, picks)
+        return Point(picks, int(self.costs[index]), gain, float(self.values[wider] - self.values[index]))
+
     def _at(self, capacity: int) -> Selection:
+        return Selection(walk_back(self._steps, self._index(capacity)), 0)
+
+    def _index(self, capacity: int) -> int:
         index = int(np.searchsorted(self.costs, capacity, side="right")) - 1
-        return Selection(walk_back(self._steps, index), 0)
+        if index < 0:
+            raise BudgetError(f"{capacity} units cannot be met: the least is {int(self.costs[0])}")
+        return index
 
 
 def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = None) -> Frontier:

@@ -1,0 +1,225 @@
+"""What the page shows, as plain data for its script: every number is computed here, none in the browser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bitplan.core.budget import Budget
+from bitplan.core.records import Gains, Graph, Plan
+from bitplan.costs.totals import total
+from bitplan.reports.evidence import additivity_data, provenance_data, trials_data
+from bitplan.reports.scores import Answer, Scores, answer, gather
+from bitplan.reports.subject import Candidate, Subject
+from bitplan.reports.track import Track, encode, lay_track
+from bitplan.stats.compare import ALPHA
+
+MOST_BARS = 256
+Data = dict[str, Any]
+
+
+def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
+    """The whole page; parts that a single plan cannot have are None."""
+    scores, track = gather(subject, plans), lay_track(subject)
+    chosen = answer(subject, scores)
+    choices = subject.candidates[0].gains.choices
+    return {
+        "title": subject.title,
+        "task": subject.study.task if subject.study else None,
+        "choices": [{"name": str(one), "w": one.weight_bits, "a": one.act_bits} for one in choices],
+        "alpha": ALPHA,
+        "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
+        "answer": _answer(subject, scores, track, chosen),
+        "scores": scores and _scores(subject, scores),
+        "network": _network(subject.graph),
+        "methods": [_method(candidate, subject) for candidate in subject.candidates],
+        "histograms": histograms(subject),
+        "track": {
+            "stops": [[stop.label, 100 * stop.capacity / track.whole, stop.capacity] for stop in track.stops],
+            "start": next(index for index, stop in enumerate(track.stops) if stop.label == subject.budget),
+            "whole": track.whole,
+            "complete": track.complete,
+            "others": list(subject.others),
+            "budgets": [index for index, stop in enumerate(track.stops) if stop.label in subject.budgets],
+        },
+        "rides": [encode(ride, subject) for ride in track.rides],
+        "additivity": additivity_data(subject),
+        "trials": trials_data(subject),
+        "provenance": provenance_data(subject),
+    }
+
+
+def _answer(subject: Subject, scores: Scores | None, track: Track, chosen: Answer) -> Data:
+    candidate = next(one for one in subject.candidates if one.title == chosen.title)
+    plan = subject.plan or subject.make(candidate, chosen.budget)
+    figures = total(plan, subject.graph)
+    rows = [_row(chosen.title, chosen.cell.scores, chosen.cell.mean, chosen.cell.sd)] if chosen.cell else []
+    if scores is not None and rows:
+        rows += [_row(cell.title, cell.scores, cell.mean, cell.sd) for cell in scores.references]
+    choices = candidate.gains.choices
+    picks = [plan.precisions[group.name] for group in subject.graph.selectable]
+    return {
+        "method": chosen.title,
+        "budget": chosen.budget,
+        "others": list(subject.others),
+        "sentences": list(chosen.sentences),
+        "rows": rows,
+        "used": 100 * plan.limits[0].cost / track.whole,
+        "cost": plan.limits[0].cost,
+        "bits": figures.bits,
+        "smaller": figures.compression,
+        "bmacs": figures.bmacs,
+        "bops": figures.bops,
+        "counts": [[str(choice), picks.count(choice)] for choice in choices],
+        "fixed": len(subject.graph.groups) - len(picks),
+        "proof": _proof(plan),
+        "command": subject.reproduce(candidate, chosen.budget),
+    }
+
+
+def _proof(plan: Plan) -> str:
+    if plan.gap is None:
+        return f"chosen by the {plan.selector} selector, which proves no bound"
+    return "proven best for these gains" if plan.gap <= 1e-9 * max(1.0, abs(plan.gain)) else (
+        f"at most {plan.gap:.2g} of gain below the best"
+    )  # fmt: skip
+
+
+def _row(title: str, scores: Sequence[float], mean: float, sd: float | None) -> Data:
+    return {"title": title, "mean": mean, "sd": sd, "scores": list(scores)}
+
+
+def _scores(subject: Subject, scores: Scores) -> Data:
+    assert subject.study is not None
+    titles = [method.title for method in subject.study.methods]
+    budgets = sorted(subject.study.budgets, key=lambda written: Budget.parse(written).amount)
+    place = {budget: index for index, budget in enumerate(budgets)}
+    return {
+        "metric": scores.metric,
+        "up": scores.higher_is_better,
+        "budgets": [[budget, float(Budget.parse(budget).amount)] for budget in budgets],
+        "unit": axis_label(subject),
+        "titles": titles,
+        "cells": [
+            {"m": titles.index(cell.title), "b": place[cell.budget], "mean": cell.mean, "sd": cell.sd,
+             "scores": list(cell.scores), "same": list(cell.shared_with)}
+            for cell in scores.methods
+        ],
+        "references": [_row(cell.title, cell.scores, cell.mean, cell.sd) for cell in scores.references],
+        "tests": [
+            [titles.index(one.first), titles.index(one.second), place[one.budget], one.difference, one.p, one.holm,
+             one.verdict()]
+            for one in scores.comparisons
+        ],
+        "notes": _notes(subject, scores),
+    }  # fmt: skip
+
+
+def axis_label(subject: Subject) -> str:
+    """What the axis of budgets is called."""
+    budget = Budget.parse(subject.budget)
+    if budget.unit == "%":
+        return f"budget, % of {subject.cost.name} at {subject.cost.choices[-1]}"
+    return "budget, bits per weight" if budget.unit == "bpw" else f"budget, {subject.cost.unit or subject.cost.name}"
+
+
+def _notes(subject: Subject, scores: Scores) -> list[str]:
+    """What is missing or thin, in words."""
+    notes, failed = [], len(subject.failures)
+    told = f"; {failed} failed, the table of trials says why" if failed else ""
+    if scores.done < scores.planned:
+        notes.append(f"{scores.done} of {scores.planned} trials are done{told}. The others have no point here.")
+    elif failed:
+        notes.append(f"All {scores.planned} trials are done{told}.")
+    if scores.methods and scores.single_seed:
+        notes.append("One seed only: there is no spread to show, and no difference can be called significant.")
+    if scores.methods and len({cell.title for cell in scores.methods}) == 1:
+        notes.append("Only one method has scores, so there is nothing to compare.")
+    if scores.methods and not scores.references:
+        notes.append("No float or uniform network was trained, so there is no line to compare with.")
+    return notes
+
+
+def _network(graph: Graph) -> Data:
+    """Groups in order; a layer is a list [name, kind, macs, weights, inputs, place in the graph]."""
+    places = {layer.name: index for index, layer in enumerate(graph.layers)}
+    through = {link.layers[0]: link.through for link in graph.links}
+    return {
+        "model": graph.model,
+        "macs": sum(layer.macs for layer in graph.layers),
+        "weights": sum(layer.weights for layer in graph.layers),
+        "unreached": list(graph.unreached),
+        "groups": [
+            {
+                "layers": [
+                    [layer.name, layer.kind, layer.macs, layer.weights, layer.in_features, places[layer.name]]
+                    for layer in group.layers
+                ],
+                "fixed": group.fixed
+                and {"name": str(group.fixed), "w": group.fixed.weight_bits, "why": group.layers[0].why},
+                "through": through.get(group.name),
+            }
+            for group in graph.groups
+        ],
+    }
+
+
+def _method(candidate: Candidate, subject: Subject) -> Data:
+    gains = candidate.gains
+    names = [group.name for group in subject.graph.selectable]
+    order = sorted(names, key=lambda name: -gains.rows[name][-1])
+    ranks = _ranks(order, gains)
+    return {
+        "title": candidate.title,
+        "name": gains.method,
+        "options": gains.options,
+        "selector": candidate.selector,
+        "seconds": gains.seconds,
+        "counts": gains.counts,
+        "seed": gains.seed,
+        "id": gains.id,
+        "rows": [[short(value) for value in gains.rows[name]] for name in names],
+        "errors": gains.errors and [[short(value) for value in gains.errors[name]] for name in names],
+        "ranks": [ranks[name] + 1 for name in names],
+    }
+
+
+def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
+    """The place of every group by falling gain; equal gains share the better place."""
+    ranks: dict[str, int] = {}
+    for index, name in enumerate(order):
+        before = order[index - 1] if index else None
+        tied = before is not None and gains.rows[before][-1] == gains.rows[name][-1]
+        ranks[name] = ranks[before] if tied and before else index
+    return ranks
+
+
+def short(value: float) -> float:
+    """Seven digits are enough for the eye."""
+    return float(f"{value:.7g}")
+
+
+def histograms(subject: Subject) -> Data | None:
+    """The weights' codes of every layer, from the first method that counted them, at most 256 bars each."""
+    for candidate in subject.candidates:
+        counted = candidate.gains.histograms
+        if counted:
+            return {
+                "method": candidate.title,
+                "bits": candidate.gains.choices[-1].weight_bits,
+                "layers": {name: [_bars(counts), short(entropy(counts))] for name, counts in counted.items()},
+            }
+    return None
+
+
+def entropy(counts: Sequence[int]) -> float:
+    """Bits per weight that the codes carry, 0 · log 0 = 0 (DESIGN, decision 6)."""
+    whole = sum(counts)
+    return -math.fsum(count / whole * math.log2(count / whole) for count in counts if count) if whole else 0.0
+
+
+def _bars(counts: Sequence[int]) -> list[int]:
+    """Neighbouring codes together where there are more than the eye can tell apart."""
+    width = -(-len(counts) // MOST_BARS)
+    return [sum(counts[start : start + width]) for start in range(0, len(counts), width)]

@@ -1,0 +1,134 @@
+"""What the trials say: the frontier of scores, and which method to take at a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitplan.core.records import Plan
+from bitplan.reports.subject import Subject
+from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, warning
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Cells of the methods and of the references, every comparison, and which way the score goes."""
+
+    methods: tuple[Cell, ...]
+    references: tuple[Cell, ...]
+    comparisons: tuple[Comparison, ...]
+    higher_is_better: bool
+    metric: str
+    planned: int
+    done: int
+    single_seed: bool
+
+    def at(self, budget: str) -> list[Cell]:
+        """The methods that have scores at a budget, best mean first; equal ones in the study's order."""
+        sign = -1 if self.higher_is_better else 1
+        return sorted((cell for cell in self.methods if cell.budget == budget), key=lambda cell: sign * cell.mean)
+
+    def reference(self, title: str) -> Cell | None:
+        """A reference by its title, such as float or w4a4."""
+        return next((cell for cell in self.references if cell.title == title), None)
+
+    def between(self, first: str, second: str, budget: str) -> Comparison | None:
+        """The comparison of two methods at a budget, whichever comes first."""
+        return next(
+            (one for one in self.comparisons if one.budget == budget and {one.first, one.second} == {first, second}),
+            None,
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The method to take at a budget, and how sure that is, in sentences."""
+
+    title: str
+    budget: str
+    cell: Cell | None
+    sentences: tuple[str, ...]
+
+
+def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
+    """The scores of a run; None for a plan without a study."""
+    study = subject.study
+    if study is None:
+        return None
+    found = cells(study, subject.results, plans)
+    known = [result for result in subject.results if belongs(study, result.trial)]
+    metric = subject.pairs.metric if subject.pairs else subject.fit.metric if subject.fit else "score"
+    return Scores(
+        methods=tuple(cell for cell in found if cell.budget),
+        references=tuple(cell for cell in found if not cell.budget),
+        comparisons=compare(study, subject.results, plans),
+        higher_is_better=all(result.higher_is_better for result in known),
+        metric=metric,
+        planned=len(study.methods) * len(study.budgets) * len(study.seeds),
+        done=sum(len(cell.scores) for cell in found if cell.budget),
+        single_seed=all(len(cell.scores) == 1 for cell in found if cell.budget),
+    )
+
+
+def answer(subject: Subject, scores: Scores | None) -> Answer:
+    """The best method by mean score at the chosen budget, honest about ties; without scores the first method."""
+    budget, first = subject.budget, subject.candidates[0].title
+    titles = {candidate.title for candidate in subject.candidates}
+    if scores is None:
+        return Answer(first, budget, None, ("No network was trained for this page: the gains are estimates.",))
+    ranked = [cell for cell in scores.at(budget) if cell.title in titles]
+    if not ranked:
+        return Answer(first, budget, None, (_nothing_at(budget, scores),))
+    best, rivals = ranked[0], ranked[1:]
+    return Answer(best.title, budget, best, tuple(_how_sure(best, rivals, scores)))
+
+
+def _nothing_at(budget: str, scores: Scores) -> str:
+    if not scores.methods:
+        return "No trial is done yet, so no method is proven better: this is the plan of the study's first method."
+    return f"No trial is done at {budget}, so no method is proven better there: this is the plan of the first method."
+
+
+def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
+    if not rivals:
+        return ["Only one method has scores at this budget, so there is nothing to compare it with."]
+    found = [(rival.title, scores.between(best.title, rival.title, best.budget)) for rival in rivals]
+    pairs = [(title, one) for title, one in found if one is not None]
+    said = []
+    same = [title for title, one in pairs if one.shared]
+    if same:
+        said.append(f"{_listed(same)} chose the very same precisions.")
+    told = [(title, one) for title, one in pairs if not one.shared]
+    equal = [title for title, one in told if one.difference == 0]
+    if equal:
+        said.append(f"{_listed(equal)} reached exactly the same mean.")
+    # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
+    sure = [(title, one.p) for title, one in told if one.significant(corrected=True)]
+    once = [(title, one.p) for title, one in told if one.significant() and not one.significant(corrected=True)]
+    open_ = [(title, one) for title, one in told if not one.significant()]
+    if sure:
+        said.append(f"Significantly better than {_with_p(sure)} by the exact rank-sum test.")
+    if once:
+        said.append(
+            f"Better than {_with_p(once)} by the exact rank-sum test, not after Holm's correction over budgets."
+        )
+    if open_:
+        said.append(_undecided(best, open_))
+    return said
+
+
+def _undecided(best: Cell, rivals: Sequence[tuple[str, Comparison]]) -> str:
+    if len(best.scores) == 1:
+        return "There is a single seed, so this order may be chance."
+    if all(one.floor > ALPHA for _, one in rivals):
+        names, reason = _listed([title for title, _ in rivals]), warning([one for _, one in rivals])
+        return f"The lead over {names} is not proven: {reason}."
+    return f"Not distinguishable from {_with_p([(title, one.p) for title, one in rivals])}."
+
+
+def _listed(titles: Sequence[str]) -> str:
+    return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
+
+
+def _with_p(found: Sequence[tuple[str, float]]) -> str:
+    return _listed([f"{title} (p = {p:.2g})" for title, p in found])

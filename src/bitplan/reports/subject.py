@@ -1,0 +1,123 @@
+"""What a page is about: a run with its results, or a single plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitplan.core.budget import Budget
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.runs import RunFolder, file_name
+from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
+from bitplan.core.trials import Result
+from bitplan.plan.base import cost_of, select, whole
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that plans: its title, its gains, and the selector it is used with."""
+
+    title: str
+    gains: Gains
+    selector: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Everything a page or a figure shows; `budget` is the one that the answer is given for.
+
+    `budget` is one of `budgets`; `others` hold at every budget (of a single plan with several). `command` makes
+    the recommended plan; where it depends on the method, it holds `{gains}` and `{selector}`.
+    """
+
+    title: str
+    graph: Graph
+    costs: tuple[Costs, ...]
+    candidates: tuple[Candidate, ...]
+    budget: str
+    budgets: tuple[str, ...]
+    command: str
+    others: tuple[str, ...] = ()
+    study: Study | None = None
+    plan: Plan | None = None
+    results: tuple[Result, ...] = ()
+    failures: tuple[FailedTrial, ...] = ()
+    pairs: Pairs | None = None
+    fit: Fit | None = None
+
+    @property
+    def cost(self) -> Costs:
+        """The cost that the budgets limit."""
+        return cost_of(Budget.parse(self.budget), self.graph, self.candidates[0].gains, self.costs)
+
+    def capacity(self, budget: str) -> int:
+        """What a budget is in units of the cost."""
+        parsed = Budget.parse(budget)
+        return parsed.capacity(whole(parsed, self.graph, self.cost))
+
+    def make(self, candidate: Candidate, budget: str) -> Plan:
+        """The plan of a method at a budget."""
+        return select(self.graph, candidate.gains, self.costs, budget=budget, selector=candidate.selector)
+
+    def reproduce(self, candidate: Candidate, budget: str) -> str:
+        """The command that makes the plan of a method at a budget."""
+        selector = "" if candidate.selector == candidate.gains.selector else f" --selector {candidate.selector}"
+        return self.command.format(gains=file_name(candidate.title), budget=budget, selector=selector)
+
+
+def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
+    """A run as far as it got; `budget` is the study's middle one unless given."""
+    study, graph, costs, gains = run.study, run.graph, run.costs, run.gains
+    if graph is None or costs is None or not gains:
+        missing = "graph" if graph is None else "costs" if costs is None else "gains of any method"
+        raise FileError(f"{run.path} has no {missing} yet, so there is nothing to show: go on with `bitplan sweep`")
+    candidates = tuple(
+        Candidate(method.title, gains[method.title], method.selector or gains[method.title].selector)
+        for method in study.methods
+        if method.title in gains
+    )
+    chosen = budget or _middle(study.budgets)
+    if _kind(chosen) != _kind(study.budgets[0]):
+        raise InputError(f"budget {chosen} is of another kind than those of the study ({', '.join(study.budgets)})")
+    folder = str(run.path).replace("{", "{{").replace("}", "}}")
+    return Subject(
+        title=study.name,
+        graph=graph,
+        costs=(costs,),
+        candidates=candidates,
+        budget=chosen,
+        budgets=tuple(dict.fromkeys((*study.budgets, chosen))),
+        command=f"bitplan select {folder}/graph.json {folder}/costs.json {folder}/gains/{{gains}}.json "
+        "--budget {budget}{selector} -o plan.json",
+        study=study,
+        results=tuple(run.results),
+        failures=tuple(run.failures),
+        pairs=run.pairs,
+        fit=run.fit,
+    )
+
+
+def plan_subject(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...], command: str) -> Subject:
+    """A single plan without any training."""
+    first, *others = [limit.budget for limit in plan.limits]
+    return Subject(
+        title=graph.model,
+        graph=graph,
+        costs=costs,
+        candidates=(Candidate(gains.method, gains, plan.selector),),
+        budget=first,
+        budgets=(first,),
+        command=command.replace("{", "{{").replace("}", "}}"),
+        others=tuple(others),
+        plan=plan,
+    )
+
+
+def _middle(budgets: tuple[str, ...]) -> str:
+    ordered = sorted(budgets, key=lambda written: Budget.parse(written).amount)
+    return ordered[len(ordered) // 2]
+
+
+def _kind(written: str) -> tuple[str, str | None]:
+    budget = Budget.parse(written)
+    return budget.unit, budget.cost

@@ -1,0 +1,179 @@
+"""The budgets that the slider stops at, and the selection of every method at each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from bitplan.core.budget import Budget
+from bitplan.core.errors import BudgetError
+from bitplan.core.records import Costs, Plan
+from bitplan.costs.base import price
+from bitplan.costs.totals import FLOAT_BITS
+from bitplan.plan.base import select
+from bitplan.plan.frontier import Frontier, Point, select_all
+from bitplan.reports.subject import Candidate, Subject
+
+LIMIT = 200
+LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a search of its own
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
+
+PointAt = Callable[[int], Point | None]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A place of the slider: how it is written, and the units it allows."""
+
+    label: str
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Ride:
+    """A method's selection at every stop; None where none meets the other budgets."""
+
+    candidate: Candidate
+    points: tuple[Point | None, ...]
+
+
+@dataclass(frozen=True)
+class Track:
+    """All stops by ascending capacity, and the ride of every method; `complete`: no point of a frontier is left out."""
+
+    stops: tuple[Stop, ...]
+    rides: tuple[Ride, ...]
+    whole: int
+    complete: bool
+
+
+def lay_track(subject: Subject) -> Track:
+    """Find the selections of all methods: from whole frontiers where one budget holds and the selector is exact."""
+    cost, together = subject.cost, bool(subject.others)
+    frontiers = {
+        candidate.title: select_all(subject.graph, candidate.gains, cost)
+        for candidate in subject.candidates
+        if candidate.selector == "exact" and not together
+    }
+    whole = sum(row[-1] for row in cost.rows.values())
+    points = {int(point) for frontier in frontiers.values() for point in frontier.costs}
+    written = _written(subject)
+    complete = bool(points) and len(points) + len(written) <= LIMIT
+    grid = points if complete else _grid(cost, whole, (LIMIT_TOGETHER if together else LIMIT) - len(written))
+    label = _labels(subject, whole)
+    stops = [Stop(label(capacity), capacity) for capacity in grid if capacity not in written]
+    stops += [Stop(label, capacity) for capacity, label in written.items()]
+    stops.sort(key=lambda stop: stop.capacity)
+    rides = [
+        Ride(candidate, tuple(_ride(subject, stops, _planner(subject, candidate, frontiers.get(candidate.title)))))
+        for candidate in subject.candidates
+    ]
+    return Track(tuple(stops), tuple(rides), whole, complete)
+
+
+def _written(subject: Subject) -> dict[int, str]:
+    """The budgets that can be met, by their capacity; those too many are thinned out, the chosen one is kept."""
+    least = sum(min(row) for row in subject.cost.rows.values())
+    if subject.capacity(subject.budget) < least:
+        select(
+            subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget
+        )  # says what is possible
+    every = math.ceil(len(subject.budgets) / (LIMIT - 1))
+    kept = [*subject.budgets[::every], subject.budget]
+    found = {subject.capacity(budget): budget for budget in kept}
+    return {capacity: label for capacity, label in found.items() if capacity >= least}
+
+
+def _grid(cost: Costs, whole: int, room: int) -> set[int]:
+    """Round percentages between the least and the highest cost, as fine as there is room for."""
+    least = sum(min(row) for row in cost.rows.values())
+    for step in STEPS:
+        low = math.ceil(Fraction(100 * least, whole) / step)
+        stops = [whole * step * place // 100 for place in range(low, int(100 / step) + 1)]
+        if len(stops) <= room:
+            break
+    return {int(stop) for stop in stops}
+
+
+def _labels(subject: Subject, whole: int) -> Callable[[int], str]:
+    """How a capacity is written as a budget that can be asked for: rounded up, so that it allows the same plan."""
+    per_weight = Budget.parse(subject.budget).unit == "bpw"
+    unit, one = (
+        ("bpw", sum(group.weights for group in subject.graph.selectable)) if per_weight else ("%", Fraction(whole, 100))
+    )
+
+    def label(capacity: int) -> str:
+        share = math.ceil(capacity / Fraction(one) * 10**4)
+        return f"{share / 10**4:.4f}".rstrip("0").rstrip(".") + unit
+
+    return label
+
+
+def _ride(subject: Subject, stops: Sequence[Stop], point_at: PointAt) -> Iterator[Point | None]:
+    """The selection at every stop; where the page is about one plan, that very plan at its budget."""
+    for stop in stops:
+        if subject.plan is not None and stop.label == subject.budget:
+            yield _point(subject.plan, subject)
+        else:
+            yield point_at(stop.capacity)
+
+
+def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) -> PointAt:
+    if frontier is not None:
+        return frontier.point
+    cost = subject.cost
+    costs = [cost, *(one for one in subject.costs if one.name != cost.name)]
+
+    def search(capacity: int) -> Point | None:
+        budgets = [str(capacity), *subject.others]
+        try:
+            plan = select(subject.graph, candidate.gains, costs, budget=budgets, selector=candidate.selector)
+        except BudgetError:
+            return None
+        return _point(plan, subject)
+
+    return search
+
+
+def _point(plan: Plan, subject: Subject) -> Point:
+    limit, choices = plan.limits[0], subject.cost.choices
+    picks = tuple(choices.index(plan.precisions[group.name]) for group in subject.graph.selectable)
+    return Point(picks, limit.cost, plan.gain, limit.shadow_price)
+
+
+def encode(ride: Ride, subject: Subject) -> dict[str, object]:
+    """A ride for the page: every different selection once, as one digit per group, and which one is at each stop."""
+    found = {point.picks: point for point in ride.points if point is not None}
+    order = {picks: place for place, picks in enumerate(found)}
+    sums = {name: _sums(subject, name, found) for name in ("bops", "memory")}
+    return {
+        "picks": ["".join(DIGITS[pick] for pick in picks) for picks in found],
+        "cost": [point.cost for point in found.values()],
+        "gain": [point.gain for point in found.values()],
+        "bops": sums["bops"],
+        "bits": sums["memory"],
+        "smaller": _compressions(subject, found),
+        "at": [None if point is None else order[point.picks] for point in ride.points],
+        "price": [None if point is None else point.shadow_price for point in ride.points],
+    }
+
+
+def _sums(subject: Subject, cost: str, found: Iterable[tuple[int, ...]]) -> list[int]:
+    """What selections cost by another measure, fixed layers included."""
+    priced = price(cost, subject.graph, subject.cost.choices)
+    fixed, rows = sum(priced.fixed.values()), [priced.rows[group.name] for group in subject.graph.selectable]
+    return [fixed + sum(row[pick] for row, pick in zip(rows, picks, strict=True)) for picks in found]
+
+
+def _compressions(subject: Subject, found: Iterable[tuple[int, ...]]) -> list[float]:
+    """How many times smaller the weights are than in 32-bit floating point."""
+    groups, bits = subject.graph.selectable, [choice.weight_bits for choice in subject.cost.choices]
+    fixed = sum(layer.weights * layer.fixed.weight_bits for layer in subject.graph.layers if layer.fixed)
+    whole = FLOAT_BITS * sum(layer.weights for layer in subject.graph.layers)
+    stored = [
+        fixed + sum(group.weights * bits[pick] for group, pick in zip(groups, picks, strict=True)) for picks in found
+    ]
+    return [whole / one if one else 1.0 for one in stored]
