@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -105,5 +106,6 @@ def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) 
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return target
