@@ -95,7 +95,9 @@ class Draft:
     def replace(self, kind: str, rewrite: Callable[[Node, dict[str, Any]], list[Node]]) -> None:
         """Put what `rewrite(node, attributes)` gives in the place of each node of bitplan's of this kind."""
         ours = (DOMAIN, kind)
-        self.rebuild(lambda node: rewrite(node, self.attributes(node)) if (node.domain, node.op_type) == ours else [node])
+        self.rebuild(
+            lambda node: rewrite(node, self.attributes(node)) if (node.domain, node.op_type) == ours else [node]
+        )
 
     def rebuild(self, rewrite: Callable[[Node], list[Node]]) -> None:
         """Put what `rewrite(node)` gives in the place of each node."""
@@ -159,6 +161,11 @@ class Draft:
         tensors = [tensor for tensor in self.graph.initializer if tensor.name in needed]
         del self.graph.initializer[:]
         self.graph.initializer.extend(tensors)
+
+
+def is_ours(node: Node, kind: str) -> bool:
+    """Tell whether a node stands for one of bitplan's quantizers: "Quantize" or "Weight"."""
+    return bool(node.domain == DOMAIN and node.op_type == kind)
 
 
 def read_plan(path: Path) -> tuple[Any, Plan]:
