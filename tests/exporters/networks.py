@@ -4,6 +4,11 @@ import torch
 from torch import nn
 
 import bitplan
+from bitplan.adapters.torchvision import torchvision
+from bitplan.adapters.transformers import bert_for_question_answering
+from bitplan.models.bert import example as bert_example
+from bitplan.models.pspnet import PSPNet
+from bitplan.models.zoo import load_model
 
 RULES = bitplan.Rules(narrow=0)
 
@@ -54,13 +59,21 @@ def made(model, example, precisions="w4a4", data=None, *, seed=0, train=True, **
     if train:
         scramble_norms_(model)
     graph = bitplan.trace(model, example, rules=RULES, name="net")
+    precisions = lowered(graph) if precisions == "mixed" else precisions
     plan = bitplan.Plan.uniform(graph, precisions if isinstance(precisions, str) else "w4a4")
     if not isinstance(precisions, str):
-        plan = plan.model_copy(update={"precisions": {**plan.precisions, **precisions}})
+        chosen = {name: bitplan.Precision.parse(precision) for name, precision in precisions.items()}
+        plan = plan.model_copy(update={"precisions": {**plan.precisions, **chosen}})
     quantized = bitplan.quantize(model, plan, **options).eval()
     batch = data if data is not None else batch_like(example, 8)
     bitplan.calibrate_(quantized, [batch])
     return quantized
+
+
+def lowered(graph):
+    """w2a2 for every second group that may be chosen, w4a4 for the others: a mixed 4/2 plan."""
+    groups = graph.selectable
+    return {layer.name: "w2a2" for group in groups[::2] for layer in group.layers}
 
 
 def batch_like(example, count, seed=1):
@@ -80,3 +93,52 @@ def scramble_norms_(model):
             nn.init.uniform_(module.bias, -0.5, 0.5)
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
+
+
+class Body(nn.Module):
+    """The parts that PSPNet wants of a backbone, small."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1, self.relu = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1, self.layer2 = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(2))
+        self.layer3 = nn.Sequential(nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU())
+        self.layer4 = nn.Sequential(nn.Conv2d(8, 16, 3, padding=2, dilation=2), nn.ReLU())
+
+
+def pspnet():
+    return PSPNet(Body(), classes=5, width=16), torch.empty(1, 3, 37, 41)
+
+
+def bert():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return bert_for_question_answering(**sizes, vocab_size=50), bert_example(9)
+
+
+def vit():
+    models = torchvision().models
+    net = models.VisionTransformer(16, 8, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=10)
+    nn.init.normal_(net.heads.head.weight)  # torchvision starts it at zero
+    return net, torch.empty(1, 3, 16, 16)
+
+
+def mobilenet():
+    setting = [[1, 8, 1, 1], [6, 8, 1, 2]]
+    return torchvision().models.MobileNetV2(10, inverted_residual_setting=setting), torch.empty(1, 3, 32, 32)
+
+
+def mixed():
+    return Mixed(), IMAGES
+
+
+def words():
+    return Words(), IDS
+
+
+def digits_transformer():
+    return load_model("digits_transformer")
+
+
+def digits_resnet():
+    return load_model("digits_resnet")

@@ -91,8 +91,9 @@ def _layer_in(exported: Any, error: BaseException) -> str:
         text += str(error)
         error = error.__cause__  # type: ignore[assignment]
     named = re.search(r"translating node %(\w+)", text)
-    for node in exported.graph.nodes:
-        if named and node.name == named[1]:
-            stack = list(node.meta.get("nn_module_stack", {}).values())
-            return str(stack[-1][0]) if stack else ""
+    nodes = [node for node in exported.graph.nodes if named and named[1] in node.name]
+    exact = [node for node in nodes if named and node.name == named[1]]
+    for node in exact or nodes:  # what was taken apart before has a part of its name
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return str(stack[-1][0]) if stack else ""
     return ""

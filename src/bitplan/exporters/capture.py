@@ -7,6 +7,8 @@ for a quantized weight (attribute `layer`). Both take and give floats.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from bitplan.adapters.onnxscript import graph_of
 from bitplan.core.errors import InputError
 from bitplan.quant.calls import WeightedCall, resolve
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, release_
+from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, original, release_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import MASK, InputQuantizer, WeightQuantizer
 
@@ -43,6 +45,7 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
             adopt_(module, _Embedding)
         elif isinstance(module, WeightedCall):
             module.__class__ = _Call
+    _show_signature_(marked)
     args, kwargs = inputs_of(example)
     names: list[str] = []
     marked.register_forward_hook(lambda _, __, outputs: names.extend(_names(outputs)))
@@ -113,6 +116,14 @@ class _Call(WeightedCall):
             return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset())
         layer = self.weight_quantizer.layer
         raise InputError(f"layer {layer!r} computes its weight as it runs, which ONNX cannot hold as codes")
+
+
+def _show_signature_(model: nn.Module) -> None:
+    """Give a quantized root, whose forward takes anything, the names of the arguments it had before."""
+    if isinstance(model, Adopted):
+        run = functools.partial(type(model).forward, model)
+        run.__signature__ = inspect.signature(functools.partial(original(model).forward, model))  # type: ignore[attr-defined]
+        model.forward = run
 
 
 def _mark_input_(module: InputQuantizer, path: str) -> None:

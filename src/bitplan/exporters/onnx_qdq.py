@@ -22,7 +22,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.folding import fold_norms_
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_codes, read_plan, type_number, width_of
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, is_ours, read_codes, read_plan, type_number, width_of
 
 _WIDTHS = {25: (2, 4, 8, 16), 21: (4, 8, 16)}  # opset → the integers it can store
 CODES = ".codes"
@@ -47,6 +47,7 @@ class Onnx:
         widths = _WIDTHS[self.opset]
         if self.fold:
             fold_norms_(draft)
+        _part_biases_(draft)
         draft.replace("Weight", lambda node, about: dequantized(draft, draft.weights[about["layer"]], node, widths))
         draft.replace("Quantize", lambda node, about: _quantized(draft, node, about, widths))
         _look_up_codes_(draft)
@@ -115,6 +116,30 @@ def _quantized(draft: Draft, node: Node, about: Mapping[str, Any], widths: tuple
         draft.node("QuantizeLinear", (value, scale), codes, f"{path}.quantize", output_dtype=kind),
         draft.node("DequantizeLinear", (codes, scale), node.output[0], f"{path}.dequantize"),
     ]
+
+
+def _part_biases_(draft: Draft) -> None:
+    """Add the biases of quantized layers in nodes of their own.
+
+    ONNX Runtime makes one integer operation of a layer between two quantizers, and rounds a bias inside it to a
+    multiple of both steps: with few bits, far from the bias.
+    """
+    weights = {node.output[0] for node in draft.graph.node if is_ours(node, "Weight")}
+    weights |= {node.output[0] for node in draft.graph.node if node.op_type == "Transpose" and node.input[0] in weights}
+
+    def rewrite(node: Node) -> list[Node]:
+        layered = node.op_type in ("Conv", "ConvTranspose", "Gemm") and node.input[1] in weights
+        bias = draft.array(node.input[2]) if layered and len(node.input) > 2 else None
+        if bias is None or draft.attributes(node).get("beta", 1.0) != 1.0:
+            return [node]
+        spatial = 0 if node.op_type == "Gemm" else len(draft.attributes(node)["kernel_shape"])
+        added = draft.floats(f"{node.input[2]}.parted", bias.reshape(*bias.shape, *[1] * spatial))
+        output, before = node.output[0], draft.fresh(f"{node.name}.unbiased")
+        node.input[:] = node.input[:2]
+        node.output[0] = before
+        return [node, draft.node("Add", (before, added), output, f"{node.name}.bias")]
+
+    draft.rebuild(rewrite)
 
 
 def _look_up_codes_(draft: Draft) -> None:
