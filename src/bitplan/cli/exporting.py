@@ -86,9 +86,7 @@ def _opened(folder: Path, own: str | None, shape: str | None) -> tuple[Any, Any,
 
     about = folder / "checkpoint.json"
     if not about.is_file():
-        raise FileError(
-            f"{folder} is no checkpoint folder of bitplan's (it has no checkpoint.json), nor a plan (.json)"
-        )
+        raise FileError(f"{folder} is neither a plan (.json) nor a checkpoint folder (with a checkpoint.json)")
     spec = load(about, Checkpoint).spec
     base, example = load_model(own) if own else load_model(spec, weightless=True) if spec else (None, None)
     model = load_checkpoint(folder, base if own else None)

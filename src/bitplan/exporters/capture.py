@@ -95,9 +95,10 @@ class _Embedding(Adopted):
     def forward(self, indices: Tensor) -> Tensor:
         """Look up in what is quantized already."""
         layer: Any = self
-        if layer.max_norm is not None:
-            raise InputError("an embedding with max_norm changes its weight as it runs: ONNX cannot hold that")
         quantizer = layer.weight_quantizer
+        if layer.max_norm is not None:
+            name = getattr(quantizer, "layer", "an embedding")
+            raise InputError(f"{name!r} has max_norm, so it changes its weight as it runs: ONNX cannot hold that")
         return F.embedding(indices, quantizer(layer.weight) if isinstance(quantizer, _Weight) else layer.weight)
 
 
