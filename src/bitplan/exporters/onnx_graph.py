@@ -48,7 +48,7 @@ class Draft:
         _refuse_large(model)
         steps, bits = weight_steps(model), source.plan.precisions
         self.weights = {
-            layer: Weight(layer, codes, steps[layer], bits[layer].weight_bits)
+            layer: Weight(layer, codes.cpu(), steps[layer].cpu(), bits[layer].weight_bits)
             for layer, codes in integer_weights(model).items()
         }
         self.proto = capture(model, source.example, opset=opset)

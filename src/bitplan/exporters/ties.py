@@ -57,7 +57,7 @@ class Taps:
                 ratio = (value / step)[moved]
                 return bool(((ratio - ratio.floor() - 0.5).abs() < _HALFWAY).all())
         return all(
-            torch.allclose(own, torch.from_numpy(array), rtol=0, atol=tolerance * float(own.abs().max()))
+            torch.allclose(own.cpu(), torch.from_numpy(array), rtol=0, atol=tolerance * float(own.abs().max()))
             for own, array in zip(leaves(outputs), found[: self._plain], strict=True)
         )
 
@@ -88,8 +88,9 @@ class Taps:
 
             def look(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, path: str = path) -> None:
                 assert isinstance(module, InputQuantizer)
-                if not seen[path] or not torch.equal(seen[path][-1][0], inputs[0]):
-                    seen[path].append((inputs[0], output, positive(module.step.detach())))
+                value = inputs[0].cpu()
+                if not seen[path] or not torch.equal(seen[path][-1][0], value):
+                    seen[path].append((value, output.cpu(), positive(module.step.detach()).cpu()))
 
             hooks.append(quantizer.register_forward_hook(look))
         try:
