@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
+    from bitplan.plan.confidence import Confidence as Confidence
+    from bitplan.plan.confidence import confidence as confidence
     from bitplan.plan.frontier import Frontier as Frontier
     from bitplan.plan.frontier import select_all as select_all
     from bitplan.quant.calibrate import calibrate_ as calibrate_
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.quant.weights import load_weights_ as load_weights_
+    from bitplan.stats.agreement import rank_correlation as rank_correlation
+    from bitplan.stats.compare import Cell as Cell
+    from bitplan.stats.compare import Comparison as Comparison
+    from bitplan.stats.compare import compare as compare
     from bitplan.tasks.base import Task as Task
     from bitplan.tasks.base import load_task as load_task
     from bitplan.tune.log import TrainLog as TrainLog
@@ -61,6 +68,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "BitplanError": "core.errors",
     "Budget": "core.budget",
+    "Cell": "stats.compare",
+    "Comparison": "stats.compare",
+    "Confidence": "plan.confidence",
     "Costs": "core.records",
     "Frontier": "plan.frontier",
     "Gains": "core.records",
@@ -81,6 +91,8 @@ _HOMES = {
     "Trial": "core.trials",
     "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
+    "compare": "stats.compare",
+    "confidence": "plan.confidence",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",
@@ -91,11 +103,13 @@ _HOMES = {
     "load_model": "models.zoo",
     "load_packed": "exporters.packed",
     "load_task": "tasks.base",
+    "load_weights_": "quant.weights",
     "open_checkpoint": "graph.checkpoint",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",
     "price": "costs.base",
     "quantize": "quant.convert",
+    "rank_correlation": "stats.agreement",
     "save": "core.store",
     "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",

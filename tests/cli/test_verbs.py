@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import bitplan
+from bitplan.cli.show import show_rows
 from bitplan.core.records import Graph, Plan
 from bitplan.core.store import save
 
@@ -47,6 +48,35 @@ def test_explain_says_gain_cost_and_reason_of_every_layer(run):
     assert "linked to layer2.0.conv1 through output of layer1.2.relu (relu_)" in line
     assert "64 input features, fewer than 128" in out
     assert "0 of 2" in next(line for line in out.splitlines() if line.startswith("layer2.0.conv1"))
+
+
+def test_explain_says_how_sure_each_choice_is(run, graph):
+    names = [group.name for group in graph.selectable]
+    gains = bitplan.Gains(
+        method="m", choices=("w2a2", "w4a4"), graph=graph.id, rows=dict.fromkeys(names, (0.0, 5.0)),
+        errors=dict.fromkeys(names, (0.0, 1.0)),
+    )  # fmt: skip
+    files = []
+    for record in (graph, gains, bitplan.price("memory", graph)):
+        files.append(f"{record.kind()}.json")
+        save(record, files[-1])
+    code, out, err = run("select", *files, "--budget", "80%", "--explain")
+    assert code == 0, err
+    assert "groups are a stable core" in out.splitlines()[-1]
+    assert "sure" in next(line for line in out.splitlines() if line.startswith("layer"))
+    assert "%" in next(line for line in out.splitlines() if line.startswith("b "))
+    code, out, _ = run("plan", "resnet50", "--gain", "uniform", "--budget", "70%", "--explain")
+    assert "The gains by uniform carry no standard errors" in out.splitlines()[-1]
+    assert "sure" not in next(line for line in out.splitlines() if line.startswith("layer"))
+
+
+def test_gains_are_shown_with_their_errors(graph, capsys):
+    names = [group.name for group in graph.selectable]
+    rows = dict.fromkeys(names, (0.0, 5.0))
+    gains = bitplan.Gains(method="m", choices=("w2a2", "w4a4"), graph=graph.id, rows=rows, errors={"b": (0.0, 0.25)})
+    show_rows(gains)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[-3:]] == [["a", "0", "5"], ["b", "0", "5", "±", "0.25"], ["c", "0", "5"]]
 
 
 def test_frontier_shows_the_budgets_and_all_points_as_json(run):

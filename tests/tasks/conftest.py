@@ -1,7 +1,8 @@
 """Small data sets on disk."""
 
 import pytest
-from formats import encoded, noise, write_folders, write_parquet
+from formats import encoded, noise, scene, write_camvid, write_cityscapes, write_folders, write_parquet
+from squads import OPTIONS, write_json, write_tokenizer
 
 
 @pytest.fixture
@@ -17,3 +18,24 @@ def cifar_parquet(tmp_path):
 def imagenet_folders(tmp_path):
     write_folders(tmp_path / "imagenet")
     return tmp_path / "imagenet"
+
+
+@pytest.fixture
+def squad_options(tmp_path):
+    data, words = write_json(tmp_path / "squad"), write_tokenizer(tmp_path / "bert")
+    return {"data": str(data), "tokenizer": str(words), **OPTIONS}
+
+
+@pytest.fixture
+def camvid_parquet(tmp_path):
+    folder = tmp_path / "camvid"
+    for split, first, count in (("train", 0, 10), ("val", 100, 5)):
+        scenes = [scene(36, 48, range(12), seed=first + row) for row in range(count)]
+        write_camvid(folder / f"camvid-{split}.parquet", scenes)
+    return folder
+
+
+@pytest.fixture
+def cityscapes_tree(tmp_path):
+    write_cityscapes(tmp_path / "cityscapes")
+    return tmp_path / "cityscapes"

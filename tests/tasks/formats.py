@@ -1,4 +1,4 @@
-"""Small data in the real formats: what is published as CIFAR-10 and ImageNet, with a few images each."""
+"""Small data in the real formats: what is published as CIFAR-10, ImageNet, CamVid and Cityscapes, with a few images."""
 
 from __future__ import annotations
 
@@ -78,3 +78,40 @@ def write_folders(root, count=2):
             for row, pixels in enumerate(noise(count, 40, 56, seed=100 * seed + label)):
                 kind = "jpeg" if row else "png"
                 (folder / f"{synset}_{row}.{'JPEG' if row else 'png'}").write_bytes(encoded(pixels, kind))
+
+
+def scene(height, width, values, seed=0):
+    """A street of four upright blocks: a noisy image, each value in its own colour, and its label."""
+    draw = np.random.default_rng(seed)
+    blocks = draw.choice(np.array(values, np.uint8), (1, 4))
+    label = np.kron(blocks, np.ones((height, -(-width // 4)), np.uint8))[:, :width]
+    colours = np.random.default_rng(0).integers(20, 236, (256, 3))
+    image = (colours[label] + draw.integers(-20, 20, (height, width, 3))).astype(np.uint8)
+    return image, label
+
+
+def write_camvid(path, scenes):
+    """Pairs of image and label, as arrays or as the bytes of their files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [[item if isinstance(item, bytes | None) else encoded(item, "png") for item in pair] for pair in scenes]
+    columns = {"name": [f"{row}.png" for row in range(len(files))]}
+    for place, name in enumerate(("image_png", "label_png")):
+        columns[name] = pyarrow.array([pair[place] for pair in files], pyarrow.binary())
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_cityscapes(root, height=48, width=96, cities=("aachen", "zurich"), count=3):
+    """Images and labels (ids of the 34) by the common beginning of their paths below leftImg8bit and gtFine."""
+    written = {}
+    for split in ("train", "val"):
+        for city in cities:
+            for row in range(count):
+                stem = f"{split}/{city}/{city}_{row:06}_000019"
+                written[stem] = scene(height, width, range(34), seed=len(written))
+                for kind, ending, pixels in zip(
+                    ("leftImg8bit", "gtFine"), ("leftImg8bit", "gtFine_labelIds"), written[stem], strict=True
+                ):
+                    file = root / kind / f"{stem}_{ending}.png"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(encoded(pixels, "png"))
+    return written

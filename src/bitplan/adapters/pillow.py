@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,31 +14,57 @@ from bitplan.core.errors import FileError, MissingExtra
 if TYPE_CHECKING:
     from PIL.Image import Image as Image
 
+T = TypeVar("T")
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
 
 def decode(source: bytes | str) -> Image:
     """The RGB image in some bytes or at a path; the error for a damaged one says why, the caller adds its name."""
+    return _read(source, lambda image: image.convert("RGB"))
+
+
+def decode_classes(source: bytes | str) -> np.ndarray:
+    """uint8 (H, W): the bytes of an image that has one per pixel, such as a label; errors as for `decode`."""
+    return _read(source, _bytes)
+
+
+def _bytes(image: Image) -> np.ndarray:
+    if image.mode not in ("L", "P"):  # grey, or numbers of colours in a palette
+        raise FileError(f"its pixels are {image.mode}, not one byte each")
+    return pixels(image)
+
+
+def _read(source: bytes | str, use: Callable[[Image], T]) -> T:
     if importlib.util.find_spec("PIL") is None:
         raise MissingExtra("pillow", "vision", "decoding images")
     import PIL.Image
 
     try:
         with PIL.Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return image.convert("RGB")
+            return use(image)
     except Exception as error:  # pillow's readers raise many kinds on a damaged file
         why = "not an image in a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
         raise FileError(why.partition("\n")[0][:120] or type(error).__name__) from None
 
 
 def pixels(image: Image) -> np.ndarray:
-    """uint8 (H, W, 3), writable."""
+    """uint8 (H, W, 3), or (H, W) of a grey one; writable."""
     return np.array(image, dtype=np.uint8)
 
 
-def resized(image: Image, size: tuple[int, int], box: Box | None = None) -> Image:
-    """The part in the box, or all of it, at (width, height) `size`; bilinear and antialiased, as in torchvision."""
+def resized(image: Image, size: tuple[int, int], box: Box | None = None, *, nearest: bool = False) -> Image:
+    """The part in the box, or all of it, at (width, height) `size`; bilinear and antialiased, as in torchvision.
+
+    `nearest` takes one pixel each instead, for classes, which have no middle.
+    """
     from PIL.Image import Resampling
 
-    return image.resize(size, Resampling.BILINEAR, box=box)
+    return image.resize(size, Resampling.NEAREST if nearest else Resampling.BILINEAR, box=box)
+
+
+def resized_array(values: np.ndarray, size: tuple[int, int], box: Box, *, nearest: bool = False) -> np.ndarray:
+    """The same for uint8 (H, W, 3) or (H, W) in memory."""
+    import PIL.Image
+
+    return pixels(resized(PIL.Image.fromarray(values), size, box, nearest=nearest))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bitplan.cli import exporting
+from bitplan.cli import exporting, inspecting, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
     Cost,
     Device,
+    EngineName,
     Files,
     First,
     Fix,
@@ -27,13 +27,20 @@ from bitplan.cli.options import (
     Narrow,
     Option,
     Output,
+    RecipeFile,
     Seed,
     Selector,
+    Set,
+    Store,
     Target,
+    TaskName,
+    TaskOption,
+    Teacher,
+    TeacherWeights,
     Threads,
 )
-from bitplan.cli.steps import emit, estimated, graph_and_gains, model_of, only, priced
-from bitplan.core.errors import FileError, InputError
+from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced, sureness
+from bitplan.core.errors import InputError
 
 app = typer.Typer(
     name="bitplan",
@@ -83,7 +90,15 @@ def plan(
     narrow: Narrow = 128,
     threads: Threads = None,
     device: Device = "cpu",
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    engine: EngineName = "local",
+    store: Store = None,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -92,14 +107,16 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     graph, gains = graph_and_gains(
-        target, gain, choices, option, seed, input, RuleOptions(first, last, narrow, fix, free, link), threads, device
-    )
+        target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
+        Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
+    )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
+        sure = sureness(graph, gains, costs, budget, selector, seed) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()
@@ -127,7 +144,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = RuleOptions(first, last, narrow, fix, free, link)
-    graph, gains = graph_and_gains(target, gain, choices, option, seed, input, rules, None, "cpu")
+    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", Setting(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -185,6 +202,14 @@ def estimate(
     seed: Seed = 0,
     threads: Threads = None,
     device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    engine: EngineName = "local",
+    store: Store = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -193,7 +218,8 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    gains = estimated(method, model_of(model, device), loaded, choices, option, seed, threads)
+    setting = Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
+    gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 
@@ -206,7 +232,7 @@ def select(
     budget: Budgets,
     selector: Selector = None,
     levels: Levels = None,
-    explain: Annotated[bool, typer.Option(help="Say for each layer its gain, its cost and the reason.")] = False,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -225,56 +251,8 @@ def select(
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
-        show_plan(chosen, graph, gains, costs, explain)
-
-
-@app.command()
-def diff(first: Path, second: Path, json: Json = False) -> None:
-    """Show which layers of two plans differ."""
-    from bitplan.cli.show import show_difference
-    from bitplan.core.records import Plan
-    from bitplan.core.store import load
-
-    show_difference(load(first, Plan), load(second, Plan), as_json=json)
-
-
-@app.command(name="list")
-def list_names(
-    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, tasks, exporters or engines.")],
-    json: Json = False,
-) -> None:
-    """List what can be exchanged, by name."""
-    from bitplan.cli.show import show_names
-    from bitplan.core.errors import UnknownName
-    from bitplan.core.registry import REGISTRIES
-
-    if what not in REGISTRIES:
-        raise UnknownName("list", what, REGISTRIES)
-    if what == "models":
-        from bitplan.models.zoo import model_names
-
-        show_names({name: "" for name in model_names()}, as_json=json)
-        return
-    registry = REGISTRIES[what]
-    show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)
-
-
-@app.command()
-def validate(files: Files) -> None:
-    """Check record files: readable, complete, of a known format."""
-    from bitplan.core.record import Record
-    from bitplan.core.store import load
-
-    bad = 0
-    for file in files:
-        try:
-            record = load(file, Record)
-            print(f"{file}: {record.kind()} {record.id}, format {record.format}, valid")
-        except FileError as error:
-            bad += 1
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    if bad:
-        raise typer.Exit(2)
+        sure = sureness(graph, gains, costs, budget, selector) if explain else None
+        show_plan(chosen, graph, gains, costs, explain, sure)
 
 
 @app.command()
@@ -285,4 +263,5 @@ def demo() -> None:
     run()
 
 
-exporting.add(app)
+for verbs in (inspecting, training, exporting):
+    verbs.add(app)

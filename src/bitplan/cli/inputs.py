@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.store import load
+from bitplan.core.store import load, read_text
+from bitplan.core.trials import Recipe
 
 if TYPE_CHECKING:
+    from bitplan.engines.base import Engine
     from bitplan.graph.names import Names
     from bitplan.graph.rules import Rules
 
@@ -68,7 +71,7 @@ class Target:
 def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights: bool = False) -> Target:
     """Load a graph file, or build and trace a model; with its weights only where a method looks at them."""
     if is_checkpoint(written):
-        spec = _spec_of(Path(written))
+        spec = spec_of(Path(written))
         return _read_own(written, spec, shape, rules) if spec else _read_file(written, rules)
     if rules.link:
         raise InputError(
@@ -87,7 +90,7 @@ def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights:
     return Target(trace(model, example, rules=rules.rules(), name=written), model)
 
 
-def _spec_of(folder: Path) -> str | None:
+def spec_of(folder: Path) -> str | None:
     """The zoo's name of the model in a checkpoint that bitplan wrote, if it says one."""
     about = folder / "checkpoint.json"
     return load(about, Checkpoint).spec if about.is_file() else None
@@ -133,13 +136,13 @@ def example_of(shape: str) -> Any:
     return tuple(tensors)
 
 
-def read_options(written: Sequence[str]) -> dict[str, Any]:
+def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:
     """Read KEY=VALUE texts; numbers and true/false become what they say."""
     options: dict[str, Any] = {}
     for text in written:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InputError(f"--option {text!r} is not KEY=VALUE")
+            raise InputError(f"{flag} {text!r} is not KEY=VALUE")
         options[key] = _value(value)
     return options
 
@@ -153,3 +156,34 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def read_task(name: str, written: Sequence[str]) -> Any:
+    """The task of that name with its options."""
+    from bitplan.tasks.base import load_task
+
+    return load_task(name, **read_options(written, "--task-option"))
+
+
+def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
+    """A recipe from a TOML file (its keys, or a table `recipe` of them), with single values over the file's."""
+    content: dict[str, Any] = {}
+    if path is not None:
+        try:
+            content = tomllib.loads(read_text(path))
+        except tomllib.TOMLDecodeError as error:
+            raise InputError(f"{path} is not TOML: {error}") from None
+        content = content.get("recipe", content)
+    told = read_options(written, "--set")
+    for one, other in (("epochs", "steps"), ("steps", "epochs")):
+        if one in told:
+            content.pop(other, None)
+    return Recipe(**content | told)
+
+
+def read_engine(written: str) -> Engine:
+    """Read "local:workers=2,threads=1": an engine and its options."""
+    from bitplan.engines.base import make_engine
+
+    name, _, options = written.partition(":")
+    return make_engine(name, read_options(options.split(",") if options else (), "--engine"))

@@ -35,3 +35,18 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the r
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="How many CPU threads to use.")]
 Device = Annotated[str, typer.Option(help="Where the model is put for methods that run it: cpu, cuda, …")]
+TaskName = Annotated[str | None, typer.Option("--task", help="The task by name: its data, loss and score.")]
+TaskOption = Annotated[
+    list[str], typer.Option("--task-option", help="An option of the task: KEY=VALUE, such as data=FOLDER. Repeats.")
+]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="How to train: a .toml file with a recipe's keys.")]
+Set = Annotated[list[str], typer.Option("--set", help="A value of the recipe, over the file's: epochs=6. Repeats.")]
+Weights = Annotated[str | None, typer.Option(help="Float weights: .pth, .safetensors, a Hugging Face folder.")]
+Fresh = Annotated[list[str], typer.Option(help="Tensors that --weights may lack: 'qa_outputs.*'. Repeats.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="The network of a checkpoint folder that names none.")]
+Teacher = Annotated[str | None, typer.Option(help="The float network, for recipes that distill: a name or a folder.")]
+TeacherWeights = Annotated[str | None, typer.Option(help="The teacher's weights, where it is given by name.")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="Where jobs run: local, local:workers=2, cluster:address=auto.")
+]
+Store = Annotated[Path | None, typer.Option(help="A folder that keeps finished jobs: a killed estimate goes on there.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +13,12 @@ from rich.text import Text
 
 from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.costs.totals import total
+from bitplan.plan.confidence import Confidence
 from bitplan.plan.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDTH = 160  # where the output is no terminal
+_UNSURE = "The gains by {} carry no standard errors, so how sure each choice is cannot be said"
 
 
 def console() -> Console:
@@ -60,19 +63,26 @@ def headline(graph: Graph) -> str:
 def show_rows(record: Gains | Costs) -> None:
     """One line per group, one column per choice."""
     rows = table("group", *(f">{choice}" for choice in record.choices), title=record.label)
+    errors = getattr(record, "errors", None) or {}
     for name, row in record.rows.items():
-        rows.add_row(name, *(f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row))
+        shown = [f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row]
+        after = [f" ± {error:.2g}" if error else "" for error in errors.get(name, [0] * len(row))]
+        rows.add_row(name, *map("".join, zip(shown, after, strict=True)))
     console().print(rows)
 
 
-def show_plan(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], explain: bool) -> None:
-    """The answer first, then the layers; with reasons where asked for."""
+def show_plan(
+    plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], explain: bool, sure: Confidence | None = None
+) -> None:
+    """The answer first, then the layers; with reasons where asked for, and with how sure they are where it is known."""
     out = console()
     out.print(headline(graph))
     for line in plan_lines(plan, graph):
         out.print(line)
     out.print()
-    out.print(_explained(plan, graph, gains, costs[0]) if explain else _bars(plan, graph))
+    out.print(_explained(plan, graph, gains, costs[0], sure) if explain else _bars(plan, graph))
+    if explain:
+        out.print(f"\n{sure or _UNSURE.format(gains.method)}")
     if graph.unreached:
         out.print(f"\nNot reached by the example input, so not planned: {', '.join(graph.unreached)}")
 
@@ -105,12 +115,13 @@ def _bars(plan: Plan, graph: Graph) -> Table:
     return rows
 
 
-def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
-    """Group, gain and cost of every layer's choice, and why it is fixed or what it is linked through."""
-    rows = table("layer", "bits", "group", ">gain", f">{cost.name}", "why")
+def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None) -> Table:
+    """Group, gain and cost of every layer's choice, how sure it is, and why it is fixed or linked."""
+    rows = table("layer", "bits", "group", ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
     leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
         precision, group = plan.precisions[layer.name], leader[layer.name]
+        kept = ""
         if layer.fixed:
             gain, price = "", f"{cost.fixed.get(layer.name, 0):,}"
         else:
@@ -118,9 +129,11 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs) -> Table:
             first = group == layer.name
             gain = f"{gains.rows[group][pick]:.4g} of {gains.rows[group][-1]:.4g}" if first else "″"
             price = f"{cost.rows[group][pick]:,}" if first else "″"
+            kept = f"{sure.share(group):.0%}" if sure and first else "″"
         rows.add_row(
-            layer.name, _bits(precision.weight_bits, str(precision)), group, gain, price, _reason(layer, graph)
-        )
+            layer.name, _bits(precision.weight_bits, str(precision)), group, gain, price, *([kept] if sure else []),
+            _reason(layer, graph),
+        )  # fmt: skip
     return rows
 
 
@@ -206,3 +219,13 @@ def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
 
 def _print_json(content: object) -> None:
     print(json.dumps(content, indent=1))
+
+
+def show_score(task: Any, scores: Mapping[str, float], facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """What a network scores on a task's test split, and what else there is to say."""
+    if as_json:
+        print(json.dumps({"task": task.name, "scores": dict(scores), **facts}))
+        return
+    shown = ", ".join(f"{metric} {score:.2f}" for metric, score in scores.items())
+    more = "".join(f"; {name} {value}" for name, value in facts.items())
+    print(f"{shown} on the {task.size('test'):,} test samples of {task.name}{more}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,45 @@ if TYPE_CHECKING:
 
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
+    from bitplan.gains.base import Context
+    from bitplan.plan.confidence import Confidence
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may use, as typed."""
+
+    seed: int = 0
+    threads: int | None = None
+    task: str | None = None
+    task_option: Sequence[str] = ()
+    recipe: Path | None = None
+    set: Sequence[str] = ()
+    teacher: str | None = None
+    teacher_weights: str | None = None
+    engine: str = "local"
+    store: Path | None = None
+
+    def context(self, progress: Any) -> Context:
+        """Load what was named."""
+        from bitplan.cli.inputs import read_engine, read_recipe, read_task
+        from bitplan.cli.networks import load_teacher
+        from bitplan.gains.base import Context
+
+        return Context(
+            task=None if self.task is None else read_task(self.task, self.task_option),
+            recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
+            teacher=load_teacher(self.teacher, self.teacher_weights),
+            seed=self.seed,
+            engine=None if self.engine == "local" else read_engine(self.engine),
+            store=self.store,
+            progress=progress,
+        )
 
 
 def graph_and_gains(
-    target: str, gain: str, choices: str, option: Sequence[str], seed: int,
-    shape: str | None, rules: Any, threads: int | None, device: str,
+    target: str, gain: str, choices: str, option: Sequence[str],
+    shape: str | None, rules: Any, device: str, setting: Setting,
 ) -> tuple[Graph, Gains]:  # fmt: skip
     """Build, trace and estimate; weights are loaded only where the method looks at them."""
     from bitplan.cli.inputs import read_target
@@ -34,7 +69,7 @@ def graph_and_gains(
     model: Any = found.model if needs else None
     if hasattr(model, "to"):  # a module, not an opened checkpoint
         model = model.to(device)
-    return found.graph, estimated(gain, model, found.graph, choices, option, seed, threads)
+    return found.graph, estimated(gain, model, found.graph, choices, option, setting)
 
 
 def _refuse_without_weights(target: str, gain: str) -> None:
@@ -60,8 +95,12 @@ def model_of(name: str | None, device: str) -> Any:
     """The model of that name, with its weights, or None."""
     if name is None:
         return None
-    from bitplan.cli.inputs import is_checkpoint
+    from bitplan.cli.inputs import is_checkpoint, spec_of
 
+    if spec_of(Path(name)):
+        from bitplan.cli.networks import load_network
+
+        return load_network(name, None, ()).model.to(device)
     if is_checkpoint(name):
         return name
     from bitplan.models.zoo import load_model
@@ -69,19 +108,13 @@ def model_of(name: str | None, device: str) -> Any:
     return load_model(name)[0].to(device)
 
 
-def estimated(
-    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], seed: int, threads: int | None
-) -> Gains:
-    """Estimate with a progress bar."""
-    from bitplan.gains.base import Context
+def estimated(method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: Setting) -> Gains:
+    """Estimate with a progress bar; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    with _progress() as progress:
-        context = Context(seed=seed, progress=progress)
+    limit_threads(setting.threads)
+    with progress_bar("estimating") as progress:
+        context = setting.context(progress)
         return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
 
 
@@ -97,6 +130,17 @@ def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: 
     if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
         wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
     return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+
+
+def sureness(
+    graph: Graph, gains: Gains, costs: Sequence[Costs], budgets: Sequence[str], selector: str | None, seed: int = 0
+) -> Confidence | None:
+    """How sure each choice is, where the gains carry standard errors."""
+    from bitplan.plan.confidence import confidence
+
+    if gains.errors is None:
+        return None
+    return confidence(graph, gains, costs, budget=budgets, selector=selector, seed=seed)
 
 
 def only(records: Sequence[Record], kind: type[Any]) -> Any:
@@ -119,9 +163,17 @@ def emit(record: Record, output: Path | None, json: bool) -> bool:
     return json
 
 
+def limit_threads(threads: int | None) -> None:
+    """Let torch use so many CPU threads, where that was asked for."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar on the terminal while a method works; nothing where the output is no terminal."""
+def progress_bar(what: str) -> Iterator[Any]:
+    """A bar on the terminal during long work; nothing where the output is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -129,5 +181,5 @@ def _progress() -> Iterator[Any]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("estimating", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

@@ -23,9 +23,10 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
-from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
+from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.quant.weights import fill_
 
 FORMAT = "1"
 

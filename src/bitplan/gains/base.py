@@ -15,6 +15,7 @@ from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
+from bitplan.engines.base import Engine
 from bitplan.plan.feasible import check_selectable
 
 Progress = Callable[[int, int, str], None]
@@ -23,13 +24,18 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may use besides the model and its graph; most use little of it."""
+    """What a method may use besides the model and its graph; most use little of it.
+
+    `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
+    `engine`, and their outcomes are kept in the folder `store`, from where a killed estimate goes on.
+    """
 
     task: Any = None
     recipe: Recipe | None = None
+    teacher: Any = None
     seed: int = 0
-    engine: Any = None
-    store: Any = None
+    engine: Engine | None = None
+    store: Path | None = None
     progress: Progress | None = None
 
 
@@ -48,7 +54,8 @@ class Gain(Protocol):
 
     It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. Two class
     attributes may be set: `selector` names the selector that the method is defined with ("exact" unless said), and
-    `structural = True` says that the graph is enough, so that no weights need to be loaded.
+    `structural = True` says that the graph is enough, so that no weights need to be loaded. A method that trains for
+    long can tell beforehand what it will take: `expected(model, graph, choices, context)`, as `gains/alps.py` does.
     """
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -118,7 +125,8 @@ def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str
 
 def _options(gain: Gain) -> dict[str, Any]:
     fields: dict[str, Any] = dataclasses.asdict(gain)  # type: ignore[call-overload]
-    return {key: value for key, value in fields.items() if value is not None}
+    shown = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return {key: value for key, value in shown.items() if value is not None}
 
 
 def _sum(values: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:

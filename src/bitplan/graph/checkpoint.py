@@ -7,7 +7,6 @@ that is open: the operating system ends a process that reads mapped bytes which 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from pathlib import Path
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import FileError
 from bitplan.core.records import Plan
-from bitplan.core.store import load, read_text
+from bitplan.core.shards import INDEX, lacking, read_index
+from bitplan.core.store import load
 from bitplan.graph.files.packed import refuse_foreign, refuse_packed
 from bitplan.graph.files.pickled import load_pickled
 from bitplan.graph.files.safetensors import map_safetensors
 from bitplan.graph.files.tensors import FLOATS, Tensor
-
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -95,23 +93,11 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
 
 def _open_shards(index: Path) -> dict[str, Tensor]:
     """Every tensor that the index lists, from the shard that it names."""
-    try:
-        listed = json.loads(read_text(index))["weight_map"]
-        shards = sorted(set(listed.values()))
-    except FileError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FileError(f"{index} is not an index of shards: it has no weight_map of names") from None
-    opened: dict[str, dict[str, Tensor]] = {}
-    for shard in shards:
-        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
-            raise FileError(f"{index} names the shard {shard!r}, which is not a file beside it")
-        if not (index.parent / shard).is_file():
-            raise FileError(f"the shard {shard} that {index} names is missing; download it again")
-        opened[shard] = map_safetensors(index.parent / shard)
+    listed = read_index(index)
+    opened = {shard: map_safetensors(shard) for shard in sorted(set(listed.values()))}
     for name, shard in listed.items():
         if name not in opened[shard]:
-            raise FileError(f"{index} says that {name!r} is in {shard}, but it is not; download both again")
+            raise lacking(index, name, shard)
     return _in_order({name: opened[shard][name] for name, shard in listed.items()})
 
 

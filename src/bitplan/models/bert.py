@@ -27,6 +27,17 @@ def bert_large() -> tuple[nn.Module, Example]:
     return bert_for_question_answering(**sizes), example()
 
 
+def minilm_l6() -> tuple[nn.Module, Example]:
+    """6 layers of width 384; 23 million parameters (MiniLM, Wang et al. 2020, with every second layer left out)."""
+    sizes = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    }
+    return bert_for_question_answering(**sizes), example()
+
+
 def example(tokens: int = TOKENS) -> Example:
     """One window of a question and its context."""
     ids = torch.zeros(1, tokens, dtype=torch.long, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,6 +34,31 @@ def select(
     keeps the earlier layer at the higher precision. `selector` is the one that the gains' method is defined with
     unless named. `levels=10000` rounds the gains to whole levels first, as the paper does.
     """
+    posed = pose(graph, gains, costs, budget, levels)
+    name, solve = selector_of(selector, gains)
+    problem, limited = posed.problem, posed.costs
+    selection = checked(solve(problem), problem, name)
+    prices = [_shadow_price(problem, solve, selection, index, gains) for index in range(len(limited))]
+    return make_plan(graph, gains, limited, problem, selection, [str(one) for one in posed.budgets], prices, name)
+
+
+@dataclass(frozen=True)
+class Posed:
+    """The problem of some budgets that can be met, and the cost that each of them limits."""
+
+    budgets: tuple[Budget, ...]
+    costs: tuple[Costs, ...]
+    problem: Problem
+
+
+def pose(
+    graph: Graph,
+    gains: Gains,
+    costs: Costs | Iterable[Costs],
+    budget: BudgetLike | Sequence[BudgetLike],
+    levels: int | None = None,
+) -> Posed:
+    """Read the budgets and put the problem in whole numbers, or say why there is none."""
     priced = [costs] if isinstance(costs, Costs) else list(costs)
     check_selectable(graph)
     check_provenance(graph, gains, priced)
@@ -44,11 +70,13 @@ def select(
     capacities = [one.capacity(whole(one, graph, cost)) for one, cost in zip(budgets, limited, strict=True)]
     problem = make_problem(graph, gains, limited, capacities, levels)
     check_feasible(budgets, limited, graph, problem)
+    return Posed(tuple(budgets), tuple(limited), problem)
+
+
+def selector_of(selector: str | Selector | None, gains: Gains) -> tuple[str, Selector]:
+    """The selector asked for, or else the one that the gains' method is defined with, and its name."""
     name = selector if isinstance(selector, str) else gains.selector if selector is None else "custom"
-    solve: Selector = selector if callable(selector) else SELECTORS.get(name)
-    selection = checked(solve(problem), problem, name)
-    prices = [_shadow_price(problem, solve, selection, index, gains) for index in range(len(limited))]
-    return make_plan(graph, gains, limited, problem, selection, [str(one) for one in budgets], prices, name)
+    return name, selector if callable(selector) else SELECTORS.get(name)
 
 
 def check_provenance(graph: Graph, gains: Gains, costs: Sequence[Costs]) -> None:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import secrets
 import shutil
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import Checkpoint
-from bitplan.core.errors import FileError, InputError, UnknownName, suggestion
+from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, save
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.weights import fill_, read_safetensors, read_weights
 
 _TENSORS = "model.safetensors"
 _ABOUT = "checkpoint.json"
-_WRAPPINGS = ("state_dict", "model", "model_state_dict")  # where training scripts keep it
 
 
 def save_checkpoint(
@@ -78,7 +76,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         if model is None:
             raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
         filled = copy.deepcopy(model)
-        fill_(filled, _foreign(source), source)
+        fill_(filled, read_weights(source), source)
         return filled
     about = load(source / _ABOUT, Checkpoint)
     base = from_zoo(about.spec, source) if model is None else model
@@ -87,7 +85,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     else:
         options: Any = about.options
         filled = quantize(base, about.plan, **options)
-    tensors = _read(source / _TENSORS)
+    tensors = read_safetensors(source / _TENSORS)
     for name, stored in about.tied.items():
         if stored not in tensors:
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {_TENSORS}")
@@ -144,54 +142,3 @@ def _swap_(new: Path, target: Path) -> None:
 
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise FileError(f"cannot read {path}: there is no such file") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise FileError(f"{path} is cut off or not a safetensors file ({_line(error)}): fetch it again") from None
-
-
-def _foreign(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return _read(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise FileError(
-            f"{path} wants to run code when it is read, so it is refused: save its state_dict() alone, "
-            "best as safetensors"
-        ) from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise FileError(f"{path} is cut off or not a PyTorch file ({_line(error)}): fetch it again") from None
-    for key in _WRAPPINGS:
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise FileError(f"{path} holds no state_dict of tensors")
-    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
-
-
-def fill_(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Put tensors into a model that has exactly these; a difference is said by name."""
-    expected = model.state_dict()
-    counters = {n: v for n, v in expected.items() if n.endswith("num_batches_tracked")}
-    tensors = counters | tensors  # files older than torch 0.4.1 lack them
-    for name in sorted(expected.keys() - tensors.keys()):
-        raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, tensors)}")
-    for name in sorted(tensors.keys() - expected.keys()):
-        raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
-            shapes = f"{tuple(tensor.shape)} in the file, {tuple(expected[name].shape)} in the model"
-            raise FileError(f"{source}: {name} is {shapes}: the model is not the one that was saved")
-    model.load_state_dict(tensors)
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:120]

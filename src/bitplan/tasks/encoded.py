@@ -36,14 +36,19 @@ class Encoded:
 
     def read(self, row: int, view: Callable[[pillow.Image], T], on_corrupt: OnCorrupt) -> T | None:
         """What `view` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
-        try:
-            return view(pillow.decode(self.sources[row]))
-        except FileError as error:
-            if on_corrupt == "skip":
-                _log.warning("skipped %s: %s", self.names[row], error)
-                return None
-            advice = "fetch it again, or give the option on_corrupt=skip"
-            raise FileError(f"the image {self.names[row]} cannot be read ({error}): {advice}") from None
+        return readable(self.names[row], lambda: view(pillow.decode(self.sources[row])), on_corrupt)
+
+
+def readable(name: str, read: Callable[[], T], on_corrupt: OnCorrupt) -> T | None:
+    """What `read` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
+    try:
+        return read()
+    except FileError as error:
+        if on_corrupt == "skip":
+            _log.warning("skipped %s: %s", name, error)
+            return None
+        advice = "fetch it again, or give the option on_corrupt=skip"
+        raise FileError(f"the image {name} cannot be read ({error}): {advice}") from None
 
 
 def parquet_files(folder: Path, word: str, other: str) -> list[Path]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,12 +16,12 @@ from torch import Tensor
 
 from bitplan.adapters import pillow
 from bitplan.core.errors import FileError, InputError
+from bitplan.tasks.ahead import read_ahead
 from bitplan.tasks.base import Split
 from bitplan.tasks.classification import Classification, Labelled
 from bitplan.tasks.encoded import Encoded, class_folders, from_folders, from_parquet, parquet_files
-from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt, check_on_corrupt, check_request, order
+from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt, check_counts, check_on_corrupt, check_request, order
 
-_AHEAD = 2  # batches that are being decoded while one is used
 _FOLDERS = {"train": "train", "test": "val"}
 # Without training images, those for calibration take their place.
 _PARQUET = {"train": ("train", "calib"), "test": ("val",)}
@@ -56,10 +54,7 @@ class ImageNet(Classification):
 
     def __post_init__(self) -> None:
         check_on_corrupt(self.on_corrupt)
-        for option in ("train_size", "test_size", "resize", "classes", "workers"):
-            value = getattr(self, option)
-            if type(value) is not int or value < 1:
-                raise InputError(f"{option} is {value!r}: it must be a whole number of at least 1")
+        check_counts(self, ("train_size", "test_size", "resize", "classes", "workers"))
         if self.resize < self.test_size:
             raise InputError(f"resize is {self.resize}, smaller than test_size, {self.test_size}: raise resize")
 
@@ -104,24 +99,18 @@ class ImageNet(Classification):
 
     def _decoded(self, encoded: Encoded, batch_size: int, seed: int | None, *, augmented: bool) -> Iterator[Labelled]:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = iter(order(len(encoded), batch_size, generator))
-        with ThreadPoolExecutor(self.workers) as pool:
-            ahead: deque[list[tuple[int, Future[np.ndarray | None]]]] = deque()
-            try:
-                while True:
-                    while len(ahead) <= _AHEAD and (batch := next(rows, None)) is not None:
-                        views = self._views(len(batch), generator if augmented else None)
-                        ahead.append([
-                            (row, pool.submit(encoded.read, row, view, self.on_corrupt))
-                            for row, view in zip(batch.tolist(), views, strict=True)
-                        ])  # fmt: skip
-                    if not ahead:
-                        return
-                    read = [(row, future.result()) for row, future in ahead.popleft()]
-                    if any(pixels is not None for _, pixels in read):
-                        yield _batch(read, encoded.labels)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        rows = order(len(encoded), batch_size, generator)
+        jobs = (self._jobs(encoded, batch.tolist(), generator if augmented else None) for batch in rows)
+        for batch, decoded in zip(rows, read_ahead(jobs, self.workers), strict=True):
+            read = list(zip(batch.tolist(), decoded, strict=True))
+            if any(pixels is not None for _, pixels in read):
+                yield _batch(read, encoded.labels)
+
+    def _jobs(
+        self, encoded: Encoded, rows: list[int], generator: torch.Generator | None
+    ) -> list[Callable[[], np.ndarray | None]]:
+        views = self._views(len(rows), generator)
+        return [partial(encoded.read, row, view, self.on_corrupt) for row, view in zip(rows, views, strict=True)]
 
     def _views(self, count: int, generator: torch.Generator | None) -> list[View]:
         """How each image of a batch is looked at; drawn here, so that the order of the threads does not matter."""

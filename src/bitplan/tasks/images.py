@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.tasks.base import Split
-from bitplan.tasks.classification import Labelled
+from bitplan.tasks.labelled import Labelled
 
 OnCorrupt = Literal["stop", "skip"]
 
@@ -97,6 +97,14 @@ def check_on_corrupt(value: str) -> None:
     """Refuse a word other than stop and skip."""
     if value not in get_args(OnCorrupt):
         raise UnknownName("on_corrupt", value, get_args(OnCorrupt))
+
+
+def check_counts(task: object, options: tuple[str, ...]) -> None:
+    """Refuse an option that is not a whole number of at least 1."""
+    for option in options:
+        value = getattr(task, option)
+        if type(value) is not int or value < 1:
+            raise InputError(f"{option} is {value!r}: it must be a whole number of at least 1")
 
 
 def checked_labels(labels: list[Any], classes: int, source: Path) -> Tensor:

@@ -71,6 +71,11 @@ def evaluate(model: nn.Module, task: Task) -> float:
     return float(task.score(model))
 
 
+def steps_of(task: Task, recipe: Recipe) -> int:
+    """How many steps a training by this recipe takes, in one process."""
+    return _pace(task, recipe, 1).total
+
+
 @dataclass(frozen=True)
 class _Pace:
     """How many steps there are in all and in an epoch, and how many samples one process sees at once."""

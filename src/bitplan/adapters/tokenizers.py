@@ -1,0 +1,83 @@
+"""BERT's word pieces from a local folder, through Hugging Face tokenizers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitplan.core.errors import FileError, MissingExtra
+from bitplan.core.store import read_text
+
+_WHOLE, _WORDS, _SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of a text: their ids, and where each begins and ends, in characters."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class WordPieces:
+    """A tokenizer, how many words it knows, and the ids of the three marks that BERT needs."""
+
+    words: int
+    begin: int
+    between: int
+    padding: int
+    library: Any
+
+    def __call__(self, texts: Sequence[str]) -> list[Pieces]:
+        """The pieces of each text as it stands: no marks, nothing cut off, nothing padded."""
+        found = self.library.encode_batch(list(texts), add_special_tokens=False)
+        return [Pieces(one.ids, one.offsets) for one in found]
+
+
+def load_word_pieces(folder: Path) -> WordPieces:
+    """The tokenizer of a folder with `tokenizer.json`, or with `vocab.txt` (lower case, unless its settings differ)."""
+    if importlib.util.find_spec("tokenizers") is None:
+        raise MissingExtra("tokenizers", "text", f"reading the tokenizer in {folder}")
+    import tokenizers
+
+    path = folder / (_WHOLE if (folder / _WHOLE).is_file() else _WORDS)
+    if not path.is_file():
+        raise FileError(
+            f"there is no tokenizer in {folder}: download {_WHOLE}, or {_WORDS}, of your model (for BERT-base: "
+            f"https://huggingface.co/google-bert/bert-base-uncased) and put it there; "
+            "another folder is given as the option tokenizer"
+        )
+    read_text(path)  # says in one line what prevents it
+    try:
+        if path.name == _WHOLE:
+            library: Any = tokenizers.Tokenizer.from_file(str(path))
+        else:
+            library = tokenizers.BertWordPieceTokenizer(str(path), lowercase=_lower_case(folder / _SETTINGS))
+    except Exception as error:  # the library raises bare exceptions
+        line = str(error).strip().partition("\n")[0][:120]
+        raise FileError(f"{path} is cut off or not a tokenizer ({line}): fetch it again") from None
+    library.no_truncation()
+    library.no_padding()
+    begin, between, padding = (_mark(library, word, path) for word in ("[CLS]", "[SEP]", "[PAD]"))
+    return WordPieces(library.get_vocab_size(), begin, between, padding, library)
+
+
+def _mark(library: Any, word: str, path: Path) -> int:
+    number: int | None = library.token_to_id(word)
+    if number is None:
+        raise FileError(f"{path} has no {word}: it is not BERT's tokenizer; take that of the model to be trained")
+    return number
+
+
+def _lower_case(settings: Path) -> bool:
+    if not settings.is_file():
+        return True
+    try:
+        return bool(json.loads(read_text(settings)).get("do_lower_case", True))
+    except (ValueError, AttributeError):
+        raise FileError(f"{settings} is not a tokenizer's JSON: fetch it again") from None

@@ -1,0 +1,65 @@
+"""The verbs that look at what there is: diff, list, validate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bitplan.cli.options import Files, Json
+from bitplan.core.errors import FileError
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    app.command()(diff)
+    app.command(name="list")(list_names)
+    app.command()(validate)
+
+
+def diff(first: Path, second: Path, json: Json = False) -> None:
+    """Show which layers of two plans differ."""
+    from bitplan.cli.show import show_difference
+    from bitplan.core.records import Plan
+    from bitplan.core.store import load
+
+    show_difference(load(first, Plan), load(second, Plan), as_json=json)
+
+
+def list_names(
+    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, tasks, exporters or engines.")],
+    json: Json = False,
+) -> None:
+    """List what can be exchanged, by name."""
+    from bitplan.cli.show import show_names
+    from bitplan.core.errors import UnknownName
+    from bitplan.core.registry import REGISTRIES
+
+    if what not in REGISTRIES:
+        raise UnknownName("list", what, REGISTRIES)
+    if what == "models":
+        from bitplan.models.zoo import model_names
+
+        show_names({name: "" for name in model_names()}, as_json=json)
+        return
+    registry = REGISTRIES[what]
+    show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)
+
+
+def validate(files: Files) -> None:
+    """Check record files: readable, complete, of a known format."""
+    from bitplan.core.record import Record
+    from bitplan.core.store import load
+
+    bad = 0
+    for file in files:
+        try:
+            record = load(file, Record)
+            print(f"{file}: {record.kind()} {record.id}, format {record.format}, valid")
+        except FileError as error:
+            bad += 1
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    if bad:
+        raise typer.Exit(2)

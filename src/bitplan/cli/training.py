@@ -1,0 +1,190 @@
+"""The verbs that have data: quantize, finetune, evaluate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitplan.cli.options import (
+    First,
+    Fix,
+    Free,
+    Fresh,
+    Input,
+    Json,
+    Last,
+    ModelName,
+    Narrow,
+    RecipeFile,
+    Seed,
+    Set,
+    TaskName,
+    TaskOption,
+    Teacher,
+    TeacherWeights,
+    Threads,
+    Weights,
+)
+from bitplan.cli.steps import limit_threads, progress_bar
+from bitplan.core.errors import InputError
+
+if TYPE_CHECKING:
+    from bitplan.core.records import Plan
+
+Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
+Needed = Annotated[str, typer.Option("--task", help="The task by name: its data, loss and score.")]
+Folder = Annotated[Path, typer.Option("--output", "-o", help="The checkpoint folder to write.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    for verb in (quantize, finetune, evaluate):
+        app.command()(verb)
+
+
+def quantize(
+    source: Source,
+    output: Folder,
+    plan: Annotated[Path | None, typer.Option(help="A plan file.")] = None,
+    to: Annotated[str | None, typer.Option(help="Instead of a plan: one precision for all, such as w4a4.")] = None,
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
+    plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
+    method: Annotated[str | None, typer.Option(help="lsq: learned steps; faq: a percentile, fixed.")] = None,
+    percentile: Annotated[float | None, typer.Option(help="For faq: of magnitudes, such as 99.99.")] = None,
+    per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
+    fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,
+    weights: Weights = None,
+    fresh: Fresh = [],
+    model: ModelName = None,
+    input: Input = None,
+    fix: Fix = [],
+    free: Free = [],
+    first: First = "w8a8",
+    last: Last = "w8a8",
+    narrow: Narrow = 128,
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
+    from bitplan.cli.networks import load_network
+    from bitplan.quant.convert import quantize as quantize_model
+
+    if (plan is None) == (to is None):
+        raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
+    limit_threads(threads)
+    network = load_network(source, weights, fresh, model, seed)
+    chosen = _read_plan(plan)
+    if chosen is None:
+        from bitplan.cli.inputs import RuleOptions
+        from bitplan.core.records import Plan
+
+        chosen = Plan.uniform(network.graph(input, RuleOptions(first, last, narrow, fix, free)), to or "")
+    told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
+    made = quantize_model(network.model, chosen, **told)
+    if task is not None:
+        _calibrate_(made, task, task_option, samples, None if plain else seed)
+    elif _uncalibrated(made):
+        print("no --task: the first training batch will set the input steps", file=sys.stderr)
+    _keep(made, output, network.spec)
+
+
+def finetune(
+    source: Source,
+    task: Needed,
+    output: Folder,
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    task_option: TaskOption = [],
+    weights: Weights = None,
+    fresh: Fresh = [],
+    model: ModelName = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
+    from bitplan.cli.inputs import read_recipe, read_task
+    from bitplan.cli.networks import load_network, load_teacher
+    from bitplan.tune.loop import finetune_
+
+    told, chosen = read_recipe(recipe, set), read_task(task, task_option)
+    limit_threads(threads)
+    network = load_network(source, weights, fresh, model, seed)
+    guide = load_teacher(teacher, teacher_weights, model)
+    work = output.with_name(f"{output.name}.training")
+    with progress_bar("fine-tuning") as progress:
+        log = finetune_(network.model, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
+    _keep(network.model, output, network.spec)
+    facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / "log.jsonl")}
+    _score(network.model, chosen, json, **facts)
+
+
+def evaluate(
+    source: Source,
+    task: Needed,
+    task_option: TaskOption = [],
+    weights: Weights = None,
+    fresh: Fresh = [],
+    model: ModelName = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Score a network on the test split of a task: checkpoint → score."""
+    from bitplan.cli.inputs import read_task
+    from bitplan.cli.networks import load_network
+
+    chosen = read_task(task, task_option)
+    limit_threads(threads)
+    _score(load_network(source, weights, fresh, model, seed).model, chosen, json)
+
+
+def _read_plan(path: Path | None) -> Plan | None:
+    from bitplan.core.records import Plan
+    from bitplan.core.store import load
+
+    return None if path is None else load(path, Plan)
+
+
+def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: int | None) -> None:
+    import itertools
+
+    from bitplan.cli.inputs import read_task
+    from bitplan.quant.calibrate import calibrate_
+
+    chosen = read_task(task, written)
+    size = min(64, samples, chosen.size("train"))
+    batches = itertools.islice(chosen.batches("train", size, seed), -(-samples // size))
+    calibrate_(model, batches, forward=chosen.forward)
+
+
+def _uncalibrated(model: Any) -> bool:
+    from bitplan.quant.convert import quantizers_of
+
+    inputs = [quantizer for both in quantizers_of(model).values() for quantizer in both.inputs]
+    return any(quantizer.range is None for quantizer in inputs)
+
+
+def _keep(model: Any, output: Path, spec: str | None) -> None:
+    from bitplan.quant.checkpoint import save_checkpoint
+
+    save_checkpoint(model, output, spec=spec)
+    print(f"wrote {output}", file=sys.stderr)
+
+
+def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
+    """Evaluate, and say so."""
+    from bitplan.cli.show import show_score
+    from bitplan.tune.loop import evaluate as evaluate_model
+
+    if hasattr(task, "scores"):  # several at once, such as F1 and exact match
+        show_score(task, task.scores(model), facts, as_json=json)
+    else:
+        show_score(task, {task.metric: evaluate_model(model, task)}, facts, as_json=json)

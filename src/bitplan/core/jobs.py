@@ -1,0 +1,64 @@
+"""The nouns of measuring: a network with some groups lowered, and what came of running or training it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from bitplan.core.precision import Precision
+from bitplan.core.record import Record
+from bitplan.core.records import Name
+from bitplan.core.studies import Finite
+from bitplan.core.trials import Count, NotNegative, Run
+
+
+class Lowered(Record):
+    """A job: lower some groups of a network, then train it; everything that the outcome depends on.
+
+    `groups` are named for people, `layers` says what is lowered to what. `run` is the training from the network as
+    it was, before it was lowered. `scored` asks for the score on the test split too.
+    """
+
+    groups: tuple[Name, ...]
+    layers: dict[Name, Precision]
+    run: Run
+    task_options: dict[str, str] = {}
+    scored: bool = False
+
+
+class Tuned(Record):
+    """What training said: means over all its steps, the loss of the last tenth of them, the score on the test split.
+
+    `mean_score` is None where the task has no score for a batch, `score` where it was not asked for.
+    """
+
+    mean_loss: Finite
+    mean_score: Finite | None = None
+    last_loss: Finite
+    score: Finite | None = None
+    steps: Count
+    samples: Count
+    seconds: NotNegative = 0.0
+
+
+class Dropped(Record):
+    """A job: lower some groups of a network (or none), then only run it on training batches drawn by a seed."""
+
+    groups: tuple[Name, ...]
+    layers: dict[Name, Precision]
+    network: str
+    weights: str
+    task: str
+    task_options: dict[str, str] = {}
+    seed: int
+    batches: Count
+    batch_size: Count
+
+
+class Losses(Record):
+    """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
+
+    losses: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    scores: tuple[Finite, ...] | None = None
+    seconds: NotNegative = 0.0

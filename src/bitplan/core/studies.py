@@ -1,0 +1,154 @@
+"""The nouns of fair comparison: a study, what failed in it, and whether gains add up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from bitplan.core.precision import Precision, why_not_choices
+from bitplan.core.record import Record, Value
+from bitplan.core.records import Name
+from bitplan.core.trials import Count, NotNegative, Recipe, Trial
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Method(Value):
+    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it."""
+
+    name: Name
+    options: dict[str, JsonValue] = {}
+    selector: Name | None = None
+    label: str = ""
+    recipe: Recipe | None = None
+
+    @property
+    def title(self) -> str:
+        """The label, or else the name."""
+        return self.label or self.name
+
+
+class RuleSet(Value):
+    """The rules that fix layers, as the command line writes them: `free` switches one off."""
+
+    first: str = "w8a8"
+    last: str = "w8a8"
+    narrow: Annotated[int, Field(ge=0)] = 128
+    fix: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
+
+
+class Start(Value):
+    """Where every trial starts: the float network, and the one at the highest choice.
+
+    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack); without it, or on
+    top of it, `float_recipe` trains. `recipe` then trains the network at the highest choice, with the float one as
+    teacher where it distills; `checkpoint` names one that is ready instead.
+    """
+
+    weights: str | None = None
+    fresh: tuple[str, ...] = ()
+    float_recipe: Recipe | None = None
+    recipe: Recipe | None = None
+    checkpoint: str | None = None
+    seed: int = 0
+    options: dict[str, JsonValue] = {}
+
+
+class Study(Record):
+    """What is compared, on what, and how it is trained: one TOML file, one run folder.
+
+    Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
+    the uniform networks at the lowest and the highest choice, trained alike.
+    """
+
+    name: Name
+    task: Name
+    task_options: dict[str, JsonValue] = {}
+    model: Name
+    rules: RuleSet = RuleSet()
+    choices: tuple[Precision, ...]
+    cost: Name = "bmac"
+    budgets: Annotated[tuple[str, ...], Field(min_length=1)]
+    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    start: Start
+    recipe: Recipe
+    references: bool = True
+    gain_seed: int = 0
+    engine: Name = "local"
+    engine_options: dict[str, JsonValue] = {}
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        problem = why_not_choices(self.choices)
+        if problem:
+            raise ValueError(problem)
+        given = [("label", method.title) for method in self.methods]
+        given += [("budget", budget) for budget in self.budgets] + [("seed", str(seed)) for seed in self.seeds]
+        for what, value in given:
+            if given.count((what, value)) > 1:
+                raise ValueError(f"the {what} {value!r} is given twice")
+        return self
+
+    def title_of(self, trial: Trial) -> str:
+        """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        for method in self.methods:
+            if (method.name, method.options) == (trial.method, trial.options) and (
+                method.selector in (None, trial.selector)
+            ):
+                return method.title
+        return trial.method
+
+
+class FailedTrial(Record):
+    """A trial that did not end with a score, and why."""
+
+    trial: Trial
+    error: str
+    traceback: str = ""
+    seconds: NotNegative = 0.0
+
+
+class Pair(Value):
+    """Two groups lowered together: the drop of the score that both alone predict, and the one that was measured."""
+
+    first: Name
+    second: Name
+    predicted: Finite
+    measured: Finite
+
+
+class Pairs(Record):
+    """The first additivity experiment: does the drop of two groups equal the sum of their drops?"""
+
+    graph: str
+    metric: str
+    alone: dict[str, Finite]
+    pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
+    correlation: Finite
+    seconds: NotNegative = 0.0
+
+
+class Fit(Record):
+    """The second: a linear regression of the score on which groups are lowered (1: at the highest choice).
+
+    Every sample is the 0/1 vector in the order of `groups`, then what was measured and what the fit says.
+    """
+
+    graph: str
+    metric: str
+    groups: tuple[Name, ...]
+    coefficients: tuple[Finite, ...]
+    intercept: Finite
+    vectors: tuple[tuple[int, ...], ...]
+    measured: tuple[Finite, ...]
+    predicted: tuple[Finite, ...]
+    held_out: tuple[int, ...]
+    correlation: Finite
+    correlation_held_out: Finite | None = None
+    residual: NotNegative
+    epochs: NotNegative = 0.0
+    networks: Count
+    seconds: NotNegative = 0.0

@@ -1,0 +1,54 @@
+"""Many independent jobs: what an engine must be, and jobs whose outcome is a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from bitplan.core.errors import UnknownName
+from bitplan.core.registry import ENGINES
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with one item: one line, and the traceback."""
+
+    error: str
+    traceback: str = ""
+
+
+class Engine(Protocol):
+    """A frozen dataclass whose fields are its options: where, and how many at once.
+
+    An item that fails gives a `Failure` and does not stop the others. `work` and the items must be picklable for
+    engines with other processes: a module-level function, a `functools.partial` of one, or a frozen dataclass with
+    `__call__`.
+    """
+
+    def run(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> Iterator[tuple[Item, Outcome | Failure]]:
+        """Do the work on every item, giving each outcome as it is ready, in any order."""
+
+
+def attempt(work: Callable[[Item], Outcome], item: Item) -> Outcome | Failure:
+    """Do the work on one item; what it raises becomes a Failure."""
+    try:
+        return work(item)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
+    """The engine of that name with its options."""
+    factory = ENGINES.get(name)
+    known = [option.name for option in dataclasses.fields(factory)]
+    for option in options:
+        if option not in known:
+            raise UnknownName(f"option of {name}", option, known)
+    engine: Engine = factory(**options)
+    return engine

@@ -1,0 +1,121 @@
+"""ALPS: a group gains what a short fine-tuning loses with that group lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.lowering import by_first_layer
+from bitplan.gains.measuring import By, check_by
+
+Goodness = NDArray[np.float64]
+"""(G, C − 1, S): how good each group was at each choice below the highest, for each seed; more is better."""
+
+
+@dataclass(frozen=True)
+class Alps:
+    """From the network at the highest choice, lower one group, fine-tune, and take the mean training score A.
+
+    value(c) = A_g(c) − A_g(c0), where A at the highest choice is the best of all that were measured: with two choices
+    the paper's max_k A_k − A_l. `by` is "loss" (A = −loss: the steadier of the two, and for tasks on which the paper is
+    silent) or "score" (the paper's for classification); `offset` takes the loss itself, G = Loss_l, as the paper does
+    for segmentation. A fine-tuning lasts one epoch (the paper), or `epochs`, a fraction too, or `steps`, and anneals
+    over its own length; `lr_factor` multiplies the recipe's rate (1/4 suits 40 to 80 steps). Where the recipe distills,
+    so do these, and the loss is that one. More than one of `seeds` gives standard errors.
+    """
+
+    by: By = "loss"
+    offset: bool = False
+    epochs: float | None = None
+    steps: int | None = None
+    lr_factor: float = 1.0
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        check_by(self.by)
+        check_length("alps", self.epochs, self.steps, self.lr_factor)
+        if self.offset and self.by != "loss":
+            raise InputError("alps: offset is for by=loss; a score is always compared with the best one")
+        if self.seeds < 1:
+            raise InputError(f"alps needs at least one seed, not {self.seeds}")
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """One training per group, lower choice and seed, with the same batches for every group."""
+        tuner, jobs = self._jobs(model, graph, choices, context)
+        outcomes = tuner.run(jobs)
+        sign = 1.0 if self.by == "score" and tuner.work.task.higher_is_better else -1.0
+        measured = sign * np.array([measured_by(self.by, outcome) for outcome in outcomes])
+        good = measured.reshape(len(graph.selectable), len(choices) - 1, self.seeds)
+        names = [group.name for group in graph.selectable]
+        errors = standard_errors(good)
+        return LayerGains(
+            values=by_first_layer(graph, dict(zip(names, values_of(good, offset=self.offset), strict=True))),
+            errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors, strict=True))),
+            counts=counts_of(outcomes, tuner.work.task),
+        )
+
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
+        """What `layer_gains` is going to spend, by measuring a few steps."""
+        tuner, jobs = self._jobs(model, graph, choices, context)
+        return tuner.expected(jobs)
+
+    def _jobs(
+        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> tuple[Tuner, list[Lowered]]:
+        """In the order of groups, choices, seeds."""
+        length: Mapping[str, Any] = {"epochs": self.epochs, "steps": self.steps, "lr_factor": self.lr_factor}
+        recipe = recipe_for("alps", context, **length)
+        tuner = Tuner.of("alps", model, graph, choices, context, recipe, by=self.by)
+        return tuner, [
+            tuner.job({group.name: choice}, seed=seed)
+            for group in graph.selectable
+            for choice in choices[:-1]
+            for seed in range(self.seeds)
+        ]
+
+
+def measured_by(by: By, outcome: Tuned) -> float:
+    """The mean over a training that is asked for."""
+    if by == "loss":
+        return outcome.mean_loss
+    if outcome.mean_score is None:
+        raise InputError("the task has no score for a batch: use by=loss")
+    return outcome.mean_score
+
+
+def values_of(good: Goodness, *, offset: bool = False) -> list[tuple[float, ...]]:
+    """Gains over the lowest choice, (G, C); the highest is as good as the best measured, or with `offset` as 0."""
+    means = good.mean(axis=2)
+    best = 0.0 if offset else float(means.max())
+    return [(0.0, *(float(value - row[0]) for value in (*row[1:], best))) for row in means]
+
+
+def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
+    """Standard errors of `values_of` over seeds, (G, C); None with one seed."""
+    seeds = good.shape[2]
+    if seeds < 2:
+        return None
+    middle = (good - good[:, :1, :]).std(axis=2, ddof=1) / np.sqrt(seeds)  # 0 at the lowest choice
+    return [(*row, last) for row, last in zip(middle.tolist(), errors_over_seeds(good)[:, 0].tolist(), strict=True)]
+
+
+def errors_over_seeds(good: Goodness) -> NDArray[np.float64]:
+    """Standard errors of what was measured, (G, C − 1).
+
+    All groups see the same batches of a seed, so what a seed does to all alike says nothing about the order and is
+    taken out first.
+    """
+    count, seeds = good.shape[0] * good.shape[1], good.shape[2]
+    apart = (good - good.mean(axis=(0, 1))) * np.sqrt(count / (count - 1)) if count > 1 else good
+    errors: NDArray[np.float64] = apart.std(axis=2, ddof=1) / np.sqrt(seeds)
+    return errors

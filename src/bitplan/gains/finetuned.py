@@ -1,0 +1,175 @@
+"""Fine-tune copies of a network with some groups lowered: one job each, the same batches for all.
+
+`Tuner.of(…)` checks everything first; `job` describes one training, `run` does those that are not in the store yet,
+and `expected` tells beforehand how long they will take.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.core.trials import Recipe, Run
+from bitplan.gains.base import Context
+from bitplan.gains.lowering import check_top, layers_of, lower
+from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
+from bitplan.tasks.base import Task
+from bitplan.tune.distill import check_teacher
+from bitplan.tune.loop import evaluate, finetune_, steps_of
+from bitplan.tune.resume import describe_run
+
+_TIMED = 4  # steps that are measured to tell how long all will take; the first one is slower and left out
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a method is going to do: its jobs, how many are in the store already, and what is left to spend.
+
+    `seconds` are those of one worker on this machine, by a few steps that were measured.
+    """
+
+    jobs: int
+    done: int
+    steps: int
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """The work of one job: lower a copy of the network, train it, say how that went."""
+
+    model: nn.Module
+    task: Task
+    teacher: nn.Module | None = None
+
+    def __call__(self, job: Lowered) -> Tuned:
+        """Train by the job's own recipe and seed."""
+        start = time.perf_counter()
+        model = lower(self.model, job.layers)
+        log = finetune_(model, self.task, job.run.recipe, teacher=self.teacher, seed=job.run.seed)
+        steps = len(log.lines)
+        last = log.lines[-math.ceil(steps / 10) :]
+        return Tuned(
+            mean_loss=log.mean_loss,
+            mean_score=log.mean_score if math.isfinite(log.mean_score) else None,
+            last_loss=statistics.fmean(line.loss for line in last),
+            score=evaluate(model, self.task) if job.scored else None,
+            steps=steps,
+            samples=steps * job.run.recipe.batch_size,
+            seconds=time.perf_counter() - start,
+        )
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """Where all jobs of a method start: a network, a task, and a recipe, all of them checked."""
+
+    method: str
+    graph: Graph
+    context: Context
+    work: Finetune
+    run_of_all: Run
+    task_options: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, method: str, model: Any, graph: Graph, choices: Sequence[Precision], context: Context, recipe: Recipe,
+        *, by: By = "loss",
+    ) -> Tuner:  # fmt: skip
+        """Check model, task and recipe; what cannot work is one clear line, before anything is trained."""
+        task = check_task(context.task, method, "fine-tunes")
+        check_top(model, graph, choices, method)
+        check_teacher(model, context.teacher, recipe)
+        steps_of(task, recipe)
+        try_task(lower(model, {}), task, by, method)
+        run = describe_run(model, task, recipe, context.teacher, context.seed)
+        return cls(method, graph, context, Finetune(model, task, context.teacher), run, options_of_task(task))
+
+    def job(
+        self, lowered: Mapping[str, Precision], *, seed: int = 0, steps: int | None = None, scored: bool = False
+    ) -> Lowered:
+        """The training with these groups lowered; `seed` counts from the context's, `steps` replaces the length."""
+        run = self.run_of_all
+        recipe = run.recipe if steps is None else shortened(run.recipe, steps=steps)
+        return Lowered(
+            groups=tuple(group.name for group in self.graph.selectable if group.name in lowered),
+            layers=layers_of(self.graph, lowered),
+            run=run.model_copy(update={"recipe": recipe, "seed": self.context.seed + seed}),
+            task_options=dict(self.task_options),
+            scored=scored,
+        )
+
+    def run(self, jobs: Sequence[Lowered]) -> list[Tuned]:
+        """Train what is not in the store yet, on the context's engine; outcomes in the order of the jobs."""
+        done = finish(self.work, jobs, Tuned, self.context, self.method)
+        return [done[job.id] for job in jobs]
+
+    def expected(self, jobs: Sequence[Lowered]) -> Expected:
+        """How much there is to do, by measuring a few steps of the first job that is not done."""
+        store = self.context.store
+        once = {job.id: job for job in jobs}
+        left = [job for id_, job in once.items() if store is None or not (store / f"{id_}.json").is_file()]
+        counts = [steps_of(self.work.task, job.run.recipe) for job in left]
+        samples = sum(count * job.run.recipe.batch_size for count, job in zip(counts, left, strict=True))
+        seconds = sum(counts) * self._seconds_per_step(left[0]) if left else 0.0
+        return Expected(len(once), len(once) - len(left), sum(counts), samples, seconds)
+
+    def _seconds_per_step(self, job: Lowered) -> float:
+        asked = iter(range(_TIMED))
+        log = finetune_(
+            lower(self.work.model, job.layers), self.work.task, job.run.recipe, teacher=self.work.teacher,
+            seed=job.run.seed, stop=lambda: next(asked, None) is None,
+        )  # fmt: skip
+        times = [line.seconds for line in log.lines]
+        return statistics.median([later - earlier for earlier, later in pairwise(times)] or times)
+
+
+def shortened(
+    recipe: Recipe, *, epochs: float | None = None, steps: int | None = None, lr_factor: float = 1.0
+) -> Recipe:
+    """The same recipe for another length; schedule and warmup span the new one."""
+    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor}))
+
+
+def recipe_for(method: str, context: Context, *, epochs: float | None, steps: int | None, lr_factor: float) -> Recipe:
+    """The recipe of a method's trainings: the context's, shortened; one epoch unless a length is given."""
+    check_task(context.task, method, "fine-tunes")
+    if context.recipe is None:
+        raise InputError(
+            f"{method} fine-tunes by the recipe that the network was trained with: give it, --recipe "
+            "(in Python: Context(recipe=Recipe(epochs=1, lr=0.01)))"
+        )
+    if epochs is None and steps is None:
+        epochs = 1.0
+    return shortened(context.recipe, epochs=epochs, steps=steps, lr_factor=lr_factor)
+
+
+def check_length(method: str, epochs: float | None, steps: int | None, lr_factor: float) -> None:
+    """Refuse a length given twice, and what is not above 0."""
+    if epochs is not None and steps is not None:
+        raise InputError(f"{method}: give the length of a fine-tuning once, as epochs or as steps")
+    for name, value in (("epochs", epochs), ("steps", steps), ("lr_factor", lr_factor)):
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{method}: {name} must be above 0, not {value}")
+
+
+def counts_of(outcomes: Sequence[Tuned], task: Task) -> dict[str, int]:
+    """What was spent: trainings, their steps and samples, and how many samples an epoch of the task has."""
+    return {
+        "trainings": len(outcomes),
+        "steps": sum(outcome.steps for outcome in outcomes),
+        "samples": sum(outcome.samples for outcome in outcomes),
+        "samples_per_epoch": task.size("train"),
+    }

@@ -1,0 +1,62 @@
+"""From the network at the highest choice: the same with some groups lowered, steps rescaled, nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph, Plan
+from bitplan.quant.convert import is_quantized, plan_of, quantize
+
+
+def check_top(model: Any, graph: Graph, choices: Sequence[Precision], method: str) -> None:
+    """Raise unless every selectable layer of the model is at the highest choice."""
+    top = choices[-1]
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{method} runs the network, so it needs the model itself, not {_shown(model)}")
+    if not is_quantized(model):
+        raise InputError(
+            f"{method} lowers groups of a network that is trained at {top}, but this model is not quantized: "
+            f"quantize it with Plan.uniform(graph, '{top}') and fine-tune it first"
+        )
+    precisions = plan_of(model).precisions
+    for layer in (layer.name for group in graph.selectable for layer in group.layers):
+        if layer not in precisions:
+            raise InputError(f"the model's plan has no layer {layer!r}: the graph must come from this model")
+        if precisions[layer] != top:
+            raise InputError(
+                f"{method} starts from every selectable layer at the highest choice, {top}, but {layer} is at "
+                f"{precisions[layer]}: quantize and fine-tune the model at {top} first, or choose up to what it has"
+            )
+
+
+def layers_of(graph: Graph, lowered: Mapping[str, Precision]) -> dict[str, Precision]:
+    """What each layer of the named groups is lowered to: linked layers go together."""
+    return {
+        layer.name: lowered[group.name] for group in graph.selectable if group.name in lowered for layer in group.layers
+    }
+
+
+def lower(model: nn.Module, layers: Mapping[str, Precision]) -> nn.Module:
+    """A copy of a quantized model with these layers at other precisions, their steps times 2^(b1−b2)."""
+    plan = plan_of(model)
+    return quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | dict(layers)})))
+
+
+def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    """What was measured of whole groups, by layer: it belongs to the first, the others add 0 (DESIGN, decision 3)."""
+    return {
+        layer.name: tuple(rows[group.name]) if number == 0 else (0.0,) * len(rows[group.name])
+        for group in graph.selectable
+        for number, layer in enumerate(group.layers)
+    }
+
+
+def _shown(model: Any) -> str:
+    if model is None:
+        return "only its graph"
+    return f"a file ({getattr(model, 'path', model)}): read it with load_checkpoint(path, model)"

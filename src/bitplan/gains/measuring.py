@@ -1,0 +1,147 @@
+"""What methods that run the network share: a task that can be used, batches for all alike, and jobs that may fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Dropped, Lowered
+from bitplan.core.record import Record
+from bitplan.engines.base import Failure
+from bitplan.engines.jobs import run_jobs
+from bitplan.gains.base import Context
+from bitplan.tasks.base import Batch, Task
+
+By = Literal["loss", "score"]
+Job = TypeVar("Job", Lowered, Dropped)
+Outcome = TypeVar("Outcome", bound=Record)
+
+_NEEDED = ("batches", "forward", "loss", "batch_score")
+_TRIED = 4  # samples on which the task is tried before long work starts
+
+
+def check_by(by: str) -> None:
+    """Refuse a measure other than the loss and the score."""
+    if by not in ("loss", "score"):
+        raise InputError(f"gains are measured by loss or by score, not by {by!r}")
+
+
+def check_task(task: Any, method: str, work: str) -> Task:
+    """The task, where there is one with a loss and with training data."""
+    if task is None:
+        raise InputError(f"{method} {work}: give a task, --task (in Python: Context(task=…))")
+    name = getattr(task, "name", type(task).__name__)
+    for needed in _NEEDED:
+        if not callable(getattr(task, needed, None)):
+            raise InputError(f"{method} {work}, but task {name} has no {needed}: choose a task that has one")
+    if task.size("train") < 1:
+        raise InputError(f"the training split of task {name} is empty: {method} {work} and needs training data")
+    checked: Task = task
+    return checked
+
+
+def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
+    """Compute the loss of a few samples, so that what cannot work is said before long work starts.
+
+    `model` is changed: give a copy.
+    """
+    size = min(_TRIED, task.size("train"))
+    try:
+        losses, scores = measure_(model, task, draw(model, task, 1, size, seed=None))
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"the loss of task {task.name} cannot be computed on its training data ({type(error).__name__}: {error}): "
+            f"{method} needs labelled batches that fit the model"
+        ) from error
+    if not all(map(math.isfinite, losses)):
+        raise InputError(f"the loss of task {task.name} is {losses[0]} for the model as it is: train it first")
+    if by == "score" and scores is None:
+        raise InputError(f"task {task.name} has no score for a batch: use by=loss")
+
+
+def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None) -> list[Batch]:
+    """The first batches of the training split in the order of a seed, where the model is."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    batches = list(itertools.islice(task.batches("train", batch_size, seed=seed), count))
+    if len(batches) < count:
+        raise InputError(f"task {task.name} ran out of batches after {len(batches)} of {count}: check its data")
+    return [tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch) for batch in batches]
+
+
+@torch.no_grad()
+def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
+    """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
+    model.eval()
+    losses, scores = [], []
+    for batch in batches:
+        outputs = task.forward(model, batch)
+        losses.append(float(task.loss(outputs, batch)))
+        scores.append(float(task.batch_score(outputs, batch)))
+    return losses, scores if all(map(math.isfinite, scores)) else None
+
+
+def options_of_task(task: Task) -> dict[str, str]:
+    """A task's options, such as the size of its images, as far as it is a dataclass."""
+    if not dataclasses.is_dataclass(task):
+        return {}
+    return {field.name: repr(getattr(task, field.name)) for field in dataclasses.fields(task)}
+
+
+def finish(
+    work: Callable[[Job], Outcome], jobs: Sequence[Job], kind: type[Outcome], context: Context, method: str
+) -> dict[str, Outcome]:
+    """Do all jobs, telling progress; their outcomes by job id.
+
+    Where outcomes are kept, the others are finished before a failed one is raised: they are not done again.
+    """
+    once = {job.id: job for job in jobs}
+    done: dict[str, Outcome] = {}
+    failed: list[tuple[Job, Failure]] = []
+    start = time.perf_counter()
+    for job, outcome in run_jobs(work, list(once.values()), kind, folder=context.store, engine=context.engine):
+        if isinstance(outcome, Failure):
+            failed.append((job, outcome))
+            if context.store is None:
+                break
+        else:
+            done[job.id] = outcome
+        if context.progress is not None:
+            ended = len(done) + len(failed)
+            left = (time.perf_counter() - start) / ended * (len(once) - ended)
+            context.progress(ended, len(once), f"{title(job)} · about {left:.0f} s left")
+    if failed:
+        _raise(failed, len(once), context, method)
+    return done
+
+
+def title(job: Lowered | Dropped) -> str:
+    """What a job lowers, for people."""
+    if not job.groups:
+        return "the network as it is"
+    shown = ", ".join(job.groups[:3]) + (f" and {len(job.groups) - 3} more" if len(job.groups) > 3 else "")
+    return f"{shown} at {', '.join(sorted({str(precision) for precision in job.layers.values()}))}"
+
+
+def _raise(failed: Sequence[tuple[Lowered | Dropped, Failure]], total: int, context: Context, method: str) -> None:
+    job, failure = failed[0]
+    seed = job.run.seed if isinstance(job, Lowered) else job.seed
+    many = "" if len(failed) == 1 else f", and {len(failed) - 1} more of {total} jobs"
+    then = (
+        "nothing was kept, for there is no store"
+        if context.store is None
+        else f"the other outcomes are kept in {context.store}, so that only what failed is done again"
+    )
+    error = InputError(f"{method} failed with {title(job)} (seed {seed}){many}: {failure.error}; {then}")
+    error.add_note(failure.traceback)
+    raise error

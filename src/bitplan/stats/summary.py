@@ -1,0 +1,75 @@
+"""Scores over seeds in a few numbers: mean, deviation, and the area under the frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from bitplan.core.budget import Budget
+from bitplan.core.errors import InputError
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; of nothing, NaN."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation with n − 1, or None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class Area:
+    """The mean score over the budgets, by trapezoids, with the interval that resampled seeds give.
+
+    Only seeds with a score at every budget count; with one there is no interval (None).
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    by_seed: tuple[float, ...]
+
+
+def area(
+    scores: Mapping[str, Mapping[int, float]], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
+) -> Area | None:
+    """The area under the frontier of scores {budget: {seed: score}}, divided by the width of the budgets.
+
+    None where fewer than two budgets are there, where they do not measure one thing, or where no seed has them all.
+    The interval is the bootstrap's percentiles, which with a handful of seeds is rather too narrow.
+    """
+    if resamples < 1 or not 0 < level < 1:
+        raise InputError(f"an interval needs resamples and a level between 0 and 1, got {resamples} and {level}")
+    places = _places(list(scores))
+    if places is None:
+        return None
+    seeds = sorted(set.intersection(*(set(row) for row in scores.values())))
+    if not seeds:
+        return None
+    ordered = sorted(scores, key=lambda budget: places[budget])
+    across = np.array([float(places[budget]) for budget in ordered])
+    heights = np.array([[scores[budget][one] for budget in ordered] for one in seeds])  # (seeds, budgets)
+    areas = (heights[:, 1:] + heights[:, :-1]) @ np.diff(across) / (2 * (across[-1] - across[0]))
+    low = high = None
+    if len(seeds) > 1:
+        draws = np.random.default_rng(seed).integers(len(seeds), size=(resamples, len(seeds)))
+        low, high = (float(edge) for edge in np.quantile(areas[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2]))
+    return Area(float(areas.mean()), low, high, tuple(float(one) for one in areas))
+
+
+def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
+    """Where each budget lies on one common axis, or None where there is none."""
+    parsed = {budget: Budget.parse(budget) for budget in budgets}
+    amounts = {one.amount for one in parsed.values()}
+    if len({(one.unit, one.cost) for one in parsed.values()}) != 1 or len(amounts) < 2 or len(amounts) < len(budgets):
+        return None
+    return {budget: one.amount for budget, one in parsed.items()}

@@ -1,0 +1,145 @@
+"""Cityscapes: street scenes of 50 cities, 19 of its 34 classes; decoded batch by batch in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from bitplan.core.errors import FileError
+from bitplan.tasks.ahead import read_ahead
+from bitplan.tasks.base import Split
+from bitplan.tasks.encoded import class_folders
+from bitplan.tasks.images import OnCorrupt, check_counts, check_on_corrupt, check_request, order
+from bitplan.tasks.labelled import Labelled
+from bitplan.tasks.scenes import VOID, Crops, Scene, Source, batch_of, label_table, seeds_of
+from bitplan.tasks.segmentation import Segmentation
+
+_PARTS = {"train": "train", "test": "val"}
+_IMAGE = "_leftImg8bit.png"
+_CLASSES = {
+    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
+    "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
+    "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
+}  # fmt: skip
+"""The classes that count, in the order of their training ids, and their ids (cityscapesScripts, labels.py)."""
+# By the ending of a label, best first: what its values mean.
+_LABELS = {
+    "_gtFine_labelTrainIds.png": label_table({**{number: number for number in range(len(_CLASSES))}, VOID: VOID}),
+    "_gtFine_labelIds.png": label_table(
+        {**dict.fromkeys(range(34), VOID), **{number: train_id for train_id, number in enumerate(_CLASSES.values())}}
+    ),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Cityscapes(Segmentation):
+    """From `leftImg8bit/{train,val}/CITY/*_leftImg8bit.png` and `gtFine/{train,val}/CITY/*_gtFine_labelIds.png`.
+
+    `*_labelTrainIds.png`, where they have been made, are read instead of `*_labelIds.png`. Training scenes, with a
+    seed: scaled by `min_scale` to `max_scale`, of that a random `crop` × `crop` square, mirrored half the time; without
+    one, and for testing, whole. `size` counts also the scenes that `on_corrupt=skip` leaves out.
+    """
+
+    data: str | Path = "data/cityscapes"
+    crop: int = 713
+    min_scale: float = 0.5
+    max_scale: float = 2.0
+    height: int = 1024
+    width: int = 2048
+    on_corrupt: OnCorrupt = "stop"
+    workers: int = 4
+
+    name = "cityscapes"
+    version = 1
+    scored_at_once = 1
+    class_names = tuple(_CLASSES)
+
+    def __post_init__(self) -> None:
+        check_on_corrupt(self.on_corrupt)
+        check_counts(self, ("crop", "height", "width", "workers"))
+        self._crops()
+
+    def example(self) -> Tensor:
+        """One whole scene."""
+        return torch.empty(1, 3, self.height, self.width, device="meta")
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+        return len(self._sources(split))
+
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
+        """One pass over a split."""
+        check_request(split, batch_size)
+        crops = self._crops() if split == "train" and seed is not None else None
+        return self._decoded(self._sources(split), batch_size, seed, crops)
+
+    def _crops(self) -> Crops:
+        return Crops(self.crop, self.min_scale, self.max_scale)
+
+    def _sources(self, split: Split) -> list[Source]:
+        check_request(split, 1)
+        return self._train if split == "train" else self._test
+
+    @cached_property
+    def _train(self) -> list[Source]:
+        return _find(Path(self.data), _PARTS["train"])
+
+    @cached_property
+    def _test(self) -> list[Source]:
+        return _find(Path(self.data), _PARTS["test"])
+
+    def _decoded(
+        self, sources: list[Source], batch_size: int, seed: int | None, crops: Crops | None
+    ) -> Iterator[Labelled]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+        def jobs(rows: list[int]) -> list[partial[Scene | None]]:
+            seeds = seeds_of(len(rows), generator) if crops and generator else [0] * len(rows)
+            return [partial(self._scene, sources[row], crops, seed) for row, seed in zip(rows, seeds, strict=True)]
+
+        batches = (jobs(rows.tolist()) for rows in order(len(sources), batch_size, generator))
+        for read in read_ahead(batches, self.workers):
+            if scenes := [scene for scene in read if scene is not None]:
+                yield batch_of(scenes)
+
+    def _scene(self, source: Source, crops: Crops | None, seed: int) -> Scene | None:
+        scene = source.read((self.height, self.width), self.on_corrupt)
+        return crops(scene, seed) if crops and scene else scene
+
+
+def _find(folder: Path, part: str) -> list[Source]:
+    """Every image of a split with its label, by city and name."""
+    images, labels = folder / "leftImg8bit" / part, folder / "gtFine" / part
+    for root, archive in ((images, "leftImg8bit_trainvaltest.zip"), (labels, "gtFine_trainvaltest.zip")):
+        if not root.is_dir():
+            raise FileError(
+                f"there is no Cityscapes {part} data in {folder}: download {archive} from "
+                f"https://www.cityscapes-dataset.com/downloads (after signing in) and unpack it, so that {root} "
+                "exists; another folder is given as the option data"
+            )
+    found = [source for city in class_folders(images) for source in _of_city(images / city, labels / city)]
+    if not found:
+        raise FileError(f"{images} has no image CITY/*{_IMAGE}: unpack leftImg8bit_trainvaltest.zip again")
+    return found
+
+
+def _of_city(images: Path, labels: Path) -> Iterator[Source]:
+    there = set(os.listdir(labels)) if labels.is_dir() else set()
+    for file in sorted(os.listdir(images)):
+        if not file.endswith(_IMAGE):
+            continue
+        stem = file.removesuffix(_IMAGE)
+        ending = next((ending for ending in _LABELS if stem + ending in there), None)
+        if ending is None:
+            wanted = labels / f"{stem}_gtFine_labelIds.png"
+            raise FileError(f"{images / file} has no label: {wanted} is missing, unpack gtFine_trainvaltest.zip again")
+        image, label = str(images / file), str(labels / (stem + ending))
+        yield Source(image, label, image, label, _LABELS[ending])

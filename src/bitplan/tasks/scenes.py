@@ -1,0 +1,115 @@
+"""Scenes: images whose every pixel has a class; read, cropped at random and put into batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bitplan.adapters import pillow
+from bitplan.core.errors import FileError, InputError
+from bitplan.tasks.encoded import readable
+from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt
+from bitplan.tasks.labelled import Labelled
+
+VOID = 255
+_REFUSED = 254
+_FILL = tuple(round(255 * mean) for mean in IMAGENET_SCALE.mean)  # what is 0 after scaling
+
+
+@dataclass(frozen=True)
+class Scene:
+    """uint8 (H, W, 3), and the class of each pixel, uint8 (H, W), 255 where void."""
+
+    pixels: np.ndarray
+    classes: np.ndarray
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a scene is: two names for messages, the path or the bytes of image and label, and what labels mean."""
+
+    image_name: str
+    label_name: str
+    image: str | bytes
+    label: str | bytes
+    table: np.ndarray
+
+    def read(self, size: tuple[int, int], on_corrupt: OnCorrupt) -> Scene | None:
+        """The scene, (height, width) `size`; None for a damaged one that is to be skipped."""
+        image = readable(self.image_name, lambda: pillow.decode(self.image), on_corrupt)
+        values = readable(self.label_name, lambda: pillow.decode_classes(self.label), on_corrupt)
+        if image is None or values is None:
+            return None
+        for name, found in ((self.image_name, image.size[::-1]), (self.label_name, values.shape)):
+            if found != size:
+                raise FileError(
+                    f"{name} has {found[1]}×{found[0]} pixels, not {size[1]}×{size[0]}: all images and labels must "
+                    "have one size, which the options width and height give"
+                )
+        classes = self.table[values]
+        if (classes == _REFUSED).any():
+            value, known = values[classes == _REFUSED][0], np.flatnonzero(self.table != _REFUSED)
+            shown = f"0 … {known[-2]} and {known[-1]}"
+            raise FileError(f"{self.label_name}: there is a pixel {value}, labels have {shown}; correct the file")
+        return Scene(pillow.pixels(image), classes)
+
+
+def label_table(classes: Mapping[int, int]) -> np.ndarray:
+    """uint8 (256,): the class of each value in a label, or VOID; a value that is not given is refused."""
+    table = np.full(256, _REFUSED, np.uint8)
+    table[list(classes)] = list(classes.values())
+    return table
+
+
+@dataclass(frozen=True)
+class Crops:
+    """A scene scaled by a random factor, of it a random square of `size` pixels, mirrored half the time.
+
+    Where the scaled scene is smaller than the square, the rest is void, of the mean colour.
+    """
+
+    size: int
+    least: float
+    most: float
+
+    def __post_init__(self) -> None:
+        limits = self.least, self.most
+        if any(type(limit) not in (int, float) for limit in limits) or not 0 < limits[0] <= limits[1] < math.inf:
+            raise InputError(f"scenes cannot be scaled by {limits[0]} to {limits[1]}: give 0 < min_scale ≤ max_scale")
+
+    def __call__(self, scene: Scene, seed: int) -> Scene:
+        """(H, W) → (size, size)."""
+        draw = random.Random(seed)
+        scale = draw.uniform(self.least, self.most)
+        (top, bottom, rows), (left, right, columns) = (self._span(side, scale, draw) for side in scene.classes.shape)
+        size, box = (columns.stop - columns.start, rows.stop - rows.start), (left, top, right, bottom)
+        pixels = np.full((self.size, self.size, 3), _FILL, np.uint8)
+        classes = np.full((self.size, self.size), VOID, np.uint8)
+        pixels[rows, columns] = pillow.resized_array(scene.pixels, size, box)
+        classes[rows, columns] = pillow.resized_array(scene.classes, size, box, nearest=True)
+        return Scene(pixels[:, ::-1], classes[:, ::-1]) if draw.random() < 0.5 else Scene(pixels, classes)
+
+    def _span(self, side: int, scale: float, draw: random.Random) -> tuple[float, float, slice]:
+        """Along one side: from where to where in the scene, and where that goes in the square."""
+        scaled = max(1, round(scale * side))
+        length = min(self.size, scaled)
+        start, place = draw.randint(0, scaled - length), draw.randint(0, self.size - length)
+        return start * side / scaled, (start + length) * side / scaled, slice(place, place + length)
+
+
+def batch_of(scenes: Sequence[Scene]) -> Labelled:
+    """Float (B, 3, H, W) and classes (B, H, W)."""
+    pixels = torch.from_numpy(np.stack([scene.pixels for scene in scenes])).permute(0, 3, 1, 2)
+    classes = torch.from_numpy(np.stack([scene.classes for scene in scenes]))
+    return IMAGENET_SCALE(pixels.contiguous()), classes.long()
+
+
+def seeds_of(count: int, generator: torch.Generator) -> list[int]:
+    """One seed per scene; drawn at once, so that the order in which they are read does not matter."""
+    seeds: list[int] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+    return seeds

@@ -1,0 +1,111 @@
+"""quantize, finetune and evaluate, as a user types them: digits, with very short training."""
+
+import json
+
+import pytest
+import torch
+
+import bitplan
+
+SHORT = ("--set", "steps=3", "--set", "batch_size=32", "--threads", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_from_a_name_to_a_mixed_network(run):
+    code, out, err = run("finetune", "digits_resnet", "--task", "digits", *SHORT, "-o", "float", "--json")
+    assert (code, err) == (0, "wrote float\n")
+    said = json.loads(out)
+    assert said["task"] == "digits"
+    assert said["steps"] == 3
+    model = bitplan.load_checkpoint("float")
+    assert bitplan.evaluate(model, bitplan.load_task("digits")) == said["scores"]["top-1"]
+
+    assert (
+        run("quantize", "float", "--to", "w4a4", "--narrow", "0", "--task", "digits", "--samples", "64", "-o", "q")[0]
+        == 0
+    )
+    quantized = bitplan.load_checkpoint("q")
+    assert {str(precision) for precision in bitplan.plan_of(quantized).precisions.values()} == {"w4a4", "w8a8"}
+
+    told = ("finetune", "q", "--task", "digits", *SHORT, "--set", "distill=0.5", "--teacher", "float", "-o", "tuned")
+    assert run(*told)[0] == 0
+    assert run("plan", "tuned", "--narrow", "0", "--budget", "70%", "-o", "plan.json")[0] == 0
+    code, _, err = run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")
+    assert (code, err) == (0, "wrote mixed\n")  # its steps are known already
+    assert bitplan.plan_of(bitplan.load_checkpoint("mixed")).method == "eagl"
+    code, out, _ = run("evaluate", "mixed", "--task", "digits", "--threads", "1")
+    assert code == 0
+    assert out.startswith("top-1 ")
+    assert out.endswith(" on the 360 test samples of digits\n")
+
+
+def test_the_same_seed_gives_the_same_weights_and_a_finished_run_is_not_repeated(run):
+    for name in ("one", "two"):
+        assert run("finetune", "digits_resnet", "--task", "digits", *SHORT, "--seed", "3", "-o", name)[0] == 0
+    one, two = (bitplan.load_checkpoint(name).state_dict() for name in ("one", "two"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    _, out, _ = run("finetune", "digits_resnet", "--task", "digits", *SHORT, "--seed", "3", "-o", "one", "--json")
+    again = bitplan.load_checkpoint("one").state_dict()
+    assert all(torch.equal(one[key], again[key]) for key in one)
+    assert json.loads(out)["steps"] == 3
+
+
+def test_a_recipe_file_and_single_values_over_it(run, tmp_path):
+    (tmp_path / "recipe.toml").write_text("[recipe]\nepochs = 5\nlr = 0.1\nbatch_size = 32\n")
+    told = ("--recipe", "recipe.toml", "--set", "steps=2", "--threads", "1")
+    assert run("finetune", "digits_resnet", "--task", "digits", *told, "-o", "x")[0] == 0
+    lines = [json.loads(line) for line in (tmp_path / "x.training" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["lr"] == pytest.approx(0.1)
+
+
+def test_public_weights_from_a_local_file(run, tmp_path):
+    torch.save({"state_dict": bitplan.load_model("resnet20")[0].state_dict()}, tmp_path / "w.th")
+    assert run("quantize", "resnet20", "--weights", "w.th", "--to", "w8a8", "-o", "q")[0] == 0
+    assert str(bitplan.plan_of(bitplan.load_checkpoint("q")).precisions["linear"]) == "w8a8"
+
+
+def test_a_model_of_ones_own(run, own_model):
+    source = f"{own_model}:with_example"
+    code, _, err = run("quantize", source, "--to", "w4a4", "-o", "q")
+    assert code == 0
+    assert "first training batch" in err
+    code, _, err = run("plan", "q", "--budget", "70%")
+    assert code == 0  # without its code: by names and shapes
+    code, _, err = run("evaluate", "q", "--task", "digits")
+    assert (code, "--model package.module:factory" in err) == (2, True)
+    code, _, err = run("quantize", "q", "--model", source, "--to", "w2a2", "-o", "q2")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("quantize", "digits_resnet", "-o", "q"), "give either --plan FILE or --to PRECISION"),
+        (("finetune", "digits_resnet", "--task", "digits", "-o", "x"), "give the length of training once"),
+        (("finetune", "digits_resnet", "--task", "digits", "--set", "epoch=1", "-o", "x"), "did you mean epochs?"),
+        (("finetune", "digits_resnet", "--task", "digits", "--set", "epochs", "-o", "x"), "'epochs' is not KEY"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "no.toml", "-o", "x"), "cannot read no.toml"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "bad.toml", "-o", "x"), "bad.toml is not TOML"),
+        (("evaluate", "digits_resnet", "--task", "digit"), "did you mean digits?"),
+        (("evaluate", "digits_resnet", "--task", "digits", "--task-option", "data=x"), "unknown option of digits"),
+        (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
+        (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
+        (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
+        (("evaluate", "empty", "--task", "digits"), "not a checkpoint that bitplan wrote"),
+        (("estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(run, tmp_path, words, said):
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    (tmp_path / "empty").mkdir()
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1

@@ -1,0 +1,80 @@
+"""A Ray cluster of several nodes, on this machine, that loses a node or its driver."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from errands import Errand, Square, Squared
+
+from bitplan.core.errors import InputError
+from bitplan.engines.cluster import Cluster
+from bitplan.engines.jobs import run_jobs
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """A head that does no work, and two nodes that do."""
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", paths)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster as Nodes
+
+    cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def wait_for(count, folder):
+    until = time.monotonic() + 60
+    while len(list(folder.glob("[!.]*.json"))) < count:
+        assert time.monotonic() < until, "nothing is happening"
+        time.sleep(0.02)
+
+
+def test_a_node_and_the_driver_may_die_and_no_finished_job_is_done_again(tmp_path, nodes):
+    folder = tmp_path / "jobs"
+    command = [
+        sys.executable,
+        str(HERE / "drive.py"),
+        str(tmp_path),
+        "12",
+        "0.2",
+        "cluster",
+        f"address={nodes.address}",
+    ]
+    driver = subprocess.Popen(command)
+    wait_for(3, folder)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    finished = {path.name: path.read_bytes() for path in folder.glob("[!.]*.json")}
+    (tmp_path / "diary").mkdir(exist_ok=True)
+    work = Square(tmp_path / "diary", seconds=0.2)
+    jobs = [Errand(number=number) for number in range(12)]
+    outcomes = {}
+    for job, outcome in run_jobs(work, jobs, Squared, folder=folder, engine=Cluster(address=nodes.address)):
+        outcomes[job.number] = outcome.value
+        if len(outcomes) == len(finished) + 3:
+            nodes.remove_node(next(node for node in nodes.worker_nodes), allow_graceful=False)
+    assert outcomes == {number: number**2 for number in range(12)}
+    assert finished.items() <= {path.name: path.read_bytes() for path in folder.iterdir()}.items()
+    again = [number for number in range(12) if work.times(number) > 1]
+    assert len(again) <= 2 + 1  # what ran when the driver was killed, and when the node was
+    for name in finished:
+        number = json.loads(finished[name])["value"] ** 0.5
+        assert work.times(int(number)) == 1
+
+
+def test_an_address_where_nothing_answers_is_one_line():
+    with pytest.raises(InputError, match="no Ray cluster answers at '127.0.0.1:1'"):
+        list(Cluster(address="127.0.0.1:1").run(abs, [1]))

@@ -1,0 +1,90 @@
+"""Every engine: all items get an outcome, and nothing that happens to one of them harms the others."""
+
+import os
+import pickle
+import sys
+
+import pytest
+from errands import Errand, Square, Squared, always_dies, threads_of
+
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.registry import ENGINES
+from bitplan.engines.base import Failure, make_engine
+from bitplan.engines.local import Local
+
+OPTIONS = {"local": [{}, {"workers": 2}], "cluster": [{"cpus": 1}]}
+OTHERS = [("local", {"workers": 2}), ("cluster", {})]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def paths():
+    """Workers of a cluster find this folder as our own do."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *([before] if before else [])])
+    yield
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
+def run(name, options, work, numbers):
+    return {errand.number: outcome for errand, outcome in make_engine(name, options).run(work, map_errands(numbers))}
+
+
+def map_errands(numbers):
+    return [Errand(number=number) for number in numbers]
+
+
+def test_all_engines_are_tried():
+    assert set(OPTIONS) == set(ENGINES)
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, one) for name, many in OPTIONS.items() for one in many])
+def test_every_item_gets_its_outcome_and_a_failing_one_stops_no_other(tmp_path, name, options):
+    found = run(name, options, Square(tmp_path, fails=frozenset({3})), range(7))
+    assert {n: o.value for n, o in found.items() if n != 3} == {n: n * n for n in range(7) if n != 3}
+    assert isinstance(found[3], Failure)
+    assert found[3].error == "ValueError: no square for 3"
+    assert "errands.py" in found[3].traceback
+    assert run(name, options, Square(tmp_path), []) == {}
+
+
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_an_item_whose_worker_is_killed_is_done_by_another(tmp_path, name, options):
+    work = Square(tmp_path, dies=frozenset({2}))
+    assert run(name, options, work, range(5)) == {n: Squared(value=n * n) for n in range(5)}
+    assert [work.times(n) for n in range(5)] == [1, 1, 2, 1, 1]
+
+
+def test_an_item_that_kills_every_worker_fails_and_says_how_often():
+    outcomes = dict(Local(workers=1, retries=1).run(always_dies, [1]))
+    assert outcomes[1] == Failure("its worker died (killed by SIGKILL), 2 times in all")
+
+
+def test_a_cluster_gives_up_too():
+    outcome = dict(make_engine("cluster", {"retries": 0}).run(always_dies, [1]))[1]
+    assert isinstance(outcome, Failure)
+    assert "WorkerCrashed" in outcome.error
+
+
+def test_workers_have_the_threads_they_were_given():
+    assert dict(Local(workers=1, threads=1).run(threads_of, [0])) == {0: 1}
+
+
+def test_work_that_cannot_be_sent_is_refused():
+    with pytest.raises(InputError, match="cannot be sent to another process"):
+        list(Local(workers=1).run(lambda item: item, [1]))
+
+
+def test_bad_options_are_one_line():
+    with pytest.raises(UnknownName, match="did you mean workers"):
+        make_engine("local", {"worker": 2})
+    with pytest.raises(InputError, match="at least 0"):
+        make_engine("local", {"workers": -1})
+    with pytest.raises(InputError, match="no node of the cluster has 999 CPUs"):
+        list(make_engine("cluster", {"cpus": 999}).run(threads_of, [1]))
+
+
+def test_engines_can_be_sent_along():
+    for name in ENGINES:
+        assert pickle.loads(pickle.dumps(make_engine(name, {}))) == make_engine(name, {})

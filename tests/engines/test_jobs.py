@@ -1,0 +1,196 @@
+"""Jobs are done once, whoever is killed whenever."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from errands import Errand, Square, Squared
+
+from bitplan.core.errors import FileError
+from bitplan.engines import lease
+from bitplan.engines.base import Failure
+from bitplan.engines.jobs import run_jobs
+from bitplan.engines.lease import Holder, Watch, held, read_lease
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "diary").mkdir()
+    return Square(tmp_path / "diary")
+
+
+def errands(count):
+    return [Errand(number=number) for number in range(count)]
+
+
+def drive(folder, count, seconds, *engine):
+    """Start a driver process."""
+    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, str(HERE / "drive.py"), str(folder), str(count), str(seconds), *engine],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def answers(driver):
+    out, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 0
+    return json.loads(out)
+
+
+def diary(folder):
+    """How often each number was worked on."""
+    counts = {}
+    for line in (folder / "diary").iterdir():
+        number = int(line.name.split("-")[0])
+        counts[number] = counts.get(number, 0) + 1
+    return counts
+
+
+def test_what_is_done_is_read_not_done_again(tmp_path, work):
+    jobs = errands(3)
+    first = dict(run_jobs(work, jobs[:2], Squared, folder=tmp_path / "jobs"))
+    again = dict(run_jobs(work, jobs, Squared, folder=tmp_path / "jobs"))
+    assert first == {job: Squared(value=job.number**2) for job in jobs[:2]}
+    assert again == {job: Squared(value=job.number**2) for job in jobs}
+    assert [work.times(n) for n in range(3)] == [1, 1, 1]
+    assert not list((tmp_path / "leases").iterdir())
+
+
+def test_the_same_job_given_twice_is_done_once(tmp_path, work):
+    assert len(list(run_jobs(work, errands(1) * 2, Squared, folder=tmp_path / "jobs"))) == 1
+    assert work.times(0) == 1
+
+
+def test_a_failure_is_not_kept(tmp_path, work):
+    failing = Square(work.diary, fails=frozenset({1}))
+    outcomes = {
+        job.number: outcome for job, outcome in run_jobs(failing, errands(2), Squared, folder=tmp_path / "jobs")
+    }
+    assert isinstance(outcomes[1], Failure)
+    assert dict(run_jobs(work, errands(2), Squared, folder=tmp_path / "jobs"))[errands(2)[1]].value == 1
+
+
+def test_an_outcome_that_was_damaged_is_refused_by_name(tmp_path, work):
+    list(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))
+    (path,) = (tmp_path / "jobs").iterdir()
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(FileError, match=path.name):
+        list(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))
+
+
+def test_two_drivers_at_once_do_each_job_once(tmp_path):
+    both = [drive(tmp_path, 12, 0.05, "local") for _ in range(2)]
+    assert [answers(one) for one in both] == [[n * n for n in range(12)]] * 2
+    assert diary(tmp_path) == dict.fromkeys(range(12), 1)
+
+
+@pytest.mark.parametrize("engine", [("local",), ("local", "workers=2")])
+def test_a_killed_driver_loses_nothing_that_was_finished(tmp_path, engine):
+    draw = random.Random(0)
+    finished = set()
+    for _ in range(3):
+        driver = drive(tmp_path, 10, 0.15, *engine)
+        until = time.monotonic() + 60
+        wanted = min(len(finished) + 1 + draw.randrange(2), 9)
+        while len(list(tmp_path.glob("jobs/[!.]*"))) < wanted and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.1)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        finished |= {path.name for path in tmp_path.glob("jobs/[!.]*")}
+    assert answers(drive(tmp_path, 10, 0.15, *engine)) == [n * n for n in range(10)]
+    assert finished <= {path.name for path in (tmp_path / "jobs").iterdir()}
+    assert sum(diary(tmp_path).values()) <= 10 + 3 * 2  # each kill can cost what was under way
+    assert not [path for path in (tmp_path / "leases").iterdir() if not path.name.startswith(".")]
+
+
+def foreign(path, token="t"):
+    """A lease of a process on another machine."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(asdict(Holder("elsewhere", 1, "1", token))))
+
+
+def test_a_lease_is_exclusive_and_ends_with_its_block(tmp_path):
+    path = tmp_path / "leases" / "a"
+    with held(path) as mine, held(path) as theirs:
+        assert (mine, theirs) == (True, False)
+        assert read_lease(path).holder.pid == os.getpid()
+    assert not path.exists()
+    with held(path) as again:
+        assert again
+
+
+def test_a_silent_holder_is_taken_over_after_some_patience_only(tmp_path):
+    path = tmp_path / "leases" / "a"
+    foreign(path)
+    watch = Watch(patience=0.05)
+    assert watch.stale(path) is None
+    time.sleep(0.06)
+    os.utime(path)  # a sign of life
+    assert watch.stale(path) is None
+    time.sleep(0.06)
+    assert watch.stale(path) == "t"
+    with held(path) as impatient:
+        assert not impatient
+    with held(path, stale="another") as wrong:
+        assert not wrong
+    with held(path, stale="t") as mine:
+        assert mine
+
+
+def test_a_holder_whose_process_ended_is_taken_over_at_once(tmp_path):
+    path = tmp_path / "a"
+    imports = "import os; from pathlib import Path; from bitplan.engines.lease import held"
+    code = f"{imports}\nwith held(Path({str(path)!r})): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert read_lease(path).holder.gone
+    with held(path) as mine:
+        assert mine
+
+
+def test_of_many_who_take_over_one_succeeds(tmp_path):
+    for attempt in range(20):
+        path = tmp_path / f"{attempt}"
+        foreign(path)
+        start, end, won = threading.Barrier(6), threading.Barrier(6), []
+
+        def take(path=path, start=start, end=end, won=won):
+            start.wait()
+            with held(path, stale="t") as mine:
+                won.append(mine)
+                end.wait()
+
+        threads = [threading.Thread(target=take) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(won) == 1
+
+
+def test_a_lease_is_kept_alive_while_it_is_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "PATIENCE", 0.1)
+    with held(tmp_path / "a"):
+        before = read_lease(tmp_path / "a").touched
+        time.sleep(0.1)
+        assert read_lease(tmp_path / "a").touched > before
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, work):
+    (tmp_path / "leases").write_text("in the way")
+    outcome = dict(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))[errands(1)[0]]
+    assert isinstance(outcome, Failure)
+    assert outcome.error.startswith("FileError: cannot write")
