@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Recipe as Recipe
     from bitplan.core.trials import Result as Result
     from bitplan.core.trials import Trial as Trial
+    from bitplan.core.verdicts import Verdict as Verdict
     from bitplan.costs.base import price as price
     from bitplan.exporters.base import export as export
+    from bitplan.exporters.packed import load_packed as load_packed
+    from bitplan.exporters.verify import verify as verify
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
     from bitplan.graph.names import Names as Names
@@ -94,6 +97,7 @@ _HOMES = {
     "Task": "tasks.base",
     "TrainLog": "tune.log",
     "Trial": "core.trials",
+    "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
     "compare": "stats.compare",
     "confidence": "plan.confidence",
@@ -105,6 +109,7 @@ _HOMES = {
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
+    "load_packed": "exporters.packed",
     "load_task": "tasks.base",
     "load_weights_": "quant.weights",
     "open_checkpoint": "graph.checkpoint",
@@ -121,6 +126,7 @@ _HOMES = {
     "select_all": "plan.frontier",
     "sweep": "study.sweep",
     "trace": "graph.trace",
+    "verify": "exporters.verify",
     "write_figures": "reports.figures",
 }
 __all__ = sorted(_HOMES)

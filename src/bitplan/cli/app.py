@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bitplan.cli import inspecting, reporting, studies, training
+from bitplan.cli import exporting, inspecting, reporting, studies, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -258,5 +258,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-for verbs in (inspecting, training, studies, reporting):
+for verbs in (inspecting, training, studies, reporting, exporting):
     verbs.add(app)

@@ -40,7 +40,7 @@ def save_checkpoint(
     target = Path(path)
     if target.exists() and not (target / _ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
-    tensors, tied = _tensors(model)
+    tensors, tied = tensors_of(model)
     quantized = is_quantized(model)
     about = Checkpoint(
         plan=plan_of(model) if quantized else None,
@@ -79,7 +79,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         fill_(filled, read_weights(source), source)
         return filled
     about = load(source / _ABOUT, Checkpoint)
-    base = _from_zoo(about.spec, source) if model is None else model
+    base = from_zoo(about.spec, source) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
@@ -94,7 +94,8 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     return filled
 
 
-def _from_zoo(spec: str | None, source: Path) -> nn.Module:
+def from_zoo(spec: str | None, source: Path) -> nn.Module:
+    """The model of the zoo that a file names."""
     if spec is None:
         raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
     factory = MODELS.get(spec) if spec in MODELS else find_network(spec)
@@ -105,7 +106,7 @@ def _from_zoo(spec: str | None, source: Path) -> nn.Module:
     return model
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is stored: each tensor once, steps as they are in use (positive), and who is tied to whom."""
     steps = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
     stored: dict[str, Tensor] = {}
