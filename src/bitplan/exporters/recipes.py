@@ -151,7 +151,8 @@ def _parts(source: Source) -> list[Part]:
     for name, precision in plan.precisions.items():
         kind, row = kinds.get(name, ("", 0))
         if kind in ("", "linear"):
-            kind = next((what for what, pattern in _BY_NAME if re.search(pattern, name)), kind)
+            usual = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
+            kind = next((what for what, pattern in usual if re.search(pattern, name)), kind)
         if kind == "embedding":  # what it reads are indices
             precision = Precision(weight_bits=precision.weight_bits, act_bits=16)
         parts.append(Part(name, precision, kind, row))
