@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Trial as Trial
     from bitplan.costs.base import price as price
     from bitplan.exporters.base import export as export
+    from bitplan.exporters.packed import load_packed as load_packed
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
     from bitplan.graph.names import Names as Names
@@ -85,6 +86,7 @@ _HOMES = {
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
+    "load_packed": "exporters.packed",
     "load_task": "tasks.base",
     "open_checkpoint": "graph.checkpoint",
     "parameter_groups": "quant.parameters",

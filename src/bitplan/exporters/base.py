@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -16,17 +17,21 @@ from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
-from bitplan.quant.convert import is_quantized, plan_of
+from bitplan.quant.convert import is_quantized, plan_of, root_of
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: a plan, and where the target holds more than a recipe, the quantized model and its example."""
+    """What is exported: a plan, and where the target holds more than a recipe, the quantized model and its example.
+
+    `spec` is the model's name in the zoo, if it has one.
+    """
 
     plan: Plan
     graph: Graph | None = None
     model: nn.Module | None = None
     example: Any = None
+    spec: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,16 @@ def export(
     *,
     graph: Graph | None = None,
     example: Any = None,
+    spec: str | None = None,
     force: bool = False,
     **options: Any,
 ) -> Path:
     """Write a quantized model, or a plan as a recipe, for another program; a file in the way is kept unless `force`."""
     exporter = make_exporter(to, options) if isinstance(to, str) else to
     if isinstance(source, Plan):
-        found = Source(source, graph, None, example)
+        found = Source(source, graph, None, example, spec)
     elif is_quantized(source):
-        found = Source(plan_of(source), graph, source, example)
+        found = Source(plan_of(source), graph, root_of(source), example, spec)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")
     if found.model is None and getattr(exporter, "needs_model", False):
@@ -100,5 +106,6 @@ def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) 
     except OSError as error:
         raise FileError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     return target

@@ -1,7 +1,7 @@
 """qonnx: `Quant` nodes with the bit width as an input, for FINN and hls4ml.
 
-Quant(v, scale, zero point, bits) = round(clip(v/scale, low, high))·scale with rounding half to even is LSQ's own formula,
-so any precision is kept as it is. A weight is stored as float values that lie on its grid.
+Quant(v, scale, zero point, bits) = round(clip(v/scale, low, high))·scale, halves to even, is LSQ's own formula, so any
+precision is kept as it is. A weight is stored as float values that lie on its grid.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def save_checkpoint(
     target = Path(path)
     if target.exists() and not (target / _ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
-    tensors, tied = _tensors(model)
+    tensors, tied = tensors_of(model)
     quantized = is_quantized(model)
     about = Checkpoint(
         plan=plan_of(model) if quantized else None,
@@ -78,10 +78,10 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         if model is None:
             raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
         filled = copy.deepcopy(model)
-        _fill_(filled, _foreign(source), source)
+        fill_(filled, _foreign(source), source)
         return filled
     about = load(source / _ABOUT, Checkpoint)
-    base = _from_zoo(about.spec, source) if model is None else model
+    base = from_zoo(about.spec, source) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
@@ -92,11 +92,12 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         if stored not in tensors:
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {_TENSORS}")
         tensors[name] = tensors[stored]
-    _fill_(filled, tensors, source)
+    fill_(filled, tensors, source)
     return filled
 
 
-def _from_zoo(spec: str | None, source: Path) -> nn.Module:
+def from_zoo(spec: str | None, source: Path) -> nn.Module:
+    """The model of the zoo that a file names."""
     if spec is None:
         raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
     factory = MODELS.get(spec) if spec in MODELS else find_network(spec)
@@ -107,7 +108,7 @@ def _from_zoo(spec: str | None, source: Path) -> nn.Module:
     return model
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is stored: each tensor once, steps as they are in use (positive), and who is tied to whom."""
     steps = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
     stored: dict[str, Tensor] = {}
@@ -176,7 +177,8 @@ def _foreign(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def _fill_(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+def fill_(model: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
+    """Put tensors into a model that has exactly these; a difference is said by name."""
     expected = model.state_dict()
     counters = {n: v for n, v in expected.items() if n.endswith("num_batches_tracked")}
     tensors = counters | tensors  # files older than torch 0.4.1 lack them

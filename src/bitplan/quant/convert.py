@@ -61,7 +61,7 @@ def quantize(
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan a quantized model follows, also through wrappers (DDP, averages, compiled)."""
-    plan: Plan = getattr(_root(model), _PLAN)
+    plan: Plan = getattr(root_of(model), _PLAN)
     return plan
 
 
@@ -72,7 +72,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 def options_of(model: nn.Module) -> Options:
     """How a quantized model was quantized, beside its plan."""
-    options: Options = getattr(_root(model), _OPTIONS)
+    options: Options = getattr(root_of(model), _OPTIONS)
     return options
 
 
@@ -114,7 +114,8 @@ def unquantized(model: nn.Module) -> Iterator[nn.Module]:
             quantizer.enabled = True
 
 
-def _root(model: nn.Module) -> nn.Module:
+def root_of(model: nn.Module) -> nn.Module:
+    """The quantized model itself, without what wraps it."""
     found = next((module for module in model.modules() if hasattr(module, _PLAN)), None)
     if found is None:
         raise InputError("this model is not quantized: make it one with quantize(model, plan)")
@@ -122,7 +123,7 @@ def _root(model: nn.Module) -> nn.Module:
 
 
 def _sites(model: nn.Module) -> dict[str, Site]:
-    root = _root(model)
+    root = root_of(model)
     return find_sites(root, _quantized_layers(getattr(root, _PLAN)))
 
 

@@ -1,0 +1,45 @@
+"""ONNX Runtime: run an ONNX file on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitplan.core.errors import FileError, MissingExtra
+
+
+class Session:
+    """A model that ONNX Runtime executes: arrays by input name → arrays in the order of its outputs."""
+
+    def __init__(self, model: bytes | str | Path, *, threads: int | None = None, optimize: bool = True) -> None:
+        if importlib.util.find_spec("onnxruntime") is None:
+            raise MissingExtra("onnxruntime", "export", "running ONNX")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+        content = model if isinstance(model, bytes) else str(model)
+        try:
+            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own kinds, which share no base
+            line = str(error).strip().partition("\n")[0][:200]
+            name = "this graph" if isinstance(model, bytes) else model
+            raise FileError(f"ONNX Runtime cannot run {name} ({line})") from None
+        self.inputs: list[str] = [value.name for value in self._session.get_inputs()]
+        self.outputs: list[str] = [value.name for value in self._session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs."""
+        named: dict[str, Any] = (
+            dict(inputs) if isinstance(inputs, Mapping) else dict(zip(self.inputs, inputs, strict=True))
+        )
+        found: list[np.ndarray] = self._session.run(None, named)
+        return found

@@ -1,0 +1,179 @@
+"""A quantized model → an ONNX graph in which every quantizer is one node, for an exporter to put its own words there.
+
+`bitplan::Quantize(v)` stands for an input quantizer (attributes `path`, `scale`, `low`, `high`), `bitplan::Weight()`
+for a quantized weight (attribute `layer`). Both take and give floats.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+import torch.onnx.ops
+from torch import Tensor, nn
+
+from bitplan.adapters.onnxscript import graph_of
+from bitplan.core.errors import InputError
+from bitplan.quant.calls import WeightedCall, resolve
+from bitplan.quant.convert import quantizers_of
+from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, release_
+from bitplan.quant.lsq import positive
+from bitplan.quant.quantizers import MASK, InputQuantizer, WeightQuantizer
+
+DOMAIN = "bitplan"
+
+
+def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
+    """The ONNX proto of a calibrated model, its batch dimension free; the model stays as it was."""
+    marked = copy.deepcopy(model).cpu().eval()
+    layers = {id(found.weight): layer for layer, found in quantizers_of(marked).items() if found.weight is not None}
+    for path, module in marked.named_modules():
+        if isinstance(module, InputQuantizer):
+            _mark_input_(module, path)
+        elif isinstance(module, WeightQuantizer):
+            if id(module) not in layers:
+                raise InputError(f"{path} belongs to no layer of the plan: quantize the model again")
+            module.__class__ = _Weight
+            cast(_Weight, module).layer = layers[id(module)]
+        elif isinstance(module, EmbeddingLayer):
+            release_(module)
+            adopt_(module, _Embedding)
+        elif isinstance(module, WeightedCall):
+            module.__class__ = _Call
+    args, kwargs = inputs_of(example)
+    names: list[str] = []
+    marked.register_forward_hook(lambda _, __, outputs: names.extend(_names(outputs)))
+    with torch.no_grad():
+        proto = graph_of(marked, args, kwargs, _batches_free(args, kwargs), opset=opset)
+    _rename_outputs_(proto, names)
+    return proto
+
+
+class _Input(InputQuantizer):
+    """An input quantizer as a node."""
+
+    path: str
+    scale: float
+    limits: tuple[int, int]
+
+    def forward(self, v: Tensor) -> Tensor:
+        """One node, and around it the mask of attention scores."""
+        if not v.is_floating_point():
+            return v
+        if not self.masked:
+            return self._node(v)
+        return torch.where(v < MASK, v, self._node(v.clamp_min(MASK)))
+
+    def _node(self, v: Tensor) -> Tensor:
+        low, high = self.limits
+        attributes: dict[str, Any] = {"path": self.path, "scale": self.scale, "low": low, "high": high}
+        return torch.onnx.ops.symbolic(f"{DOMAIN}::Quantize", (v,), attributes, dtype=v.dtype, shape=v.shape, version=1)
+
+
+class _Weight(WeightQuantizer):
+    """A quantized weight as a node."""
+
+    layer: str
+
+    def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
+        """One node; the float weight is not among its inputs, so it is not written."""
+        shape, kind = tuple(weight.shape), weight.dtype
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::Weight", (), {"layer": self.layer}, dtype=kind, shape=shape, version=1
+        )
+
+
+class _Embedding(Adopted):
+    """A lookup in a quantized table."""
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """Look up in what is quantized already."""
+        layer: Any = self
+        if layer.max_norm is not None:
+            raise InputError("an embedding with max_norm changes its weight as it runs: ONNX cannot hold that")
+        quantizer = layer.weight_quantizer
+        return F.embedding(indices, quantizer(layer.weight) if isinstance(quantizer, _Weight) else layer.weight)
+
+
+class _Call(WeightedCall):
+    """A function given a parameter, which must be the one of the plan."""
+
+    def quantized(self, operand: Tensor, owner: nn.Module) -> Tensor:
+        """The node, or the part of it that the function takes."""
+        parameter = resolve(owner, self.parameter)
+        whole: Tensor = self.weight_quantizer(parameter)
+        if operand is parameter or not isinstance(self.weight_quantizer, _Weight):
+            return super().quantized(operand, owner)
+        if operand.shape == parameter.shape and hasattr(owner, "parametrizations"):
+            return whole
+        if operand._base is parameter:
+            return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset())
+        layer = self.weight_quantizer.layer
+        raise InputError(f"layer {layer!r} computes its weight as it runs, which ONNX cannot hold as codes")
+
+
+def _mark_input_(module: InputQuantizer, path: str) -> None:
+    limits = module.range
+    if limits is None:
+        raise InputError(
+            f"the input step of layer {module.name!r} is not set: call calibrate_(model, batches), or train for one "
+            "batch, before the model is exported"
+        )
+    module.__class__ = _Input
+    marked = cast(_Input, module)
+    marked.path, marked.limits, marked.scale = path, limits, positive(module.step.detach()).item()
+
+
+def inputs_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments with real tensors of a batch of two (one would be taken for a constant)."""
+    if isinstance(example, Mapping):
+        return (), {name: _two(value) for name, value in example.items()}
+    values = example if isinstance(example, tuple | list) else (example,)
+    return tuple(_two(value) for value in values), {}
+
+
+def _two(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.dim():
+        return value
+    fill = torch.ones if not value.is_floating_point() and value.device.type == "meta" else torch.zeros
+    if value.device.type == "meta":
+        return fill((2, *value.shape[1:]), dtype=value.dtype)
+    return value.detach().cpu()[:1].expand(2, *value.shape[1:]).contiguous()
+
+
+def _names(outputs: Any) -> list[str]:
+    """What to call the outputs: by their keys, or numbered."""
+    if isinstance(outputs, Mapping):
+        return [str(name) for name, value in outputs.items() if isinstance(value, Tensor)]
+    many = isinstance(outputs, tuple | list)
+    return [f"output_{place}" for place in range(len(outputs))] if many else ["output"]
+
+
+def _rename_outputs_(proto: Any, names: list[str]) -> None:
+    taken = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
+    taken |= {name for node in proto.graph.node for name in node.output} - {value.name for value in proto.graph.output}
+    if len(names) != len(proto.graph.output) or taken & set(names):
+        return
+    new = {value.name: name for value, name in zip(proto.graph.output, names, strict=True)}
+    for value in proto.graph.output:
+        if value.name in taken:  # an output that is an input: its name stays
+            return
+    for node in proto.graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
+        node.output[:] = [new.get(name, name) for name in node.output]
+    for value in proto.graph.output:
+        value.name = new[value.name]
+
+
+def _batches_free(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    batch = torch.export.Dim("batch")
+
+    def free(value: Any) -> Any:
+        return {0: batch} if isinstance(value, Tensor) and value.dim() else None
+
+    if kwargs:
+        return {name: free(value) for name, value in kwargs.items()}
+    return tuple(free(value) for value in args)

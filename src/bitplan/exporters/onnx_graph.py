@@ -1,0 +1,219 @@
+"""What the ONNX exporters do to a captured graph: put nodes in the place of nodes, add tensors, drop what is unused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.onnx import checked_bytes, onnx, read
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Plan
+from bitplan.exporters.base import Source
+from bitplan.exporters.bits import pack, packed_bytes, unpack
+from bitplan.exporters.capture import DOMAIN, capture
+from bitplan.quant.convert import integer_weights, weight_steps, weights_of
+
+Node = Any  # onnx.NodeProto
+LARGEST = 2**31 - 2**20  # bytes: protocol buffers end at 2 GB
+_PLAN = "bitplan.plan"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The codes of a layer's weight, its steps (broadcasting against them) and its bits."""
+
+    layer: str
+    codes: Tensor
+    steps: Tensor
+    bits: int
+
+
+class Draft:
+    """A graph being rewritten."""
+
+    def __init__(self, source: Source, opset: int) -> None:
+        model = source.model
+        assert model is not None
+        if source.example is None:
+            raise InputError("an ONNX graph is found by running the model: give an example of its input (example=…)")
+        _refuse_other_types(model)
+        _refuse_large(model)
+        steps, bits = weight_steps(model), source.plan.precisions
+        self.weights = {
+            layer: Weight(layer, codes, steps[layer], bits[layer].weight_bits)
+            for layer, codes in integer_weights(model).items()
+        }
+        self.proto = capture(model, source.example, opset=opset)
+        self.graph = self.proto.graph
+        self.written: dict[str, str] = {}  # layer → the value that is its weight
+        self._onnx = onnx()
+        self._names = {value.name for value in (*self.graph.initializer, *self.graph.input)}
+        self._names |= {name for node in self.graph.node for name in node.output}
+
+    def node(
+        self, kind: str, inputs: Iterable[str], output: str, name: str, *, domain: str = "", **attributes: Any
+    ) -> Node:
+        """A new node with one output."""
+        return self._onnx.helper.make_node(kind, list(inputs), [output], name=name, domain=domain or None, **attributes)
+
+    def fresh(self, name: str) -> str:
+        """A name like this one that nothing in the graph has."""
+        chosen, count = name, 0
+        while chosen in self._names:
+            count += 1
+            chosen = f"{name}_{count}"
+        self._names.add(chosen)
+        return chosen
+
+    def floats(self, name: str, values: Any) -> str:
+        """Add a float tensor; gives its name."""
+        chosen = self.fresh(name)
+        array = np.asarray(values, dtype=np.float32)
+        self.graph.initializer.append(self._onnx.numpy_helper.from_array(array, chosen))
+        return chosen
+
+    def raw(self, name: str, kind: str, shape: Iterable[int], content: bytes) -> str:
+        """Add a tensor of a type by its name in ONNX (INT2, UINT4, …) from its bytes; gives its name."""
+        chosen, number = self.fresh(name), type_number(kind)
+        self.graph.initializer.append(
+            self._onnx.TensorProto(name=chosen, data_type=number, dims=list(shape), raw_data=content)
+        )
+        return chosen
+
+    def codes(self, name: str, codes: Tensor, width: int) -> str:
+        """Add signed codes as INT2, INT4, INT8 or INT16."""
+        return self.raw(name, f"INT{width}", codes.shape, pack(codes, width, offset=False).numpy().tobytes())
+
+    def replace(self, kind: str, rewrite: Callable[[Node, dict[str, Any]], list[Node]]) -> None:
+        """Put what `rewrite(node, attributes)` gives in the place of each node of bitplan's of this kind."""
+        ours = (DOMAIN, kind)
+        self.rebuild(
+            lambda node: rewrite(node, self.attributes(node)) if (node.domain, node.op_type) == ours else [node]
+        )
+
+    def rebuild(self, rewrite: Callable[[Node], list[Node]]) -> None:
+        """Put what `rewrite(node)` gives in the place of each node."""
+        nodes = [new for node in list(self.graph.node) for new in rewrite(node)]
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+
+    def attributes(self, node: Node) -> dict[str, Any]:
+        """A node's attributes as Python values, texts as str."""
+        values = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}
+        return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+
+    def readers(self, name: str) -> list[Node]:
+        """The nodes that read a value."""
+        return [node for node in self.graph.node if name in node.input]
+
+    def is_output(self, name: str) -> bool:
+        """Tell whether a value leaves the graph."""
+        return any(value.name == name for value in self.graph.output)
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A constant of the graph by name."""
+        found = next((tensor for tensor in self.graph.initializer if tensor.name == name), None)
+        return None if found is None else np.asarray(self._onnx.numpy_helper.to_array(found))
+
+    def bypass(self, node: Node) -> None:
+        """Let everything that reads a node's output read its input instead."""
+        source, target = node.input[0], node.output[0]
+        for reader in self.readers(target):
+            reader.input[:] = [source if name == target else name for name in reader.input]
+
+    def save(self, source: Source, path: Path) -> None:
+        """Drop what is unused, check everything, write."""
+        self._prune()
+        left = [node for node in self.graph.node if node.domain == DOMAIN]
+        assert not left, left
+        del self.graph.value_info[:], self.graph.metadata_props[:]
+        for node in self.graph.node:
+            del node.metadata_props[:]  # torch's stack traces
+        used = Counter(node.domain for node in self.graph.node)
+        kept = [entry for entry in self.proto.opset_import if not entry.domain or used[entry.domain]]
+        versions = [self._onnx.helper.make_opsetid(entry.domain, entry.version) for entry in kept]
+        if used["com.microsoft"]:
+            versions.append(self._onnx.helper.make_opsetid("com.microsoft", 1))
+        del self.proto.opset_import[:]
+        self.proto.opset_import.extend(versions)
+        own = [entry for entry in versions if not entry.domain]
+        self.proto.ir_version = self._onnx.helper.find_min_ir_version_for(own)
+        self._onnx.helper.set_model_props(self.proto, {_PLAN: json.dumps(json.loads(source.plan.to_json()))})
+        path.write_bytes(checked_bytes(self.proto))
+
+    def _prune(self) -> None:
+        needed = {value.name for value in self.graph.output}
+        kept = []
+        for node in reversed(list(self.graph.node)):
+            if needed & set(node.output):
+                kept.append(node)
+                needed |= _reads(node)
+        del self.graph.node[:]
+        self.graph.node.extend(reversed(kept))
+        tensors = [tensor for tensor in self.graph.initializer if tensor.name in needed]
+        del self.graph.initializer[:]
+        self.graph.initializer.extend(tensors)
+
+
+def read_plan(path: Path) -> tuple[Any, Plan]:
+    """An ONNX file of bitplan's, and the plan in it."""
+    proto = read(path)
+    written = {entry.key: entry.value for entry in proto.metadata_props}.get(_PLAN)
+    if written is None:
+        raise FileError(f"{path} is an ONNX file, but not one that bitplan wrote")
+    return proto, Plan.from_json(written)
+
+
+def read_codes(tensor: Any, *, offset: bool = False) -> Tensor:
+    """The codes in an INT2, INT4, INT8 or INT16 tensor."""
+    width = width_of(tensor.data_type)
+    count = int(np.prod(tensor.dims, dtype=np.int64))
+    packed = torch.frombuffer(bytearray(tensor.raw_data), dtype=torch.uint8) if tensor.raw_data else torch.empty(0)
+    return unpack(packed.to(torch.uint8), width, count, offset=offset).view(*tensor.dims)
+
+
+def type_number(name: str) -> int:
+    """ONNX's number of a type."""
+    return int(onnx().TensorProto.DataType.Value(name))
+
+
+def width_of(number: int) -> int:
+    """The bits of an integer type."""
+    name: str = onnx().TensorProto.DataType.Name(number)
+    return int(name.removeprefix("U").removeprefix("INT"))
+
+
+def _reads(node: Node) -> set[str]:
+    """What a node reads, the bodies of its loops and branches included."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            names |= _reads(inner)
+        names |= {value.name for value in attribute.g.output}
+    return names
+
+
+def _refuse_other_types(model: nn.Module) -> None:
+    for name, value in model.named_parameters():
+        if value.is_floating_point() and value.dtype != torch.float32:
+            kind = str(value.dtype).removeprefix("torch.")
+            raise InputError(f"{name} is {kind}: bitplan writes ONNX in float32, so call model.float() first")
+
+
+def _refuse_large(model: nn.Module) -> None:
+    quantized: Mapping[int, Tensor] = {id(weight): weight for weight in weights_of(model).values()}
+    floats = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in quantized)
+    size = floats + sum(packed_bytes(weight.numel(), 8) for weight in quantized.values())
+    if size > LARGEST:
+        raise InputError(
+            f"this model takes {size / 2**30:.1f} GB as ONNX, and a single ONNX file ends at 2 GB: quantize more of "
+            "its layers, or export it as packed"
+        )

@@ -1,0 +1,190 @@
+"""packed: one safetensors file with the codes of the weights, bit by bit, and everything else as it is.
+
+The header holds the plan, the graph where there is one, how the model was quantized and its name in the zoo.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Plan
+from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.bits import pack, packed_bytes, unpack
+from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
+from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
+from bitplan.quant.quantizers import WeightQuantizer
+
+FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Where a packed tensor belongs, and what unpacks it."""
+
+    layers: tuple[str, ...]
+    bits: int
+    shape: tuple[int, ...]
+    dtype: str
+    step: str
+
+
+_ALL_CODES = TypeAdapter(dict[str, Codes])
+_TIES = TypeAdapter(dict[str, str])
+_OPTIONS = TypeAdapter(dict[str, Any])
+
+
+@final
+@dataclass(frozen=True)
+class Packed:
+    """Safetensors with bit-packed weights; `load_packed` gives back the same model, bit for bit."""
+
+    needs_model = True
+
+    def write(self, source: Source, path: Path) -> None:
+        """Write codes, steps and all other tensors, and in the header what gives them meaning."""
+        model = source.model
+        assert model is not None
+        tensors, tied = tensors_of(model)
+        codes = _codes(model, tied)
+        integers = integer_weights(model)
+        for name, about in codes.items():
+            tensors[name] = pack(integers[about.layers[0]], about.bits)
+        header = {
+            "format": "pt",
+            "bitplan": FORMAT,
+            "plan": _compact(source.plan.to_json()),
+            "options": json.dumps(asdict(options_of(model))),
+            "packed": _ALL_CODES.dump_json(codes).decode(),
+            "tied": json.dumps(tied),
+            "spec": source.spec or "",
+            "graph": _compact(source.graph.to_json()) if source.graph else "",
+        }
+        try:
+            save_file(tensors, path, metadata=header)
+        except SafetensorError as error:
+            raise FileError(f"cannot write {path}: {error}") from None
+
+    def read(self, path: Path) -> ReadBack:
+        """The plan in the header, and every code."""
+        with _opened(path) as (file, header):
+            plan = Plan.from_json(header["plan"])
+            codes = _ALL_CODES.validate_json(header["packed"])
+            found = {}
+            for name, about in codes.items():
+                whole = _unpacked(file.get_tensor(name), about)
+                found.update({layer: whole for layer in about.layers})
+        return ReadBack(plan.precisions, {layer: found[layer] for layer in plan.precisions if layer in found})
+
+
+def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The model in a packed file: outputs equal bit for bit those of the model that was exported.
+
+    Without `model` (a float model of the same kind, which stays as it is) the file must name a model of the zoo.
+    """
+    source = Path(path)
+    with _opened(source) as (file, header):
+        plan = Plan.from_json(header["plan"])
+        codes = _ALL_CODES.validate_json(header["packed"])
+        tied = _TIES.validate_json(header["tied"])
+        options = _OPTIONS.validate_json(header["options"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is no dict
+        for name, about in codes.items():
+            whole = _unpacked(tensors[name], about)
+            steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
+            tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
+        tensors.update({name: tensors[stored] for name, stored in tied.items()})
+    filled = quantize(from_zoo(header["spec"] or None, source) if model is None else model, plan, **options)
+    _check_types(filled, tensors, source)
+    fill_(filled, tensors, source)
+    return filled
+
+
+def predicted_bytes(model: nn.Module) -> int:
+    """What the tensors of a packed file take: the plan's bits for its weights, all other tensors as they are."""
+    tensors, tied = tensors_of(model)
+    codes = _codes(model, tied)
+    others = sum(t.numel() * t.element_size() for name, t in tensors.items() if name not in codes)
+    return others + sum(packed_bytes(math.prod(about.shape), about.bits) for about in codes.values())
+
+
+def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
+    """For each weight stored as codes, under the name it has in the model's state: what unpacks it."""
+    state = model.state_dict(keep_vars=True)
+    names = {id(value): tied.get(name, name) for name, value in reversed(state.items())}
+    quantizers, weights, integers = quantizers_of(model), weights_of(model), integer_weights(model)
+    found: dict[str, Codes] = {}
+    for layer, weight in weights.items():
+        quantizer = quantizers[layer].weight
+        assert quantizer is not None
+        if id(weight) not in names:
+            raise InputError(
+                f"layer {layer!r} computes its weight from other tensors (a parametrization), so there is no tensor "
+                "to store its codes in: remove the parametrization first (torch.nn.utils.parametrize)"
+            )
+        name = names[id(weight)]
+        about = Codes((layer,), quantizer.bits, tuple(weight.shape), str(weight.dtype)[6:], names[id(quantizer.step)])
+        back = (integers[layer] * quantizer.steps_for(weight)).to(weight.dtype)
+        if not torch.equal(quantizer.codes(back), integers[layer]):
+            raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {about.dtype}")
+        if name in found:
+            about = _shared(model, name, found[name], about)
+        found[name] = about
+    return found
+
+
+def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
+    """One tensor that two layers quantize: stored once, if both do it alike."""
+    state = model.state_dict()
+    if first.bits != second.bits or not torch.equal(state[first.step], state[second.step]):
+        raise InputError(
+            f"layers {', '.join((*first.layers, *second.layers))} share {name} but quantize it differently, so it "
+            "cannot be stored as one set of codes: untie them, or give them one precision and one step"
+        )
+    return Codes((*first.layers, *second.layers), first.bits, first.shape, first.dtype, first.step)
+
+
+def _unpacked(packed: Tensor, about: Codes) -> Tensor:
+    return unpack(packed, about.bits, math.prod(about.shape)).view(about.shape)
+
+
+def _check_types(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    for name, value in model.state_dict().items():
+        stored = tensors.get(name)
+        if stored is not None and stored.dtype != value.dtype:
+            kinds = f"{str(stored.dtype)[6:]} in the file, {str(value.dtype)[6:]} in the model"
+            raise FileError(f"{source}: {name} is {kinds}: convert the model first, with model.to(…)")
+
+
+def _compact(text: str) -> str:
+    return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """A packed file and its header; anything else is refused in one line."""
+    if not path.is_file():
+        raise FileError(f"cannot read {path}: there is no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if "bitplan" not in header or "packed" not in header:
+                raise FileError(f"{path} is a safetensors file, but not one that bitplan packed")
+            if header["bitplan"] != FORMAT:
+                raise FileError(f"{path} has packed format {header['bitplan']}; this bitplan reads {FORMAT}")
+            yield file, header
+    except (SafetensorError, OSError, KeyError, ValidationError, RuntimeError) as error:
+        line = str(error).strip().partition("\n")[0][:120]
+        raise FileError(f"{path} is cut off or not a packed file ({line}): export it again") from None
