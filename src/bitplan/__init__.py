@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Recipe as Recipe
     from bitplan.core.trials import Result as Result
     from bitplan.core.trials import Trial as Trial
+    from bitplan.core.verdicts import Verdict as Verdict
     from bitplan.costs.base import price as price
     from bitplan.exporters.base import export as export
     from bitplan.exporters.packed import load_packed as load_packed
+    from bitplan.exporters.verify import verify as verify
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
     from bitplan.graph.names import Names as Names
@@ -77,6 +79,7 @@ _HOMES = {
     "Task": "tasks.base",
     "TrainLog": "tune.log",
     "Trial": "core.trials",
+    "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
@@ -98,6 +101,7 @@ _HOMES = {
     "select": "plan.base",
     "select_all": "plan.frontier",
     "trace": "graph.trace",
+    "verify": "exporters.verify",
 }
 __all__ = sorted(_HOMES)
 

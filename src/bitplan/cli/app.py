@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from bitplan.cli import exporting
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -282,3 +283,6 @@ def demo() -> None:
     from bitplan.cli.demo import run
 
     run()
+
+
+exporting.add(app)

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from bitplan.exporters.capture import DOMAIN
-from bitplan.exporters.onnx_graph import Draft, Node
+from bitplan.exporters.onnx_graph import Draft, Node, is_ours
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ def fold_norms_(draft: Draft) -> list[str]:
         if convolution is None or convolution.op_type != "Conv":
             continue
         marker = makers.get(convolution.input[1])
-        if marker is None or marker.domain != DOMAIN:
+        if marker is None or not is_ours(marker, "Weight"):
             continue
         layer = draft.attributes(marker)["layer"]
         why = _why_not(draft, layer, marker, convolution, norm)

@@ -20,14 +20,14 @@ from bitplan.adapters.onnx import onnx
 from bitplan.core.errors import InputError
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.bits import pack, unpack
-from bitplan.exporters.capture import DOMAIN
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_plan
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, is_ours, read_plan
 from bitplan.exporters.onnx_qdq import check_range, dequantized, storage, stored_codes
 
 _log = logging.getLogger(__name__)
 _OPSET = 21  # runtimes that have the operator know it
 _WIDTHS = (2, 4, 8)
 BLOCKS = ".blocks"
+_TURNED = ".inputs_first"  # ends the name of a product whose weight the model has as (in, out)
 
 
 @final
@@ -61,9 +61,9 @@ class MatMulNBits:
         if planned:
             _log.warning("the inputs of %d layers stay float, where the plan quantizes them", len(planned))
         draft = Draft(source, _OPSET)
-        for marker in [node for node in draft.graph.node if (node.domain, node.op_type) == (DOMAIN, "Quantize")]:
+        for marker in [node for node in draft.graph.node if is_ours(node, "Quantize")]:
             draft.bypass(marker)
-        draft.rebuild(lambda node: [] if (node.domain, node.op_type) == (DOMAIN, "Quantize") else [node])
+        draft.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
         self._multiply(draft)
         widths = (4, 8, 16)
         draft.replace("Weight", lambda node, about: dequantized(draft, draft.weights[about["layer"]], node, widths))
@@ -85,14 +85,13 @@ class MatMulNBits:
         markers = {
             node.output[0]: draft.weights[draft.attributes(node)["layer"]]
             for node in draft.graph.node
-            if (node.domain, node.op_type) == (DOMAIN, "Weight")
+            if is_ours(node, "Weight")
         }
+        transposes = [node for node in draft.graph.node if node.op_type == "Transpose" and node.input[0] in markers]
         turned = {
             node.output[0]: markers[node.input[0]]
-            for node in draft.graph.node
-            if node.op_type == "Transpose"
-            and node.input[0] in markers
-            and list(draft.attributes(node)["perm"]) == [1, 0]
+            for node in transposes
+            if list(draft.attributes(node)["perm"]) == [1, 0]
         }
         written: dict[str, tuple[str, str]] = {}
 
@@ -100,17 +99,16 @@ class MatMulNBits:
             weight, rows_first = _factor(draft, node, markers, turned)
             if weight is None:
                 return [node]
-            if weight.layer not in written:
-                written[weight.layer] = self._store(draft, weight, rows_first)
+            key = f"{weight.layer}:{rows_first}"
+            if key not in written:
+                written[key] = self._store(draft, weight, rows_first)
             codes = weight.codes if rows_first else weight.codes.t()
             sizes = {"N": codes.shape[0], "K": codes.shape[1], "bits": storage(weight.bits, _WIDTHS, weight.layer)}
             about = {**sizes, "block_size": self.block_size, "accuracy_level": self.accuracy_level}
-            inputs = [node.input[0], *written[weight.layer]]
+            inputs = [node.input[0], *written[key]]
             if len(node.input) > 2 and node.input[2]:
                 inputs += ["", "", node.input[2]]
-            about["transposed"] = 0 if rows_first else 1
-            turned_back = about.pop("transposed")
-            name = f"{node.name}.{'in_out' if turned_back else 'out_in'}"
+            name = node.name if rows_first else f"{node.name}{_TURNED}"
             return [draft.node("MatMulNBits", inputs, node.output[0], name, domain="com.microsoft", **about)]
 
         draft.rebuild(rewrite)
@@ -156,4 +154,4 @@ def _codes_of(node: Node, tensor: Any) -> Tensor:
     rows, blocks, _ = tensor.dims
     raw = torch.frombuffer(bytearray(onnx().numpy_helper.to_array(tensor).tobytes()), dtype=torch.uint8)
     whole = unpack(raw, about["bits"], rows * blocks * about["block_size"]).view(rows, -1)[:, : about["K"]]
-    return whole.t().contiguous() if node.name.endswith(".in_out") else whole.contiguous()
+    return whole.t().contiguous() if node.name.endswith(_TURNED) else whole.contiguous()

@@ -163,6 +163,11 @@ class Draft:
         self.graph.initializer.extend(tensors)
 
 
+def is_ours(node: Node, kind: str) -> bool:
+    """Tell whether a node stands for one of bitplan's quantizers: "Quantize" or "Weight"."""
+    return bool(node.domain == DOMAIN and node.op_type == kind)
+
+
 def read_plan(path: Path) -> tuple[Any, Plan]:
     """An ONNX file of bitplan's, and the plan in it."""
     proto = read(path)

@@ -76,7 +76,7 @@ def dequantized(draft: Draft, weight: Weight, node: Node, widths: tuple[int, ...
     steps = weight.steps
     varying = [axis for axis, size in enumerate(steps.shape) if size > 1]
     if len(varying) < 2:
-        axis = {"axis": varying[0]} if varying else {}
+        axis: dict[str, Any] = {"axis": varying[0]} if varying else {}
         scale = draft.floats(f"{name}.step", steps.flatten() if varying else steps.flatten()[0])
         return [draft.node("DequantizeLinear", (codes, scale), output, f"{name}.dequantize", **axis)]
     one, scale = draft.floats("one", 1.0), draft.floats(f"{name}.step", steps)

@@ -1,0 +1,107 @@
+"""Where an ONNX file and its model first give a value another code, and whether that value lies between two codes.
+
+Both add up the same products in another order, so sums differ in their last bits. A sum that lies, within that error,
+halfway between two codes may round to either side; everything after it then differs as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.onnx import onnx, read
+from bitplan.adapters.onnxruntime import Session
+from bitplan.quant.lsq import positive
+from bitplan.quant.quantizers import InputQuantizer
+
+_HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
+_SUFFIX = ".dequantize"
+Seen = tuple[Tensor, Tensor, Tensor]
+"""A value, what it was quantized to, and the step."""
+
+
+class Taps:
+    """The file with every quantized activation as a further output, and the model whose quantizers are watched."""
+
+    def __init__(self, path: Path, model: nn.Module) -> None:
+        self._path = path
+        self._model = model
+        self._session: Session | None = None
+        self._plain = 0
+        self._watched: list[str] = []
+        paths = {path: module for path, module in model.named_modules() if isinstance(module, InputQuantizer)}
+        self._quantizers: Mapping[str, InputQuantizer] = paths
+
+    def begins_at_tie(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, tolerance: float) -> bool:
+        """Tell whether the first activation that has other codes differs only at ties, on one sample.
+
+        If none has (alone, a sample is added up in yet another order than in its batch), the outputs must agree.
+        """
+        session = self._open()
+        named = dict(zip(session.inputs, args, strict=False)) | dict(kwargs)
+        found = session.run({name: named[name].detach().cpu().numpy() for name in session.inputs if name in named})
+        seen, outputs = self._watch(args, kwargs)
+        calls: dict[str, int] = {}
+        for name, array in zip(self._watched, found[self._plain :], strict=True):
+            path = self._path_of(name)
+            place = calls.get(path, 0)
+            calls[path] = place + 1
+            value, quantized, step = seen[path][place]
+            other = torch.from_numpy(array)
+            moved = (quantized - other).abs() > step / 2
+            if moved.any():
+                ratio = (value / step)[moved]
+                return bool(((ratio - ratio.floor() - 0.5).abs() < _HALFWAY).all())
+        return all(
+            torch.allclose(own, torch.from_numpy(array), rtol=0, atol=tolerance * float(own.abs().max()))
+            for own, array in zip(leaves(outputs), found[: self._plain], strict=True)
+        )
+
+    def _open(self) -> Session:
+        if self._session is None:
+            proto, library = read(self._path), onnx()
+            self._plain = len(proto.graph.output)
+            makers = {output: node.op_type for node in proto.graph.node for output in node.output}
+            for node in proto.graph.node:
+                if node.op_type == "DequantizeLinear" and makers.get(node.input[0]) == "QuantizeLinear":
+                    self._watched.append(node.name.removesuffix(_SUFFIX))
+                    value = library.helper.make_tensor_value_info(node.output[0], library.TensorProto.FLOAT, None)
+                    proto.graph.output.append(value)
+            self._session = Session(proto.SerializeToString())
+        return self._session
+
+    def _path_of(self, name: str) -> str:
+        """The quantizer of a node: the second run of a layer is numbered."""
+        if name in self._quantizers:
+            return name
+        return name.rpartition("_")[0]
+
+    def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Seen]], Any]:
+        """What each quantizer got and gave, once for linked layers, which quantize one tensor together."""
+        seen: dict[str, list[Seen]] = {path: [] for path in self._quantizers}
+        hooks = []
+        for path, quantizer in self._quantizers.items():
+
+            def look(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, path: str = path) -> None:
+                assert isinstance(module, InputQuantizer)
+                if not seen[path] or not torch.equal(seen[path][-1][0], inputs[0]):
+                    seen[path].append((inputs[0], output, positive(module.step.detach())))
+
+            hooks.append(quantizer.register_forward_hook(look))
+        try:
+            return seen, self._model(*args, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def leaves(outputs: Any) -> list[Tensor]:
+    """The tensors of what a model returned, in order."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    return [leaf for value in values if value is not None for leaf in leaves(value)]

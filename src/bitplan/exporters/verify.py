@@ -1,0 +1,187 @@
+"""verify: run an exported file beside the model it was made from, and compare codes, outputs and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.onnx import read
+from bitplan.adapters.onnxruntime import Session
+from bitplan.core.errors import InputError
+from bitplan.core.verdicts import Verdict
+from bitplan.exporters.base import Exporter
+from bitplan.exporters.matmulnbits import MatMulNBits
+from bitplan.exporters.onnx_qdq import Onnx
+from bitplan.exporters.packed import Packed, load_packed
+from bitplan.exporters.ties import Taps, leaves
+from bitplan.quant.convert import integer_weights, root_of
+from bitplan.quant.quantizers import InputQuantizer
+from bitplan.tasks.base import Task
+
+_LOOKED_AT = 100  # samples whose ties are searched for
+
+
+def verify(
+    path: str | Path,
+    model: nn.Module,
+    data: Task | Iterable[Any],
+    *,
+    limit: int | None = None,
+    batch_size: int = 100,
+    tolerance: float = 1e-4,
+) -> Verdict:
+    """Compare an exported file with its model on a task's test split, or on batches of inputs.
+
+    `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
+    of keyword arguments. With a task and no `limit` on the samples both scores are measured too.
+    """
+    source = Path(path)
+    exporter = exporter_of(source)
+    found, own = exporter.read(source).codes, integer_weights(model)
+    equal = found.keys() == own.keys() and all(torch.equal(found[layer], own[layer].cpu()) for layer in own)
+    executed = executable(source, exporter, model)
+    taps = Taps(source, root_of(model)) if isinstance(exporter, Onnx) else None
+    task: Any = data if hasattr(data, "batches") else None
+    with _reference(model, weights_only=isinstance(exporter, MatMulNBits)):
+        both = _Both(model, executed, tolerance, taps)
+        scores: dict[str, Any] = {}
+        if task is not None and limit is None:
+            scores = {"reference": task.score(both), "score": task.score(executed), "metric": task.metric}
+        else:
+            _run(both, data, limit, batch_size)
+    if not both.samples:
+        raise InputError("there was no sample to compare: give at least one batch")
+    return Verdict(file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores)
+
+
+def exporter_of(path: Path) -> Exporter:
+    """The exporter that wrote a file, by what is in it."""
+    if path.suffix != ".onnx":
+        return Packed()
+    kinds = {node.op_type for node in read(path).graph.node}
+    return MatMulNBits() if "MatMulNBits" in kinds else Onnx()
+
+
+def executable(path: Path, exporter: Exporter, model: nn.Module) -> nn.Module:
+    """The file as a module that can be called like the model it was made from."""
+    return load_packed(path, root_of(model)).eval() if isinstance(exporter, Packed) else Executed(Session(path))
+
+
+class Executed(nn.Module):
+    """An ONNX file, run by ONNX Runtime: tensors in, tensors out."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """One output as a tensor, several as a tuple that also has them by name."""
+        named = dict(zip(self.session.inputs, args, strict=False)) | kwargs
+        arrays = {name: named[name].detach().cpu().numpy() for name in self.session.inputs if name in named}
+        outputs = [torch.from_numpy(array) for array in self.session.run(arrays)]
+        if len(outputs) == 1:
+            return outputs[0]
+        return Outputs(zip(self.session.outputs, outputs, strict=True))
+
+
+class Outputs(dict[str, Tensor]):
+    """Outputs by name, as attributes, and by place."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, key: Any) -> Any:
+        return list(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
+
+
+class _Both(nn.Module):
+    """Runs the model and the file on the same inputs, keeps count, and returns what the model said."""
+
+    def __init__(self, model: nn.Module, executed: nn.Module, tolerance: float, taps: Taps | None) -> None:
+        super().__init__()
+        self.model = model
+        self.executed = executed
+        self.tolerance = tolerance
+        self.taps = taps
+        self.samples = self.close = self.ties = self.unexplained = self.predictions = self.predictions_equal = 0
+        self.largest = 0.0
+
+    def counts(self) -> dict[str, Any]:
+        """What a verdict says of the samples."""
+        names = ("samples", "close", "ties", "unexplained", "predictions", "predictions_equal", "largest")
+        return {name: getattr(self, name) for name in names}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compare one batch."""
+        outputs = self.model(*args, **kwargs)
+        mine, theirs = leaves(outputs), leaves(self.executed(*args, **kwargs))
+        if [tuple(value.shape) for value in mine] != [tuple(value.shape) for value in theirs]:
+            raise InputError("the file gives outputs of other shapes than the model: it is not this model's")
+        off = torch.zeros(len(mine[0]), dtype=torch.bool)
+        for own, other in zip(mine, theirs, strict=True):
+            own = own.detach().cpu()
+            error = (own - other).abs().flatten(1).amax(1) if own.dim() > 1 else (own - other).abs()
+            scale = max(1e-6, float(own[own.isfinite()].abs().max())) if own.numel() else 1.0
+            off |= ~(error <= self.tolerance * scale)
+            self.largest = max(self.largest, float(error.max()) / scale)
+            if own.dim() > 1:
+                same = own.argmax(1) == other.argmax(1)
+                self.predictions += same.numel()
+                self.predictions_equal += int(same.sum())
+        self.samples += len(off)
+        self.close += int((~off).sum())
+        self._look(off, args, kwargs)
+        return outputs
+
+    def _look(self, off: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find out, for samples that are not close, whether the difference begins at a tie."""
+        for place in off.nonzero().flatten().tolist():
+            if self.taps is None:
+                self.unexplained += 1
+            elif self.ties + self.unexplained < _LOOKED_AT:
+                alone = tuple(_row(value, place) for value in args), {k: _row(v, place) for k, v in kwargs.items()}
+                at_tie = self.taps.begins_at_tie(*alone, tolerance=self.tolerance)
+                self.ties += at_tie
+                self.unexplained += not at_tie
+
+
+def _row(value: Any, place: int) -> Any:
+    return value[place : place + 1] if isinstance(value, Tensor) and value.dim() else value
+
+
+@contextmanager
+def _reference(model: nn.Module, *, weights_only: bool) -> Iterator[None]:
+    """The model in inference mode; where the file keeps activations float, with its inputs left alone too."""
+    modes = [(module, module.training) for module in model.modules()]
+    quiet = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if weights_only else []
+    model.eval()
+    for quantizer in quiet:
+        quantizer.enabled = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for quantizer in quiet:
+            quantizer.enabled = True
+        for module, mode in modes:
+            module.training = mode
+
+
+def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
+    task = data if hasattr(data, "batches") else None
+    for batch in task.batches("test", batch_size) if task else data:
+        if limit is not None and both.samples >= limit:
+            break
+        if task:
+            task.forward(both, batch)
+        elif isinstance(batch, Mapping):
+            both(**batch)
+        else:
+            both(*(batch if isinstance(batch, tuple | list) else (batch,)))
