@@ -1,16 +1,21 @@
 """llama.cpp: names as llama.cpp's own table has them, types that its rows allow, patterns that match one tensor."""
 
 import re
+from pathlib import Path
 
 import gguf
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llms import llama_shapes, plan_for
+from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.exporters.llama_cpp import LlamaCpp, tensor_of
+from bitplan.graph.names import LinkRule, trace_checkpoint
+from bitplan.graph.rules import Rules
 
 LLAMA = [name for name in llama_shapes(blocks=12)]
 MODELS = {
@@ -150,3 +155,19 @@ def test_the_router_stays_as_it_is(tmp_path):
     plan, graph = plan_for({"model.layers.0.mlp.gate": "w4a16", "lm_head": "w4a16"})
     with pytest.raises(InputError, match="mlp.gate at w4a16"):
         exported(tmp_path, plan, graph)
+
+
+def test_the_rule_that_the_docs_give_joins_the_experts_of_a_projection(tmp_path):
+    names = [f"model.layers.{b}.mlp.experts.{i}.{w}_proj" for b in range(2) for i in range(3) for w in ("up", "down")]
+    torch.manual_seed(0)
+    save_file({f"{name}.weight": torch.randn(256, 256) for name in names}, tmp_path / "model.safetensors")
+    pattern = r"(?<=experts\.)\d+(?=\.)"
+    page = Path(__file__).parents[2] / "docs/targets/llama_cpp.md"
+    assert f"--link '{pattern}'" in page.read_text()
+    linked = bitplan.Names(links=(LinkRule("experts", pattern),))
+    graph = trace_checkpoint(tmp_path / "model.safetensors", Rules(first=None, last=None), names=linked)
+    gains = bitplan.estimate("random", None, graph, choices="w2a16,w4a16")
+    plan = bitplan.select(graph, gains, bitplan.price("memory", graph, "w2a16,w4a16"), budget="3bpw")
+    read = LlamaCpp().read(exported(tmp_path, plan, graph)).precisions
+    assert {str(precision) for precision in read.values()} == {"w2a16", "w4a16"}
+    assert set(read) == {f"blk.{block}.ffn_{part}_exps" for block in range(2) for part in ("up", "down")}

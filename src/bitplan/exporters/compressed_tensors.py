@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from bitplan.core.precision import Precision
 from bitplan.exporters.base import ReadBack, Source
@@ -32,6 +32,7 @@ def _one(name: str) -> str | None:
 TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
 
 
+@final
 @dataclass(frozen=True)
 class CompressedTensors:
     """`config_groups`, one per precision: integer weights in groups, activations per token as they come."""

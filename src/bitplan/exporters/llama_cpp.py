@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
@@ -72,6 +73,7 @@ TARGET = Target(
 )
 
 
+@final
 @dataclass(frozen=True)
 class LlamaCpp:
     """Weights only: k-quants where the rows allow them, else the older types of as many bits."""

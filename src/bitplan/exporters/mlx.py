@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
@@ -34,6 +35,7 @@ TARGET = Target(
 )
 
 
+@final
 @dataclass(frozen=True)
 class Mlx:
     """Weights only; a row that `group_size` does not divide is cut into smaller groups, down to 32."""

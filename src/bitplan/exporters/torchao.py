@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from bitplan.core.precision import Precision
 from bitplan.exporters.base import ReadBack, Source
@@ -15,6 +15,7 @@ _NAME = "torchao"
 TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
 
 
+@final
 @dataclass(frozen=True)
 class Torchao:
     """`IntxWeightOnlyConfig`, or with 8-bit activations `Int8DynamicActivationIntxWeightConfig`, by module name."""
