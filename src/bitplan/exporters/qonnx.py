@@ -1,0 +1,107 @@
+"""qonnx: `Quant` nodes with the bit width as an input, for FINN and hls4ml.
+
+Quant(v, scale, zero point, bits) = round(clip(v/scale, low, high))·scale, halves to even, is LSQ's own formula, so any
+precision is kept as it is. A weight is stored as float values that lie on its grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bitplan.adapters.onnx import onnx
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Plan
+from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_plan
+
+_DOMAIN = "qonnx.custom_op.general"
+_OPSET = 18
+_WEIGHT = ".weight_quant"
+
+
+@final
+@dataclass(frozen=True)
+class Qonnx:
+    """ONNX with `Quant` nodes; hardware flows want a fixed batch, `batch=0` leaves it free."""
+
+    batch: int = 1
+    needs_model = True
+
+    def write(self, source: Source, path: Path) -> None:
+        """Capture the graph, put a Quant in the place of every quantizer, check and write."""
+        if self.batch < 0:
+            raise InputError(f"the batch is a number of samples, or 0 for any, not {self.batch}")
+        draft = Draft(source, _OPSET)
+        draft.replace("Weight", lambda node, about: _weight(draft, draft.weights[about["layer"]], node))
+        draft.replace("Quantize", lambda node, about: _input(draft, node, about))
+        if self.batch:
+            _fix_batch_(draft, self.batch)
+        draft.proto.opset_import.append(onnx().helper.make_opsetid(_DOMAIN, 1))
+        draft.save(source, path)
+
+    def read(self, path: Path) -> ReadBack:
+        """The plan in the file, after checking every Quant against it, and the codes."""
+        proto, plan = read_plan(path)
+        tensors = {tensor.name: onnx().numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+        codes: dict[str, Tensor] = {}
+        for node in proto.graph.node:
+            if node.domain != _DOMAIN:
+                continue
+            try:
+                scale, bits = tensors[node.input[1]], int(tensors[node.input[3]])
+            except (KeyError, IndexError, TypeError):
+                raise FileError(f"{path}: the Quant {node.name!r} lacks a constant step or bit width") from None
+            if node.name.endswith(_WEIGHT):
+                layer = node.name.removesuffix(_WEIGHT)
+                codes[layer] = torch.from_numpy(np.round(tensors[node.input[0]] / scale).astype(np.int32))
+            _check(plan, node.name, bits, path)
+        return ReadBack(plan.precisions, codes)
+
+
+def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
+    if weight.layer in draft.written:
+        return [draft.node("Identity", (draft.written[weight.layer],), node.output[0], node.name)]
+    draft.written[weight.layer] = node.output[0]
+    name = weight.layer
+    values = draft.floats(f"{name}.weight", weight.codes * weight.steps)
+    steps = weight.steps if weight.steps.numel() > 1 else weight.steps.flatten()[0]
+    return [_quant(draft, values, node.output[0], f"{name}{_WEIGHT}", steps, weight.bits, signed=True)]
+
+
+def _input(draft: Draft, node: Node, about: Mapping[str, Any]) -> list[Node]:
+    bits = (about["high"] - about["low"] + 1).bit_length() - 1
+    name = draft.fresh(about["path"])  # a layer may run twice
+    return [_quant(draft, node.input[0], node.output[0], name, about["scale"], bits, signed=about["low"] < 0)]
+
+
+def _quant(draft: Draft, value: str, output: str, name: str, scale: Any, bits: int, *, signed: bool) -> Node:
+    step = draft.floats(f"{name}.scale", scale)
+    inputs = (value, step, draft.floats(f"{name}.zero", 0.0), draft.floats(f"{name}.bits", float(bits)))
+    flags = {"signed": int(signed), "narrow": 0, "rounding_mode": "ROUND"}
+    return draft.node("Quant", inputs, output, name, domain=_DOMAIN, **flags)
+
+
+def _fix_batch_(draft: Draft, batch: int) -> None:
+    """Give the free dimension its size wherever it is the first of an input or output."""
+    for value in (*draft.graph.input, *draft.graph.output):
+        for place, size in enumerate(value.type.tensor_type.shape.dim):
+            if not place and size.dim_param:
+                size.dim_value = batch
+
+
+def _check(plan: Plan, name: str, bits: int, path: Path) -> None:
+    """Raise if a Quant has other bits than the plan gives its layer."""
+    layer, _, what = name.rpartition(".")
+    precision = plan.precisions.get(layer)
+    if precision is None:
+        return
+    expected = {_WEIGHT[1:]: precision.weight_bits, "input_quantizer": precision.act_bits}.get(what, bits)
+    if bits != expected:
+        raise FileError(f"{path}: {name} has {bits} bits, the plan says {precision}")

@@ -1,0 +1,244 @@
+"""What recipes share: every layer as a target sees it; what it cannot express is refused by name, or widened aloud."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph, Plan
+from bitplan.core.store import read_text
+from bitplan.exporters.base import Source
+from bitplan.graph.names import Names
+from bitplan.graph.rules import LEFT_ALONE
+from bitplan.quant.functions import PRODUCT_NAMES
+from bitplan.quant.sites import Site, find_sites
+
+log = logging.getLogger(__name__)
+
+_SHOWN = 4
+_BY_NAME = (
+    ("product", rf"(^|\.)({'|'.join(sorted(PRODUCT_NAMES))})(_\d+)?$"),
+    ("stack of experts", Names().stacked),
+    ("parameter", r"(^|\.)((in|[qkv])_proj_weight|weight_[ih]h_l\d+(_reverse)?)$"),
+    ("(in, out) matrix", Names().transposed),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of a plan; its kind is "" and the length of a row of its weight 0 where nothing says it."""
+
+    name: str
+    precision: Precision
+    kind: str = ""
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a target can express: bits of weights (16 is always possible) and of activations beside them.
+
+    Layers for which `one` gives the same text are one thing in the target, so they need one precision.
+    """
+
+    name: str
+    weight_bits: Callable[[Part], Sequence[int]]
+    act_bits: Sequence[int] = ()
+    kinds: Sequence[str] = ("linear", "embedding")
+    one: Callable[[str], str | None] = lambda name: None
+
+    def fit(self, part: Part) -> Precision:
+        """The lowest precision at or above the part's that the target has for it."""
+        weights = self.weight_bits(part) if part.kind in ("", *self.kinds) else ()
+        weight = _at_least(part.precision.weight_bits, weights)
+        act = _at_least(part.precision.act_bits, self.act_bits if weight < 16 else ())
+        return Precision(weight_bits=weight, act_bits=act)
+
+    def why(self, part: Part) -> str:
+        """Say why the target does not have this precision for the part."""
+        if part.kind not in ("", *self.kinds):
+            return f"{'an' if part.kind[0] in 'aeiou' else 'a'} {part.kind}"
+        fitted, asked = self.fit(part), part.precision
+        if fitted.weight_bits != asked.weight_bits:
+            return f"{asked.weight_bits}-bit weights" + (f" in rows of {part.row}" if part.row else "")
+        return f"{asked.act_bits}-bit activations" + (" beside float weights" if asked.weight_bits == 16 else "")
+
+
+def fit(source: Source, target: Target, *, widen: bool) -> list[Part]:
+    """The layers at the precisions that the target will have; products are left out.
+
+    Linked layers, and those that are one thing in the target, stay at one precision: where one of them must
+    be widened, all are.
+    """
+    parts = {part.name: part for part in _parts(source)}
+    fitted = {name: target.fit(part) for name, part in parts.items()}
+    reasons = {name: target.why(parts[name]) for name in parts if fitted[name] != parts[name].precision}
+    families = [(link, "linked with") for link in source.plan.links]
+    families += [(names, "one in the target with") for names in _same(parts, target.one)]
+    while _lift_once_(fitted, reasons, families, parts, target):
+        pass
+    changed = {name: (parts[name].precision, fitted[name], why) for name, why in reasons.items()}
+    if changed and not widen:
+        raise InputError(_refusal(target.name, changed))
+    if all(precision == LEFT_ALONE for precision in fitted.values()):
+        raise InputError(f"a recipe for {target.name} would leave every layer of {source.plan.model} at 16 bits")
+    if changed:
+        log.warning("widened for %s: %s", target.name, _listing(changed))
+    return [replace(part, precision=fitted[name]) for name, part in parts.items() if part.kind != "product"]
+
+
+def grouped(part: Part, size: int) -> bool:
+    """Tell whether the rows of a weight can be cut into groups of that size, as far as is known."""
+    if size < 1:
+        raise InputError(f"group_size must be at least 1, not {size}")
+    return part.row % size == 0
+
+
+def literal(name: str) -> str:
+    """A name for a target that takes names of classes and "re:" patterns too: itself, where it can be neither."""
+    plain = ("." in name or name == name.lower()) and not name.startswith("re:") and name != "_default"
+    return name if plain else f"re:{re.escape(name)}\\Z"
+
+
+def unliteral(written: str) -> str:
+    """The name that `literal` wrote."""
+    if not written.startswith("re:"):
+        return written
+    return re.sub(r"\\(.)", r"\1", written.removeprefix("re:").removesuffix("\\Z"), flags=re.DOTALL)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON; `export` makes sure that the file is whole or not there."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        raise FileError(f"{path} is not JSON") from None
+
+
+@contextmanager
+def reading(path: Path, target: str) -> Iterator[None]:
+    """Say in one line that a file is not a recipe of that target."""
+    try:
+        yield
+    except FileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        raise FileError(f"{path} is not a recipe for {target} as bitplan writes it") from None
+
+
+def _parts(source: Source) -> list[Part]:
+    plan = source.plan
+    kinds = _from_graph(source.graph, plan) | _from_model(source.model, plan)
+    if not kinds:
+        log.warning("without its graph or model, every layer of %s is taken to be linear", plan.model)
+    parts: list[Part] = []
+    for name, precision in plan.precisions.items():
+        kind, row = kinds.get(name, ("", 0))
+        if kind in ("", "linear"):
+            usual = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
+            kind = next((what for what, pattern in usual if re.search(pattern, name)), kind)
+        if kind == "embedding":  # what it reads are indices
+            precision = Precision(weight_bits=precision.weight_bits, act_bits=16)
+        parts.append(Part(name, precision, kind, row))
+    return parts
+
+
+def _from_graph(graph: Graph | None, plan: Plan) -> dict[str, tuple[str, int]]:
+    if graph is None:
+        return {}
+    layers = {layer.name: layer for layer in graph.layers}
+    found: dict[str, tuple[str, int]] = {}
+    for name in plan.precisions:
+        if name not in layers:
+            raise InputError(f"the graph {graph.model} has no layer {name!r}: give the one that the plan was made from")
+        layer = layers[name]
+        kind = layer.kind if layer.weights else "product"
+        table = kind == "embedding" and layer.in_features
+        found[name] = (kind, layer.weights // layer.in_features if table else layer.in_features)
+    return found
+
+
+def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int]]:
+    if model is None:
+        return {}
+    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions).items()}
+
+
+def _of_site(site: Site) -> tuple[str, int]:
+    weight = site.weight
+    if weight is None:
+        return "product", 0
+    if site.kind == "call":
+        return "parameter", 0
+    kinds = {nn.Linear: "linear", nn.Embedding: "embedding"}
+    kind = next((kind for known, kind in kinds.items() if isinstance(site.module, known)), "convolution")
+    return kind, int(weight.shape[-1])
+
+
+def _same(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        key = one(name)
+        if key is not None:
+            found[key].append(name)
+    return [tuple(members) for members in found.values() if len(members) > 1]
+
+
+def _lift_once_(
+    fitted: dict[str, Precision],
+    reasons: dict[str, str],
+    families: Sequence[tuple[Sequence[str], str]],
+    parts: Mapping[str, Part],
+    target: Target,
+) -> bool:
+    """Give each family the highest precision of its members; tell whether that changed anything."""
+    changed = False
+    for names, how in families:
+        weight = max(fitted[name].weight_bits for name in names)
+        act = max(fitted[name].act_bits for name in names)
+        top = Precision(weight_bits=weight, act_bits=act)
+        widest = next(name for name in names if fitted[name].weight_bits == weight)
+        for name in names:
+            if fitted[name] != top:
+                fitted[name] = target.fit(replace(parts[name], precision=top))
+                changed = True
+                reasons.setdefault(name, f"{how} {widest} at {top}")
+    return changed
+
+
+def _at_least(bits: int, among: Sequence[int]) -> int:
+    return min(each for each in (*among, 16) if each >= bits)
+
+
+Changes = Mapping[str, tuple[Precision, Precision, str]]
+
+
+def _refusal(target: str, changed: Changes) -> str:
+    shown = ", ".join(f"{name} at {asked} ({why})" for name, (asked, _, why) in list(changed.items())[:_SHOWN])
+    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    advice = "plan other precisions for them, or widen them with --widen (widen=True)"
+    return f"{target} cannot express {shown}{more}: {advice}"
+
+
+def _listing(changed: Changes) -> str:
+    """Every layer that was widened, those of one kind together."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, (asked, given, why) in changed.items():
+        alike[f"{asked} → {given} ({why})"].append(name)
+    return "; ".join(f"{how}: {', '.join(names)}" for how, names in alike.items())

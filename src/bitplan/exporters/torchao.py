@@ -1,0 +1,69 @@
+"""torchao: a `FqnToConfig` as torchao itself writes it to JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from bitplan.core.precision import Precision
+from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
+from bitplan.graph.rules import LEFT_ALONE
+
+_NAME = "torchao"
+TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
+
+
+@final
+@dataclass(frozen=True)
+class Torchao:
+    """`IntxWeightOnlyConfig`, or with 8-bit activations `Int8DynamicActivationIntxWeightConfig`, by module name."""
+
+    group_size: int = 32
+    widen: bool = False
+
+    def write(self, source: Source, path: Path) -> None:
+        """Write what `torchao.core.config.config_from_dict` reads."""
+        parts = fit(source, TARGET, widen=self.widen)
+        configs = {literal(part.name): self._config(part) for part in parts}
+        recipe = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}
+        write_json(path, recipe)
+
+    def _config(self, part: Part) -> dict[str, Any] | None:
+        if part.precision == LEFT_ALONE:
+            return None
+        dtype = {"_type": "torch.dtype", "_data": f"int{part.precision.weight_bits}"}
+        granularity = (
+            {"_type": "PerGroup", "_version": 1, "_data": {"group_size": self.group_size}}
+            if grouped(part, self.group_size)
+            else {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
+        )
+        if part.precision.act_bits == 16:
+            data = {"weight_dtype": dtype, "granularity": granularity}
+            return {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": data}
+        data = {"weight_dtype": dtype, "weight_granularity": granularity}
+        return {"_type": "Int8DynamicActivationIntxWeightConfig", "_version": 2, "_data": data}
+
+    def read(self, path: Path) -> ReadBack:
+        """The precisions of the configurations, and 16 bits where there is none."""
+        with reading(path, _NAME):
+            written = read_json(path)["_data"]["fqn_to_config"]
+            found = {unliteral(name): _precision(config) for name, config in written.items()}
+        return ReadBack(found)
+
+
+def torchao_config(path: str | Path) -> Any:
+    """The `FqnToConfig` of a recipe, for `torchao.quantization.quantize_(model, config, filter_fn=None)`."""
+    from bitplan.adapters.torchao import make_config
+
+    Torchao().read(Path(path))  # only what bitplan writes is handed on
+    return make_config(read_json(Path(path)))
+
+
+def _precision(config: dict[str, Any] | None) -> Precision:
+    if config is None:
+        return LEFT_ALONE
+    acts = {"IntxWeightOnlyConfig": 16, "Int8DynamicActivationIntxWeightConfig": 8}
+    bits = int(config["_data"]["weight_dtype"]["_data"].removeprefix("int"))
+    return Precision(weight_bits=bits, act_bits=acts[config["_type"]])
