@@ -247,6 +247,8 @@ def _one_rank(rank, path, given, results):
     torch.manual_seed(rank)  # each process sees data of its own
     losses = train(model.module, steps=2, run=model)
     results[rank] = [q.item() for name, q in model.module.named_parameters() if name.endswith("step")], losses
+    torch.distributed.barrier()  # who leaves first may leave the other waiting for ever
+    del model
     torch.distributed.destroy_process_group()
 
 
