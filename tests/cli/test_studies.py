@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,7 @@ def tiny(tmp_path, monkeypatch):
 
     text = tiny.STUDY.replace("steps = 6", "steps = 2").replace("steps = 30", "steps = 10")
     (tmp_path / "tiny_&_100%.toml").write_text(text.replace('name = "tiny"', 'name = "tiny & 100%_#"'))
-    yield tmp_path / "tiny_&_100%.toml"
-    sys.modules.pop("tiny", None)
+    return tmp_path / "tiny_&_100%.toml"
 
 
 @pytest.fixture
