@@ -165,7 +165,7 @@ def test_of_many_who_take_over_one_succeeds(tmp_path):
     for attempt in range(20):
         path = tmp_path / f"{attempt}"
         foreign(path)
-        start, end, won = threading.Barrier(6), threading.Barrier(6), []
+        start, end, won = threading.Barrier(6, timeout=30), threading.Barrier(6, timeout=30), []
 
         def take(path=path, start=start, end=end, won=won):
             start.wait()

@@ -132,8 +132,9 @@ def _replace(path: Path, mine: Path, old: str) -> bool:
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
-        if time.time() - marker.stat().st_mtime > PATIENCE:  # its maker was killed between two lines of ours
-            marker.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # its maker is done
+            if mine.stat().st_mtime - marker.stat().st_mtime > PATIENCE:  # or was killed between two lines of ours
+                marker.unlink()
         return False
     try:
         sign = read_lease(path)
