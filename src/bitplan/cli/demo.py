@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitplan.cli.sweeping import clock, show_table
 from bitplan.core.runs import RunFolder
+from bitplan.reports.document import report as write_report
 from bitplan.reports.tables import costs, frontier, significance
 from bitplan.stats.compare import areas, cells, compare
 from bitplan.stats.ranksum import rank_sum
@@ -42,6 +43,8 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
     print(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
     for sentence in findings(run):
         print(f"  {sentence}")
+    page = write_report(run, folder / "report.html")
+    print(f"The same to look at: {page}")
     print(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
     return summary
 
