@@ -94,16 +94,26 @@ def compare(
 
 def tables(
     run: RunPath,
-    which: Annotated[str, typer.Option(help="frontier, layers, costs or compression.")] = "frontier",
+    which: Annotated[
+        str, typer.Option(help="frontier, costs, compression, layers, agreement, differences.")
+    ] = "frontier",
+    budgets: Annotated[
+        str, typer.Option(help="Budgets for layers, agreement and differences, chosen anew: 60%,80%.")
+    ] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
 ) -> None:
-    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved."""
+    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved, how alike methods are."""
     from bitplan.core.runs import RunFolder
     from bitplan.reports.formats import write
     from bitplan.reports.tables import make
 
-    table = make(which, RunFolder(run), plain=form in ("csv", "json"))
+    table = make(
+        which,
+        RunFolder(run),
+        plain=form in ("csv", "json"),
+        budgets=[one.strip() for one in budgets.split(",") if one.strip()],
+    )
     if form is None and output is None:
         from bitplan.cli.sweeping import show_table
 
