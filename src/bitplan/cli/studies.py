@@ -138,19 +138,19 @@ def additivity(
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
     from bitplan.core.runs import RunFolder
+    from bitplan.cli.sweeping import show_additivity, watching
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
     study = folder.study
-    if pairs:
-        study_pairs(study, run, count=pairs, samples=samples, by=by)
-    if networks:
-        levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
-        study_fit(study, run, networks=networks, per_level=-(-networks // levels))
+    with watching() as progress:
+        if pairs:
+            study_pairs(study, run, progress=progress, count=pairs, samples=samples, by=by)
+        if networks:
+            levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
+            study_fit(study, run, progress=progress, networks=networks, per_level=-(-networks // levels))
     if folder.pairs is None and folder.fit is None:
         raise InputError("nothing to do: give --pairs or --networks")
-    from bitplan.cli.sweeping import show_additivity
-
     show_additivity(folder.pairs, folder.fit, as_json=json)
     for doubt in doubts(folder.pairs, folder.fit):
         print(f"warning: {doubt}", file=sys.stderr)
