@@ -137,8 +137,8 @@ def additivity(
     json: Json = False,
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
-    from bitplan.core.runs import RunFolder
     from bitplan.cli.sweeping import show_additivity, watching
+    from bitplan.core.runs import RunFolder
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
