@@ -17,7 +17,7 @@ from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context
 from bitplan.gains.doubt import Scales
-from bitplan.gains.drop import Drop
+from bitplan.gains.drift import Drift
 from bitplan.gains.racing import AlpsRacing, Table
 
 NARROW = (1, 12, 4, 12, 12, 2, 12, 12, 3, 12)  # channels of a network: where there are few, two bits hurt
@@ -76,7 +76,7 @@ class Simulated:
         tuner = SimpleNamespace(graph=graph, run=self.run, job=self.job, work=SimpleNamespace(task=Stripes(39_000)))
         tuner.run_of_all = SimpleNamespace(recipe=RECIPE.model_copy(update={"batch_size": 100}))
         monkeypatch.setattr(AlpsRacing, "_tuner", lambda *_: tuner)
-        monkeypatch.setattr(Drop, "measure", lambda *_: (-1 - batches, 1))
+        monkeypatch.setattr(Drift, "measure", lambda *_: (-1 - batches, 1))
         self.noise = noise
 
     def job(self, lowered, *, seed, steps):
@@ -120,6 +120,26 @@ def test_a_poor_screen_costs_more_and_misleads_no_one(monkeypatch):
         assert found >= 0.97 * best
         counts.append(raced.counts["raced_groups"])
     assert counts[0] < 15 < counts[1]
+
+
+@pytest.mark.parametrize("spend", [0.015, 0.02, 0.05])
+def test_it_spends_no_more_than_it_may(monkeypatch, spend):
+    """And what it may spend goes where it matters: more finds no less."""
+    graph, hurt = wide(36, seed=5)
+    Simulated(monkeypatch, graph, hurt, noise=1e-4, screen=0.3, seed=5)
+    raced = bitplan.estimate("alps_racing", None, graph, context=Context(), budgets="70%", spend=spend)
+    assert raced.counts["steps"] <= spend * raced.counts["steps_of_alps"]
+    rows = {group.name: (0.0, value) for group, value in zip(graph.selectable, hurt, strict=True)}
+    true = raced.model_copy(update={"rows": rows})
+    best, found = (sum(rows[name][1] for name in chosen(graph, gains, "70%")) for gains in (true, raced))
+    assert found >= 0.95 * best
+
+
+def test_a_race_too_short_to_tell_anything_is_refused(monkeypatch):
+    graph, hurt = wide(6, seed=0)
+    Simulated(monkeypatch, graph, hurt, noise=1e-4, screen=0.3, seed=0)
+    with pytest.raises(InputError, match="too little to race 3 groups for 20 steps"):
+        bitplan.estimate("alps_racing", None, graph, context=Context(), budgets="70%", spend=0.01)
 
 
 def test_losses_are_carried_by_a_line():

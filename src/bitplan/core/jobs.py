@@ -56,6 +56,19 @@ class Dropped(Record):
     batch_size: Count
 
 
+class Drifted(Dropped):
+    """A job: the same, but compared with the network as it is, by what both answer at a temperature."""
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Drifts(Record):
+    """How far the answers to each batch are from those of the network as it is."""
+
+    divergences: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    seconds: NotNegative = 0.0
+
+
 class Losses(Record):
     """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
 

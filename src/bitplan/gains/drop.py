@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,8 @@ from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, try_task
 from bitplan.tasks.base import Batch, Task
 from bitplan.tune.resume import describe_run
+
+Job = TypeVar("Job", bound=Dropped)
 
 
 @dataclass(frozen=True)
@@ -40,68 +42,38 @@ class Drop:
 
     def __post_init__(self) -> None:
         check_by(self.by)
-        if self.samples < 1 or self.batch_size < 1:
-            raise InputError(
-                f"drop needs at least one sample and a batch_size of at least 1, not {self.samples} and "
-                f"{self.batch_size}"
-            )
+        check_samples("drop", self.samples, self.batch_size)
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
         good, samples = self.measure(model, graph, choices, context)
-        gains = good - good[:, :1]  # (G, C, B)
-        names = [group.name for group in graph.selectable]
-        batches = gains.shape[2]
-        errors = gains.std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else None
-        return LayerGains(
-            values=by_first_layer(graph, dict(zip(names, gains.mean(axis=2).tolist(), strict=True))),
-            errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
-            counts={"passes": 1 + good.shape[0] * (good.shape[1] - 1), "samples": samples, "batches": batches},
-        )
+        counts = {"passes": 1 + good.shape[0] * (good.shape[1] - 1), "samples": samples, "batches": good.shape[2]}
+        return gains_of(good, graph, counts)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> tuple[Goodness, int]:
         """How good each group is at each choice on each batch, (G, C, B), more is better; and the samples seen."""
         task = check_task(context.task, "drop", "runs the network on data")
         check_top(model, graph, choices, "drop")
         try_task(lower(model, {}), task, self.by, "drop")
-        size = min(self.batch_size, self.samples, task.size("train"))
-        count = min(self.samples, task.size("train")) // size
-        run = describe_run(model, task, Recipe(steps=1), None, context.seed)
-        jobs = [
-            Dropped(
-                groups=tuple(lowered), layers=layers_of(graph, lowered), network=run.network, weights=run.weights,
-                task=run.task, task_options=options_of_task(task), seed=context.seed, batches=count, batch_size=size,
-            )
-            for lowered in ({}, *({group.name: choice} for group in graph.selectable for choice in choices[:-1]))
-        ]  # fmt: skip
+        every = [{}, *one_at_a_time(graph, choices)]
+        jobs = lowered_jobs(Dropped, model, graph, context, every, self.samples, self.batch_size)
         done = finish(Measure(model, task), jobs, Losses, context, "drop")
         sign = 1.0 if self.by == "score" and task.higher_is_better else -1.0
         found = sign * np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
-        low = found[1:].reshape(len(graph.selectable), len(choices) - 1, count)
-        top = np.broadcast_to(found[0], (len(low), 1, count))
-        return np.concatenate([low, top], axis=1), len(jobs) * count * size
+        low = found[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
+        top = np.broadcast_to(found[0], (len(low), 1, low.shape[2]))
+        return np.concatenate([low, top], axis=1), sum(job.batches * job.batch_size for job in jobs)
 
 
 @dataclass(frozen=True)
-class Measure:
-    """The work of one job: lower a copy of the network and run it; batches are drawn once per process."""
+class Draws:
+    """Batches for jobs, drawn once per process."""
 
     model: nn.Module
     task: Task
 
-    def __call__(self, job: Dropped) -> Losses:
-        """Lower, run, and say how good each batch was."""
-        start = time.perf_counter()
-        losses, scores = measure_(lower(self.model, job.layers), self.task, self._drawn(job))
-        if not np.isfinite(losses).all():
-            raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
-        return Losses(
-            losses=tuple(losses),
-            scores=None if scores is None else tuple(scores),
-            seconds=time.perf_counter() - start,
-        )
-
-    def _drawn(self, job: Dropped) -> list[Batch]:
+    def drawn(self, job: Dropped) -> list[Batch]:
+        """The batches that a job asks for."""
         key = job.batches, job.batch_size, job.seed
         if key not in self._batches:
             self._batches[key] = draw(self.model, self.task, job.batches, job.batch_size, seed=_mixed(job.seed))
@@ -113,6 +85,67 @@ class Measure:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "task": self.task}
+
+
+@dataclass(frozen=True)
+class Measure(Draws):
+    """The work of one job: lower a copy of the network and run it."""
+
+    def __call__(self, job: Dropped) -> Losses:
+        """Lower, run, and say how good each batch was."""
+        start = time.perf_counter()
+        losses, scores = measure_(lower(self.model, job.layers), self.task, self.drawn(job))
+        if not np.isfinite(losses).all():
+            raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
+        return Losses(
+            losses=tuple(losses),
+            scores=None if scores is None else tuple(scores),
+            seconds=time.perf_counter() - start,
+        )
+
+
+def check_samples(method: str, samples: int, batch_size: int) -> None:
+    """Refuse what leaves nothing to run on."""
+    if samples < 1 or batch_size < 1:
+        raise InputError(
+            f"{method} needs at least one sample and a batch_size of at least 1, not {samples} and {batch_size}"
+        )
+
+
+def one_at_a_time(graph: Graph, choices: Sequence[Precision]) -> list[dict[str, Precision]]:
+    """Each group at each choice below the highest, in this order."""
+    return [{group.name: choice} for group in graph.selectable for choice in choices[:-1]]
+
+
+def lowered_jobs(
+    kind: type[Job], model: nn.Module, graph: Graph, context: Context, every: Sequence[Mapping[str, Precision]],
+    samples: int, batch_size: int, **more: Any,
+) -> list[Job]:  # fmt: skip
+    """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
+    task: Task = context.task
+    size = min(batch_size, samples, task.size("train"))
+    run = describe_run(model, task, Recipe(steps=1), None, context.seed)
+    return [
+        kind(
+            groups=tuple(lowered), layers=layers_of(graph, lowered), network=run.network, weights=run.weights,
+            task=run.task, task_options=options_of_task(task), seed=context.seed,
+            batches=min(samples, task.size("train")) // size, batch_size=size, **more,
+        )
+        for lowered in every
+    ]  # fmt: skip
+
+
+def gains_of(good: Goodness, graph: Graph, counts: Mapping[str, int]) -> LayerGains:
+    """Gains over the lowest choice, with standard errors from the differences between batches."""
+    gains = good - good[:, :1]  # (G, C, B)
+    names = [group.name for group in graph.selectable]
+    batches = gains.shape[2]
+    errors = gains.std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else None
+    return LayerGains(
+        values=by_first_layer(graph, dict(zip(names, gains.mean(axis=2).tolist(), strict=True))),
+        errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
+        counts=dict(counts),
+    )
 
 
 def _mixed(seed: int) -> int:

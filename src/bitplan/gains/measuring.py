@@ -22,7 +22,7 @@ from bitplan.gains.base import Context
 from bitplan.tasks.base import Batch, Task
 
 By = Literal["loss", "score"]
-Job = TypeVar("Job", Lowered, Dropped)
+Job = TypeVar("Job", bound=Lowered | Dropped)
 Outcome = TypeVar("Outcome", bound=Record)
 
 _NEEDED = ("batches", "forward", "loss", "batch_score")
@@ -35,14 +35,14 @@ def check_by(by: str) -> None:
         raise InputError(f"gains are measured by loss or by score, not by {by!r}")
 
 
-def check_task(task: Any, method: str, work: str) -> Task:
-    """The task, where there is one with a loss and with training data."""
+def check_task(task: Any, method: str, work: str, needed: Sequence[str] = _NEEDED) -> Task:
+    """The task, where there is one with what is needed (a loss unless said) and with training data."""
     if task is None:
         raise InputError(f"{method} {work}: give a task, --task (in Python: Context(task=…))")
     name = getattr(task, "name", type(task).__name__)
-    for needed in _NEEDED:
-        if not callable(getattr(task, needed, None)):
-            raise InputError(f"{method} {work}, but task {name} has no {needed}: choose a task that has one")
+    for part in needed:
+        if not callable(getattr(task, part, None)):
+            raise InputError(f"{method} {work}, but task {name} has no {part}: choose a task that has one")
     if task.size("train") < 1:
         raise InputError(f"the training split of task {name} is empty: {method} {work} and needs training data")
     checked: Task = task

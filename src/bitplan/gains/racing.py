@@ -1,28 +1,31 @@
-"""ALPS for less: screen all groups by the loss after the drop, then fine-tune only where the selection is in doubt."""
+"""ALPS for less: screen all groups by how far answers drift, then fine-tune only where the selection is in doubt."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.alps import errors_over_seeds, values_of
 from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.doubt import Floats, Scales, Weighed
+from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, shortened
 from bitplan.gains.lowering import by_first_layer
 from bitplan.tune.loop import steps_of
 
+_SCREENS: dict[str, type[Drift] | type[Drop]] = {"drift": Drift, "drop": Drop}
+_FEWEST = 3  # groups in a first round: two ends of the screen, and one in doubt
 _LEAST = 4  # groups that are raced in any case, to see how far the screen can be trusted
 _SLOPE_VARIANCE = 0.25
 Chosen = NDArray[np.bool_]
@@ -68,13 +71,15 @@ class Table:
 class AlpsRacing:
     """ALPS by loss, with fine-tuning only where a selection within one of `budgets` depends on it.
 
-    All groups are screened by `drop` on `samples`. Those that some budgets choose differently, or whose choice is less
-    than `margin` standard errors from another (the nearest four in any case), are fine-tuned for steps/2^(rounds − 1)
-    steps; as this tells how far the screen can be trusted, others may join. The share `keep` that is nearest to another
-    choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps all that is in doubt.
-    Losses of groups that stay behind are carried over to the longer training by a line (`Table.carried`), so that all
-    gains are on the scale of the last one. They are meant for these budgets, of `cost` unless they name another.
-    `lr_factor` is that of `alps`; more than one of `seeds` gives better errors.
+    All groups are screened on `samples` by `drift`, or by `drop`. Those that some budgets choose differently, or whose
+    choice is less than `margin` standard errors from another (the nearest four in any case), are fine-tuned for
+    steps/2^(rounds − 1) steps; as this tells how far the screen can be trusted, others may join. The share `keep` that
+    is nearest to another choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps
+    all that is in doubt. `spend`, a share of what ALPS takes with an epoch per group, is divided evenly among rounds
+    (successive halving): each races the nearest to another choice, as many as its part allows. Losses of groups that
+    stay behind are carried over to the longer training by a line (`Table.carried`), so that all gains are on the scale
+    of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
+    `alps`; more than one of `seeds` gives better errors.
     """
 
     budgets: str | float | Sequence[str | float] = ()
@@ -87,6 +92,8 @@ class AlpsRacing:
     samples: int = 512
     batch_size: int = 64
     seeds: int = 1
+    screen: Literal["drift", "drop"] = "drift"
+    spend: float | None = None
 
     def __post_init__(self) -> None:
         check_length("alps_racing", None, self.steps, self.lr_factor)
@@ -104,7 +111,11 @@ class AlpsRacing:
                 f"alps_racing needs at least one seed, a margin of 0 or more and a share to keep of up to 1, not "
                 f"{self.seeds}, {self.margin} and {self.keep}"
             )
-        Drop(samples=self.samples, batch_size=self.batch_size)
+        if self.screen not in _SCREENS:
+            raise UnknownName("screen of alps_racing", self.screen, _SCREENS)
+        if self.spend is not None and not 0 < self.spend < math.inf:
+            raise InputError(f"alps_racing: spend is a share of what ALPS takes, above 0, not {self.spend}")
+        _SCREENS[self.screen](samples=self.samples, batch_size=self.batch_size)
 
     @property
     def _budgets(self) -> list[Budget]:
@@ -116,12 +127,13 @@ class AlpsRacing:
         """Screen, race, and put all on one scale."""
         scales = Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
-        screened, samples = Drop(self.samples, self.batch_size).measure(model, graph, choices, context)
-        race = _Race(self, tuner, choices, scales)
-        values, errors = race.run(_screen(screened)).gains()
-        jobs, outcomes = zip(*race.trained.values(), strict=True)
         names = [group.name for group in graph.selectable]
         alone = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+        whole = len(names) * (len(choices) - 1) * alone
+        race = _Race(self, tuner, choices, scales, self._most(whole, len(names), len(choices)))
+        screened, samples = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
+        values, errors = race.run(_screen(screened)).gains()
+        jobs, outcomes = zip(*race.trained.values(), strict=True)
         return LayerGains(
             values=by_first_layer(graph, dict(zip(names, values.tolist(), strict=True))),
             errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
@@ -130,7 +142,7 @@ class AlpsRacing:
                 "screened_samples": samples,
                 "raced_groups": len({job.groups for job in jobs}),
                 "groups": len(names),
-                "steps_of_alps": len(names) * (len(choices) - 1) * alone,
+                "steps_of_alps": whole,
             },
         )
 
@@ -138,11 +150,29 @@ class AlpsRacing:
         """At most this much: as if all groups were raced, and the share to keep of them in every further round."""
         Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
-        left, every = len(graph.selectable), []
-        for steps in self.lengths:
-            every += _jobs(tuner, choices, np.arange(len(graph.selectable)) < left, steps, self.seeds)
+        groups = len(graph.selectable)
+        alone = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+        left, every = groups, []
+        for steps, most in zip(
+            self.lengths, self._most(groups * (len(choices) - 1) * alone, groups, len(choices)), strict=True
+        ):
+            left = min(left, most)
+            every += _jobs(tuner, choices, np.arange(groups) < left, steps, self.seeds)
             left = math.ceil(self.keep * left)
         return tuner.expected(every)
+
+    def _most(self, whole: int, groups: int, choices: int) -> list[int]:
+        """How many groups each round may race, of all and by what may be spent on it."""
+        if self.spend is None:
+            return [groups] * self.rounds
+        each = [steps * (choices - 1) * self.seeds for steps in self.lengths]  # for one group
+        most = [int(self.spend * whole / self.rounds / one) for one in each]
+        if most[0] < _FEWEST:
+            raise InputError(
+                f"alps_racing: spend={self.spend:g} of ALPS's {whole:,} steps is too little to race {_FEWEST} groups "
+                f"for {self.lengths[0]} steps: spend more, or take fewer steps"
+            )
+        return [min(groups, one) for one in most]
 
     @property
     def lengths(self) -> list[int]:
@@ -162,6 +192,7 @@ class _Race:
     tuner: Tuner
     choices: tuple[Precision, ...]
     scales: Scales
+    most: Sequence[int]
     trained: dict[str, tuple[Lowered, Tuned]] = field(default_factory=dict)
 
     def run(self, screen: Table) -> Table:
@@ -169,10 +200,13 @@ class _Race:
         first, *later = self.options.lengths
         told = self.scales.weigh(*screen.gains())
         raced = told.moving | (told.margins <= self.options.margin) | _nearest(told.margins, _LEAST)
-        table, raced = self._joined(screen, told, raced | _ends(screen), first)
-        for steps in later:
+        ends = _ends(screen)
+        inner = np.where(raced & ~ends, told.margins, np.inf)
+        raced = ends | (raced & _nearest(inner, max(0, self.most[0] - int(ends.sum()))))
+        table, raced = self._joined(screen, told, raced, first)
+        for steps, allowed in zip(later, self.most[1:], strict=True):
             margins = np.where(raced, self.scales.weigh(*table.gains()).margins, np.inf)
-            most = math.ceil(self.options.keep * int(raced.sum()))
+            most = min(allowed, math.ceil(self.options.keep * int(raced.sum())))
             raced = _nearest(margins, most) & (margins <= self.options.margin)
             if not raced.any():
                 break
@@ -185,6 +219,7 @@ class _Race:
             table = screen.carried(self._measured(raced, steps), raced, alike=False)
             now = self.scales.weigh(*table.gains())
             joining = ~raced & ((now.margins <= self.options.margin) | (now.picks != told.picks).any(axis=0))
+            joining &= _nearest(np.where(joining, now.margins, np.inf), self.most[0] - int(raced.sum()))
             if not joining.any():
                 return table, raced
             raced = raced | joining

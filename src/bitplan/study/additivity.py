@@ -19,17 +19,15 @@ from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import save
 from bitplan.core.studies import Fit, Pair, Pairs, Study
-from bitplan.core.trials import Recipe
 from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context, Progress
-from bitplan.gains.drop import Measure
-from bitplan.gains.lowering import check_top, layers_of, lower
-from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
+from bitplan.gains.drop import Measure, lowered_jobs
+from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.measuring import By, check_task, finish, try_task
 from bitplan.gains.regression import Regression
 from bitplan.study.setting import Setting
 from bitplan.study.starts import is_made
 from bitplan.study.trials import starts
-from bitplan.tune.resume import describe_run
 
 HOLDS = 0.9
 """The least correlation at which we say that gains add up; the paper's are 0.98 (pairs) and 0.999 (regression)."""
@@ -147,22 +145,7 @@ def _measure(
     task = check_task(context.task, "additivity", "runs the network on data")
     check_top(model, graph, choices, "additivity")
     try_task(lower(model, {}), task, by, "additivity")
-    size = min(batch_size, samples, task.size("train"))
-    run = describe_run(model, task, Recipe(steps=1), None, context.seed)
-    jobs = [
-        Dropped(
-            groups=tuple(one),
-            layers=layers_of(graph, one),
-            network=run.network,
-            weights=run.weights,
-            task=run.task,
-            task_options=options_of_task(task),
-            seed=context.seed,
-            batches=max(1, min(samples, task.size("train")) // size),
-            batch_size=size,
-        )
-        for one in lowered
-    ]
+    jobs = lowered_jobs(Dropped, model, graph, context, lowered, samples, batch_size)
     done = finish(Measure(model, task), jobs, Losses, context, "additivity")
     sign = 1.0 if by == "score" and task.higher_is_better else -1.0
     found = [done[job.id] for job in jobs]

@@ -1,0 +1,92 @@
+"""Drift: a group gains what the network's answers move when that group is lowered; no labels, no fine-tuning."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Drifted, Drifts
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.gains.alps import Goodness
+from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.drop import Draws, check_samples, gains_of, lowered_jobs, one_at_a_time
+from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.measuring import check_task, finish
+from bitplan.tune.distill import divergence
+
+
+@dataclass(frozen=True)
+class Drift:
+    """From the network at the highest choice, lower one group and look how far its answers move.
+
+    value(c) = d(c0) − d(c), where d is the divergence from the answers at the highest choice, T²·KL as in distillation,
+    on the same training batches for every group. No label is looked at. The rise of the loss (`drop`) comes from the
+    few samples that a trained network gets wrong; here every sample counts, so that far fewer are needed. BatchNorm
+    takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between batches.
+    """
+
+    samples: int = 512
+    batch_size: int = 64
+    temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_samples("drift", self.samples, self.batch_size)
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"drift: temperature must be above 0, not {self.temperature}")
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """Two passes per group and lower choice: the network as it is, and lowered."""
+        good, samples = self.measure(model, graph, choices, context)
+        passes = 2 * good.shape[0] * (good.shape[1] - 1)
+        return gains_of(good, graph, {"passes": passes, "samples": samples, "batches": good.shape[2]})
+
+    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> tuple[Goodness, int]:
+        """How near each group's answers are at each choice on each batch, (G, C, B), 0 the nearest; the samples run."""
+        task = check_task(context.task, "drift", "runs the network on data", ("batches", "forward", "logits"))
+        check_top(model, graph, choices, "drift")
+        jobs = lowered_jobs(
+            Drifted, model, graph, context, one_at_a_time(graph, choices), self.samples, self.batch_size,
+            temperature=self.temperature,
+        )  # fmt: skip
+        done = finish(Compare(model, task), jobs, Drifts, context, "drift")
+        low = -np.array([done[job.id].divergences for job in jobs])
+        low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
+        top = np.zeros((len(low), 1, low.shape[2]))
+        return np.concatenate([low, top], axis=1), 2 * sum(job.batches * job.batch_size for job in jobs)
+
+
+@dataclass(frozen=True)
+class Compare(Draws):
+    """The work of one job: run the network as it is and a lowered copy side by side."""
+
+    def __call__(self, job: Drifted) -> Drifts:
+        """Say how far the answers to each batch moved."""
+        start = time.perf_counter()
+        with torch.no_grad():
+            both = [ready(lower(self.model, layers), job.batch_size) for layers in ({}, job.layers)]
+            found = []
+            for batch in self.drawn(job):
+                before, after = (self.task.logits(self.task.forward(one, batch)) for one in both)
+                found.append(float(divergence(after, before, job.temperature)))
+        if not np.isfinite(found).all():
+            raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
+        return Drifts(divergences=tuple(found), seconds=time.perf_counter() - start)
+
+
+def ready(model: nn.Module, batch_size: int) -> nn.Module:
+    """In inference mode, but BatchNorm with the statistics of the batch where it has more than one sample."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and batch_size > 1:
+            module.train()
+    return model
