@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Json
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
@@ -191,8 +191,13 @@ def run_sweep(
         from bitplan.engines.local import Local
 
         engine = Local(workers=workers)
-    with watching() as progress:
-        return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+    try:
+        with watching() as progress:
+            return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+    except WriteError as error:
+        line = " ".join(str(error).split())
+        print(f"error: {line}. What is finished is kept: make room and sweep again", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def show_run(folder: Path) -> None:
