@@ -14,11 +14,13 @@ from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link, Plan
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
+from bitplan.core.store import load, save
+from bitplan.core.trials import Result
 from bitplan.costs.totals import total
 from bitplan.reports.contents import contents
 from bitplan.reports.document import escaped, render, report, report_plan
 from bitplan.reports.subject import plan_subject, run_subject
+from bitplan.reports.tables import frontier
 
 NASTY = "</script><script>alert('x')</script><!-- &amp; \u2028\u2029 @STYLE@ 'quoted' \"double\""
 
@@ -153,6 +155,16 @@ def test_the_frontier_says_what_is_thin(tmp_path, run):
         assert part in text
     assert "1 failed" in " ".join(page_data(run.path)["scores"]["notes"])
     assert [row[-1] for row in page_data(run.path)["trials"] if row[-1]] == ["Diverged: the loss is NaN at step 120"]
+
+
+def test_the_score_is_called_as_the_task_calls_it(tmp_path):
+    folder = filled(tmp_path, {("eagl", "80%"): [90.0, 91.0]})
+    assert page_data(folder)["scores"]["metric"] == "top-1"
+    assert "top-1 by" in frontier(RunFolder(folder)).title
+    for path in (folder / "trials").iterdir():
+        save(load(path, Result).model_copy(update={"metric": ""}), path)
+    assert page_data(folder)["scores"]["metric"] == "score"
+    assert "score by" in frontier(RunFolder(folder)).title
 
 
 def test_a_lower_score_can_be_the_better_one(tmp_path):

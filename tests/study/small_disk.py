@@ -95,7 +95,7 @@ def sweep_once(study, run):
 
 
 def look(run):
-    """Every record by its path: its bytes' hash and time; each is loaded, so a broken one raises. And what else lies there."""
+    """Every record by its path, its hash and time (a broken one raises here); and hidden files that were left."""
     from bitplan.core.record import Record
     from bitplan.core.store import load
 
@@ -139,7 +139,7 @@ def main():
     for how, sizes in (disk.split(":") for disk in disks):
         disk = (Mounted if how == "mount" else Limited)(Path(home) / how)
         found[how] = swept_in_parts(disk, study, sizes.split(","))
-    print(json.dumps(found))
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def test_everything_is_there(swept):
         assert result.plan in run.plans
         assert 0 <= result.score <= 100
         assert len(result.log) == 6
+        assert result.metric == "top-1"
         assert result.versions["torch"]
 
 

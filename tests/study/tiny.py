@@ -1,6 +1,6 @@
 """A network of five small linear layers, three of them to choose; and a sweep for a process that is killed.
 
-Whichever process loads the network writes down the trainings that it begins, where the run has a file `diary` beside it.
+Whichever process loads the network writes down the trainings that it begins, where a file `diary` is beside the run.
 """
 
 import shutil

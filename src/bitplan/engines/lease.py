@@ -76,9 +76,7 @@ def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
         beat.join()
         sign = read_lease(path)
         if sign is not None and sign.holder.token == token:
-            with contextlib.suppress(
-                OSError
-            ):  # on a disk that has become read-only it is left, as if we had been killed
+            with contextlib.suppress(OSError):  # on a disk that is read-only now it stays, as if we had been killed
                 path.unlink()
 
 

@@ -10,7 +10,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.trials import Result
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
-from bitplan.stats.compare import Cell, areas, cells, compare, warning
+from bitplan.stats.compare import Cell, areas, cells, compare, metric_of, warning
 
 
 def scores(run: RunFolder) -> Table:
@@ -48,7 +48,8 @@ def frontier(run: RunFolder) -> Table:
         by_budget = (table.get((title, budget)) for budget in study.budgets)
         rows.append((title, None, *(_spread(cell) if cell else None for cell in by_budget), span))
     columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
-    return Table(f"{study.name}: score by {study.cost} budget, mean ± sd over seeds", columns, tuple(rows), _notes(run))
+    title = f"{study.name}: {metric_of(study, run.results)} by {study.cost} budget, mean ± sd over seeds"
+    return Table(title, columns, tuple(rows), _notes(run))
 
 
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:

@@ -251,6 +251,7 @@ def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
         plan=plan.id,
         training=trained.training,
         score=trained.score,
+        metric=trained.metric,
         higher_is_better=trained.higher_is_better,
         log=trained.log,
         seconds=trained.seconds,
