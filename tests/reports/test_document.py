@@ -192,8 +192,8 @@ def test_a_plan_alone_has_no_parts_that_need_results(tmp_path):
     assert ride["gain"][ride["at"][start]] == plan.gain
     assert None in ride["at"] or min(ride["cost"]) < plan.limits[0].cost
     assert data["histograms"]["bits"] == 4
-    counts, bits = data["histograms"]["layers"]["blocks.2.conv1"]
-    assert sum(counts) == 128 * 128
+    counts, bits = data["histograms"]["layers"]["blocks.2.conv1"]["4"]
+    assert sum(counts) == sum(data["histograms"]["layers"]["blocks.2.conv1"]["2"][0]) == 128 * 128
     assert bits == pytest.approx(gains.rows["blocks.2.conv1"][-1], rel=1e-6)
     assert render(data).startswith("<!doctype html>")
 
@@ -214,7 +214,7 @@ def test_wide_histograms_become_narrow_ones(tmp_path, run):
     gains = run.gains["eagl"]
     wide = gains.model_copy(update={"histograms": {"blocks.2.conv1": tuple(range(1024))}})
     subject = plan_subject(bitplan.select(run.graph, wide, run.costs, budget="80%"), run.graph, wide, (run.costs,), "x")
-    counts, bits = contents(subject, {})["histograms"]["layers"]["blocks.2.conv1"]
+    counts, bits = contents(subject, {})["histograms"]["layers"]["blocks.2.conv1"]["4"]
     assert len(counts) == 256
     assert sum(counts) == sum(range(1024))
     assert 9 < bits < 10  # of all 1,024 codes
