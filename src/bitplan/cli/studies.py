@@ -71,13 +71,13 @@ def status(run: RunPath, json: Json = False) -> None:
 
 def compare(
     run: RunPath,
-    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' for any two.")] = None,
+    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' lists any two.")] = None,
     holm: Annotated[bool, typer.Option("--holm", help="Correct p over the budgets (Holm).")] = False,
     json: Json = False,
 ) -> None:
     """Compare the methods of a run: scores at every budget, and which differences mean anything."""
     from bitplan.core.runs import RunFolder
-    from bitplan.reports.tables import frontier, scores, significance
+    from bitplan.reports.tables import differences, frontier, scores, significance
 
     folder = RunFolder(run)
     chosen = None if against == "all" else against or folder.study.methods[0].title
@@ -89,7 +89,10 @@ def compare(
     from bitplan.cli.sweeping import show_table
 
     show_table(frontier(folder))
-    show_table(significance(folder, chosen, corrected=holm))
+    if chosen is None:
+        show_table(significance(folder, corrected=holm))
+        return
+    show_table(differences(folder, chosen, corrected=holm))
 
 
 def tables(
@@ -210,5 +213,6 @@ def show_run(folder: Path) -> None:
     run = RunFolder(folder)
     if run.results:
         show_table(frontier(run))
-    show_status(look(folder), as_json=False)
+    found = look(folder)
+    show_status(found, as_json=False, by_method=found.done < found.total)
     print(f"Next: bitplan compare {folder}", file=sys.stderr)

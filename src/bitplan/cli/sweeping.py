@@ -6,10 +6,15 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from bitplan.cli.show import console, table
 from bitplan.core.studies import Fit, Pairs, Study
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
     from bitplan.study.sweep import Summary
 
 _FAILURES_SHOWN = 5
+_BAR = 24  # blocks of a bar
+_GAP = 2  # between two columns
+_LEAST = 14  # what a column keeps of its width where room is scarce
 
 
 @contextmanager
@@ -42,16 +50,42 @@ def watching() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def show_table(found: Table) -> None:
-    """A table of a run on the terminal."""
-    columns = [f">{column.name}" if column.number else column.name for column in found.columns]
-    rows = table(*columns, title=found.title)
-    for row in found.texts():
-        rows.add_row(*row)
-    out = console()
-    out.print(rows)
-    for note in found.notes:
-        out.print(f"  {note}")
+    """A table of a run on the terminal; one of numbers that is too wide goes on below, its first column repeated."""
+    out, texts = console(), found.texts()
+    for row, column in found.best:
+        texts[row][column] = f"* {texts[row][column]}"
+    widths = [max(map(cell_len, (column.name, *cells))) for column, *cells in zip(found.columns, *texts, strict=True)]
+    out.print(Text(found.title, "bold"))
+    folds = not all(column.number for column in found.columns[1:])
+    for part, columns in enumerate(_parts(widths, out.width, folds=folds)):
+        heads = [found.columns[one] for one in columns]
+        rows = table(*(f">{head.name}" if head.number else head.name for head in heads))
+        for one, shown in zip(columns, rows.columns, strict=True):
+            shown.min_width = min(widths[one], _LEAST)
+        for row, cells in enumerate(texts):
+            if not part or any(found.rows[row][one] is not None for one in columns[1:]):
+                rows.add_row(*(Text(cells[one], "bold" if (row, one) in found.best else "") for one in columns))
+        out.print(*([""] if part else []), rows, sep="\n")
+    for note in (*found.notes, *(["* the best of its column"] if found.best else [])):
+        out.print(_indented(note))
     out.print()
+
+
+def _indented(shown: str | RichTable) -> Padding:
+    return Padding(shown, (0, 0, 0, 2), expand=False)
+
+
+def _parts(widths: Sequence[int], room: int, *, folds: bool) -> list[list[int]]:
+    """Which columns stand side by side: all where they fit or can be folded, else the first with as many as fit."""
+    if folds or sum(widths) + _GAP * (len(widths) - 1) <= room:
+        return [list(range(len(widths)))]
+    parts: list[list[int]] = [[0]]
+    for column in range(1, len(widths)):
+        taken = sum(widths[one] + _GAP for one in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column] > room:
+            parts.append([0])
+        parts[-1].append(column)
+    return parts
 
 
 def print_tables(found: Mapping[str, Table]) -> None:
@@ -59,10 +93,11 @@ def print_tables(found: Mapping[str, Table]) -> None:
     print(json.dumps({name: json.loads(to_json(one)) for name, one in found.items()}, indent=1, ensure_ascii=False))
 
 
-def show_status(found: Status, *, as_json: bool) -> None:
-    """How far a run is, what is running, what failed and why."""
+def show_status(found: Status, *, as_json: bool, by_method: bool = True) -> None:
+    """How far a run is, what is running, what failed and why; `by_method` adds a bar for each."""
     if as_json:
-        content = dataclasses.asdict(dataclasses.replace(found, study=found.study.name, failed=()))  # type: ignore[arg-type]
+        content = dataclasses.asdict(dataclasses.replace(found, study=found.study.name, failed=(), parts=()))  # type: ignore[arg-type]
+        del content["parts"]
         content["failed"] = [{"trial": found.study.words(one.trial), "error": one.error} for one in found.failed]
         print(json.dumps(content, indent=1))
         return
@@ -73,12 +108,29 @@ def show_status(found: Status, *, as_json: bool) -> None:
         f"{found.study.name}: {found.done} of {found.total} trials done{shared}, {len(found.running)} running, "
         f"{len(found.failed)} failed, {found.waiting} waiting{left if found.waiting or found.running else ''}"
     )
+    if by_method and found.parts:
+        out.print(_indented(_meters(found)))
     for one in found.running:
-        out.print(f"  running: {one.what}{f', step {one.step}' if one.step else ''}")
+        out.print(_indented(f"running: {one.what}{f', step {one.step}' if one.step else ''}"))
     for failed in found.failed[:_FAILURES_SHOWN]:
         out.print(f"  failed: {found.study.words(failed.trial)}: {' '.join(failed.error.split())}")
     if found.failed:
         out.print("  tracebacks are in failures/; `bitplan sweep --retry` tries them again")
+
+
+def _meters(found: Status) -> RichTable:
+    """A bar for the whole run, and one for each method and reference."""
+    from bitplan.study.status import Part
+
+    rows = table("", "", ">done", *([">failed"] if found.failed else []))
+    rows.show_header = bool(found.failed)
+    whole = Part("all trials", found.total, found.done, len(found.failed))
+    for part in (whole, *found.parts):
+        full = _BAR * part.done // max(1, part.total)
+        bar = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
+        counts = [f"{part.done}/{part.total}", *([str(part.failed or "")] if found.failed else [])]
+        rows.add_row(Text(part.title, "bold" if part is whole else ""), bar, *counts)
+    return rows
 
 
 def show_forecast(study: Study, folder: Path, found: Forecast, *, as_json: bool) -> None:
