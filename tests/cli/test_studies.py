@@ -13,7 +13,8 @@ from bitplan.core.store import save
 from bitplan.core.studies import Agenda, FailedTrial
 from bitplan.core.trials import Result
 from bitplan.reports.formats import FORMATS, Column, Table, write
-from bitplan.reports.tables import differences, frontier
+from bitplan.reports.tables import frontier
+from bitplan.reports.versus import versus
 from bitplan.study.trials import trials
 
 HOME = Path(__file__).parents[1] / "study"
@@ -174,7 +175,7 @@ def constructed(folder, worth):
 
 def test_a_method_is_compared_with_the_others_at_a_glance(tmp_path):
     run = constructed(tmp_path, {"eagl": 93.0, "alps": 95.0, "uniform": 93.2})
-    table = differences(run, "eagl")
+    table = versus(run, "eagl")
     found = dict(zip((row[0] for row in table.rows), (row[1:] for row in table.rows), strict=True))
     assert list(found) == ["alps", "hawq_v3", "uniform", "first_to_last", "last_to_first"]
     assert set(found["alps"]) == {"-2.00 ▽▽ 0.0079"}
@@ -182,7 +183,7 @@ def test_a_method_is_compared_with_the_others_at_a_glance(tmp_path):
     (cell,) = set(found["uniform"])
     assert cell.startswith("-0.20    0.")
     assert "in points of top-1" in table.title
-    assert set(differences(run, "alps", corrected=True).rows[0][1:]) == {"+2.00 ★★ 0.0238"}
+    assert set(versus(run, "alps", corrected=True).rows[0][1:]) == {"+2.00 ★★ 0.0238"}
     rows = frontier(run).rows
     assert {rows[row][0] for row, _ in frontier(run).best} == {"alps"}
     assert {column for _, column in frontier(run).best} == {2, 3, 4, 5}

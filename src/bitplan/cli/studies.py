@@ -77,7 +77,8 @@ def compare(
 ) -> None:
     """Compare the methods of a run: scores at every budget, and which differences mean anything."""
     from bitplan.core.runs import RunFolder
-    from bitplan.reports.tables import differences, frontier, scores, significance
+    from bitplan.reports.tables import frontier, scores
+    from bitplan.reports.versus import significance, versus
 
     folder = RunFolder(run)
     chosen = None if against == "all" else against or folder.study.methods[0].title
@@ -92,7 +93,7 @@ def compare(
     if chosen is None:
         show_table(significance(folder, corrected=holm))
         return
-    show_table(differences(folder, chosen, corrected=holm))
+    show_table(versus(folder, chosen, corrected=holm))
 
 
 def tables(
