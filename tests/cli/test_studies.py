@@ -52,6 +52,8 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(run, tiny, tmp_path):
 TABLES = {
     "frontier": ["method", "budget", "seeds", "mean", "sd", "shared"],
     "layers": ["group", "method", "budget", "precision"],
+    "agreement": ["method", "other", "rank correlation", "differ at 85%", "differ at 70%"],
+    "differences": ["method", "other", "rank correlation", "differ at 85%", "differ at 70%"],
     "costs": ["method", "seconds", "epochs", "samples", "trainings"],
     "compression": ["method", "budget", "score", "GBOPs", "GBOPs without ends", "MB", "times smaller"],
 }
@@ -83,6 +85,25 @@ def test_from_a_study_to_its_tables(run, swept, tmp_path):
         assert r"tiny \& 100\%\_\#" in (tmp_path / f"{which}.latex").read_text()
         assert run("tables", "run", "--which", which)[0] == 0
     assert run("tables", "run", "--which", "frontiers")[0] == 2
+
+
+def test_selections_within_any_budget(run, swept):
+    """Those of the study are the ones that were trained; others are chosen from the gains."""
+
+    def rows(*more):
+        text = run("tables", "run", "--which", "layers", "--format", "csv", *more)[1]
+        return {tuple(row) for row in csv.reader(io.StringIO(text)) if row[2] != ""}
+
+    own = {row for row in rows() if row[1] not in ("w2a2", "w4a4")}
+    assert rows("--budgets", "85%,70%") == own
+    at_all = rows("--budgets", " 100% ")
+    assert {row[3] for row in at_all} == {"precision", "w4a4"}
+    code, out, _ = run("tables", "run", "--which", "differences", "--budgets", "100%,50%")
+    assert code == 0
+    assert "0 0" in out
+    code, _, err = run("tables", "run", "--budgets", "70%")
+    assert code == 2
+    assert "the table frontier is of trained networks" in err
 
 
 def test_what_else_a_run_can_be_asked(run, swept, tmp_path):

@@ -139,6 +139,25 @@ def test_what_was_done_before_a_kill_is_not_done_again(tmp_path):
     assert len(seen) == 15 + 25 + 25
 
 
+def test_eigenvalues_found_before_a_kill_are_not_looked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitplan.gains.spectrum.ROUND", 1)
+    model, graph = made()
+    gain, seen = HawqV1(iterations=40, tolerance=0.0), []
+    whole = bitplan.estimate(gain, model, graph, context=Context(task=Points(), seed=4))
+
+    def killed(done, total, what):
+        if done == 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bitplan.estimate(gain, model, graph, context=Context(Points(), seed=4, store=tmp_path, progress=killed))
+    context = Context(Points(), seed=4, store=tmp_path, progress=lambda done, total, what: seen.append(done))
+    assert bitplan.estimate(gain, model, graph, context=context).id == whole.id
+    assert seen == list(range(41, 81))
+    assert bitplan.estimate(gain, model, graph, context=context).id == whole.id
+    assert len(seen) == 40
+
+
 def test_progress_ends_at_the_end_or_stops_early():
     seen = []
     model, graph = made()

@@ -98,16 +98,26 @@ def compare(
 
 def tables(
     run: RunPath,
-    which: Annotated[str, typer.Option(help="frontier, layers, costs or compression.")] = "frontier",
+    which: Annotated[
+        str, typer.Option(help="frontier, costs, compression, layers, agreement, differences.")
+    ] = "frontier",
+    budgets: Annotated[
+        str, typer.Option(help="Budgets for layers, agreement and differences, chosen anew: 60%,80%.")
+    ] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
 ) -> None:
-    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved."""
+    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved, how alike methods are."""
     from bitplan.core.runs import RunFolder
     from bitplan.reports.formats import write
     from bitplan.reports.tables import make
 
-    table = make(which, RunFolder(run), plain=form in ("csv", "json"))
+    table = make(
+        which,
+        RunFolder(run),
+        plain=form in ("csv", "json"),
+        budgets=[one.strip() for one in budgets.split(",") if one.strip()],
+    )
     if form is None and output is None:
         from bitplan.cli.sweeping import show_table
 
@@ -131,20 +141,20 @@ def additivity(
     json: Json = False,
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
+    from bitplan.cli.sweeping import show_additivity, watching
     from bitplan.core.runs import RunFolder
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
     study = folder.study
-    if pairs:
-        study_pairs(study, run, count=pairs, samples=samples, by=by)
-    if networks:
-        levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
-        study_fit(study, run, networks=networks, per_level=-(-networks // levels))
+    with watching() as progress:
+        if pairs:
+            study_pairs(study, run, progress=progress, count=pairs, samples=samples, by=by)
+        if networks:
+            levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
+            study_fit(study, run, progress=progress, networks=networks, per_level=-(-networks // levels))
     if folder.pairs is None and folder.fit is None:
         raise InputError("nothing to do: give --pairs or --networks")
-    from bitplan.cli.sweeping import show_additivity
-
     show_additivity(folder.pairs, folder.fit, as_json=json)
     for doubt in doubts(folder.pairs, folder.fit):
         print(f"warning: {doubt}", file=sys.stderr)

@@ -9,7 +9,7 @@ from pydantic import Field
 from bitplan.core.record import Record
 from bitplan.core.records import Name
 from bitplan.core.studies import Finite
-from bitplan.core.trials import Count
+from bitplan.core.trials import Count, NotNegative
 
 
 class Probes(Record):
@@ -25,7 +25,20 @@ class Probes(Record):
     count: Count
 
 
+class Powers(Probes):
+    """A job: power iterations of the layers number `first` and following."""
+
+    iterations: Count
+    tolerance: NotNegative
+
+
 class Probed(Record):
     """vᵀHv of each probe, for each layer."""
 
     products: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
+
+
+class Eigenvalues(Record):
+    """The eigenvalue of largest magnitude of each layer's block."""
+
+    values: Annotated[tuple[Finite, ...], Field(min_length=1)]

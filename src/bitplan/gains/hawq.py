@@ -15,7 +15,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.hessian import Data, curvature, top_eigenvalues, traces
+from bitplan.gains.hessian import Data, curvature
+from bitplan.gains.spectrum import top_eigenvalues, traces
 from bitplan.quant.lsq import code_range, codes
 from bitplan.tasks.base import Task
 
@@ -129,6 +130,7 @@ class HawqV1:
                 iterations=self.iterations,
                 tolerance=self.tolerance,
                 seed=context.seed,
+                folder=context.store,
                 progress=context.progress,
             )
             sizes = {name: weight.numel() for name, weight in curve.weights.items()}

@@ -1,8 +1,7 @@
-"""Curvature of a task's loss by the weights of each layer: traces and largest eigenvalues of the Hessian's blocks.
+"""Curvature of a task's loss by the weights of each layer.
 
 The Hessian itself is never formed: with the gradient kept as a graph, one more backward pass gives its product
-with a vector. For Hutchinson's estimate Tr H_l ≈ mean of v_lᵀ(Hv)_l, v ∈ {±1}, one product of the whole network
-serves every layer at once, since the signs of different layers are independent.
+with a vector.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,15 +20,8 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
 from bitplan.core.errors import InputError
-from bitplan.core.probes import Probed, Probes
-from bitplan.core.store import load, save
-from bitplan.core.trials import Recipe
-from bitplan.gains.base import Progress
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
-from bitplan.tune.resume import describe_run
-
-ROUND = 10  # probes that share one graph per batch; after each round, results are kept and the tolerance looked at
 
 
 @dataclass(frozen=True)
@@ -118,138 +109,6 @@ def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -
             module.training = mode
         for parameter, wanted in parameters:
             parameter.requires_grad_(wanted)
-
-
-@dataclass(frozen=True)
-class Traces:
-    """Layer → estimated trace and its standard error, which is that of the probes, not of the data."""
-
-    values: Mapping[str, float]
-    errors: Mapping[str, float]
-    probes: int
-
-
-def traces(
-    curve: Curvature,
-    *,
-    probes: int,
-    least: int,
-    tolerance: float,
-    seed: int,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> Traces:
-    """Hutchinson's estimate for every layer, by at most `probes` products of the whole network with the Hessian.
-
-    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. Every round
-    of probes is kept in the folder, where there is one, and read from it if it is there already.
-    """
-    found = torch.zeros(0, len(curve.weights), dtype=torch.float64)
-    while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
-        wanted = range(len(found), min(len(found) + ROUND, probes))
-        found = torch.cat([found, _kept(curve, wanted, seed, probes, folder, progress)])
-    means, errors = _mean_and_error(found)
-    names = list(curve.weights)
-    return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found))
-
-
-def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
-    """Random signs in the shape of every weight: the same for the same seed and number, on every device."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
-    return [
-        torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight).mul_(2).sub_(1)
-        for weight in weights
-    ]
-
-
-def top_eigenvalues(
-    curve: Curvature, *, iterations: int, tolerance: float, seed: int, progress: Progress | None = None
-) -> dict[str, float]:
-    """The eigenvalue of largest magnitude of every layer's block, by power iteration (HAWQ, Dong et al. 2019).
-
-    Each layer needs products of its own: with all layers' vectors in one product, the blocks beside the diagonal would
-    be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively.
-    """
-    weights = list(curve.weights.values())
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    vectors = [_unit(torch.randn(weight.shape, generator=generator).to(weight)) for weight in weights]
-    values = [0.0] * len(weights)
-    moving = list(range(len(weights)))
-    for turn in range(iterations):
-        products = {at: torch.zeros_like(weights[at]) for at in moving}
-        for share, grads in curve.gradients():
-            for at in moving:
-                products[at] += share * curve.product(grads, [vectors[at]], only=at)[0]
-        still = []
-        for at in moving:
-            before, values[at] = values[at], float((vectors[at] * products[at]).sum(dtype=torch.float64))
-            vectors[at] = _unit(products[at])
-            if abs(values[at] - before) > tolerance * abs(values[at]):
-                still.append(at)
-        moving = still
-        if progress is not None:
-            progress(turn + 1, iterations, f"power iteration, {len(moving)} layers left")
-        if not moving:
-            break
-    return dict(zip(curve.weights, values, strict=True))
-
-
-def _kept(
-    curve: Curvature, wanted: range, seed: int, total: int, folder: Path | None, progress: Progress | None
-) -> Tensor:
-    """A round of probes, read from the folder where it is there, else done and kept."""
-    if folder is None:
-        return _round(curve, wanted, seed, total, progress)
-    run = describe_run(curve.model, curve.task, Recipe(steps=1), None, seed)
-    job = Probes(
-        network=run.network,
-        weights=run.weights,
-        task=f"{run.task} {curve.task!r}",
-        layers=tuple(curve.weights),
-        sizes=curve.data.sizes,
-        seed=seed,
-        first=wanted.start,
-        count=len(wanted),
-    )
-    path = folder / f"{job.id}.json"
-    if path.is_file():
-        return torch.tensor(load(path, Probed).products, dtype=torch.float64)
-    found = _round(curve, wanted, seed, total, progress)
-    save(Probed(products=tuple(map(tuple, found.tolist()))), path)
-    return found
-
-
-def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Tensor:
-    """vᵀHv of every layer for some probes, averaged over the batches: (probes, layers)."""
-    weights = list(curve.weights.values())
-    found = torch.zeros(len(wanted), len(weights), dtype=torch.float64)
-    done = wanted.start * len(curve.data.batches)
-    for share, grads in curve.gradients():
-        for row, number in enumerate(wanted):
-            signs = probe(weights, seed, number)
-            products = curve.product(grads, signs)
-            along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
-            found[row] += share * torch.stack(along).cpu()
-            done += 1
-            if progress is not None:
-                progress(done, total * len(curve.data.batches), "Hessian probes")
-        del grads, products  # the graph is large: let it go before the next one is built
-    if not found.isfinite().all():
-        raise InputError("the curvature of the loss is not finite: check the data and the weights")
-    return found
-
-
-def _mean_and_error(found: Tensor) -> tuple[list[float], list[float]]:
-    return found.mean(0).tolist(), (found.std(0) / math.sqrt(len(found))).tolist()
-
-
-def _settled(found: Tensor, tolerance: float) -> bool:
-    means, errors = _mean_and_error(found)
-    return all(error <= tolerance * abs(mean) for mean, error in zip(means, errors, strict=True))
-
-
-def _unit(vector: Tensor) -> Tensor:
-    return vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
 
 
 def _check_smooth(grads: Sequence[Tensor]) -> None:

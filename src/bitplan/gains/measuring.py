@@ -109,6 +109,7 @@ def finish(
     done: dict[str, Outcome] = {}
     failed: list[tuple[Job, Failure]] = []
     start = time.perf_counter()
+    there = sum(context.store is not None and (context.store / f"{one}.json").is_file() for one in once)
     for job, outcome in run_jobs(work, list(once.values()), kind, folder=context.store, engine=context.engine):
         if isinstance(outcome, Failure):
             failed.append((job, outcome))
@@ -118,8 +119,9 @@ def finish(
             done[job.id] = outcome
         if context.progress is not None:
             ended = len(done) + len(failed)
-            left = (time.perf_counter() - start) / ended * (len(once) - ended)
-            context.progress(ended, len(once), f"{title(job)} · about {left:.0f} s left")
+            each = (time.perf_counter() - start) / max(1, ended - there)
+            left = f" · about {each * (len(once) - ended):.0f} s left" if ended > there else ""
+            context.progress(ended, len(once), f"{title(job)}{left}")
     if failed:
         _raise(failed, len(once), context, method)
     return done

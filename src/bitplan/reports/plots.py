@@ -58,6 +58,8 @@ def _references(axes: Any, scores: Scores) -> None:
             name, (0.005 if above else 0.995, cell.mean), xycoords=("axes fraction", "data"),
             ha="left" if above else "right", va="bottom", fontsize=6, color="#333333",
         )  # fmt: skip
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.06 * (high - low))  # room for the name of a line at the top
     if far:
         axes.annotate("; ".join(far), (0.995, 0.02), xycoords="axes fraction", ha="right", fontsize=6, color="#333333")
 
@@ -116,6 +118,7 @@ def draw_selection(axes: Any, subject: Subject) -> None:
         ylim=(len(subject.candidates) - 0.45, -0.55),
         xlabel=f"group, in order of execution, at {subject.budget}",
     )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(False)
     axes.tick_params(left=False)
     axes.spines["left"].set_visible(False)

@@ -1,15 +1,18 @@
-"""The tables of a run: its frontier, its p-values, what methods cost, which layers they choose, what that saves."""
+"""The tables of a run: its frontier, what methods cost, which layers they choose and how alike, what that saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.trials import Result
 from bitplan.costs.totals import total
+from bitplan.plan.base import select
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.stats.agreement import rank_correlation
 from bitplan.stats.compare import Cell, areas, cells, metric_of
 from bitplan.stats.summary import Area
 
@@ -71,28 +74,67 @@ def costs(run: RunFolder) -> Table:
     return Table(f"{run.study.name}: what estimating took", columns, tuple(rows))
 
 
-def layers(run: RunFolder) -> Table:
+def layers(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     """The precision of every group by every method: one column per method, its budgets in turn."""
-    study, chosen = run.study, _plans(run)
+    study, chosen = run.study, _chosen(run, budgets)
+    within = tuple(budgets) or study.budgets
     groups = [group.name for group in run.graph.selectable] if run.graph else []
     titles = [method.title for method in study.methods]
     rows = tuple(
-        (group, *(" ".join(_bits(chosen.get((title, budget)), group) for budget in study.budgets) for title in titles))
+        (group, *(" ".join(_bits(chosen.get((title, budget)), group) for budget in within) for title in titles))
         for group in groups
     )
-    title = f"{study.name}: precision of each group at {', '.join(study.budgets)}"
+    title = f"{study.name}: precision of each group at {', '.join(within)}"
     return Table(title, (Column("group"), *map(Column, titles)), rows)
 
 
-def selections(run: RunFolder) -> Table:
+def selections(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     """The same, a row per group, method and budget."""
     groups = [group.name for group in run.graph.selectable] if run.graph else []
     rows = tuple(
         (group, title, budget, str(plan.precisions[group]))
-        for (title, budget), plan in _plans(run).items()
+        for (title, budget), plan in _chosen(run, budgets).items()
         for group in groups
     )
     return Table(f"{run.study.name}: selections", tuple(map(Column, ("group", "method", "budget", "precision"))), rows)
+
+
+def agreement(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """How alike two methods rank the groups: Spearman's correlation of their gains, a row and a column per method."""
+    known = run.gains
+    rows = tuple((one, *(rank_correlation(known[one], known[other]) for other in known)) for one in known)
+    title = f"{run.study.name}: rank correlation of the gains (Spearman)"
+    return Table(title, (Column("method"), *numbers(*known, digits=2)), rows)
+
+
+def agreements(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """The same, a row per two methods, and how many groups they choose differently within each budget."""
+    within, chosen, known = tuple(budgets) or run.study.budgets, _chosen(run, budgets), run.gains
+    rows = tuple(
+        (
+            one,
+            other,
+            rank_correlation(known[one], known[other]),
+            *(_apart(chosen, run, one, other, at) for at in within),
+        )
+        for one, other in combinations(known, 2)
+    )
+    columns = (Column("method"), Column("other"), *numbers("rank correlation", *(f"differ at {at}" for at in within)))
+    return Table(f"{run.study.name}: agreement of the methods", columns, rows)
+
+
+def differences(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """On how many groups two methods differ within each budget in turn, a row and a column per method."""
+    within, chosen, titles = tuple(budgets) or run.study.budgets, _chosen(run, budgets), list(run.gains)
+
+    def text(one: str, other: str) -> str | None:
+        counts = [_apart(chosen, run, one, other, budget) for budget in within]
+        return None if one == other else " ".join("–" if count is None else str(count) for count in counts)
+
+    rows = tuple((one, *(text(one, other) for other in titles)) for one in titles)
+    of = len(run.graph.selectable) if run.graph else 0
+    title = f"{run.study.name}: groups (of {of}) that two methods choose differently at {', '.join(within)}"
+    return Table(title, (Column("method"), *(Column(title, number=True) for title in titles)), rows)
 
 
 def compression(run: RunFolder) -> Table:
@@ -116,16 +158,28 @@ def compression(run: RunFolder) -> Table:
 
 TABLES: dict[str, tuple[Callable[[RunFolder], Table], Callable[[RunFolder], Table]]] = {
     "frontier": (frontier, scores),
-    "layers": (layers, selections),
     "costs": (costs, costs),
     "compression": (compression, compression),
 }
+_Chosen = Callable[[RunFolder, Sequence[str]], Table]
+CHOSEN: dict[str, tuple[_Chosen, _Chosen]] = {
+    "layers": (layers, selections),
+    "agreement": (agreement, agreements),
+    "differences": (differences, agreements),
+}
 
 
-def make(which: str, run: RunFolder, *, plain: bool) -> Table:
-    """A table by name; `plain` has one value per cell, for programs."""
+def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()) -> Table:
+    """A table by name; `plain` has one value per cell, for programs; `budgets` others than the study's, where no
+    training is needed."""
+    if which in CHOSEN:
+        return CHOSEN[which][plain](run, budgets)
     if which not in TABLES:
-        raise UnknownName("table", which, TABLES)
+        raise UnknownName("table", which, (*TABLES, *CHOSEN))
+    if budgets:
+        raise InputError(
+            f"the table {which} is of trained networks: budgets are those of the study; {', '.join(CHOSEN)} take others"
+        )
     return TABLES[which][plain](run)
 
 
@@ -155,6 +209,29 @@ def _plans(run: RunFolder) -> dict[tuple[str, str], Plan]:
     wanted: list[Result] = [one for one in run.results if one.plan in plans and one.training]
     wanted.sort(key=lambda one: titles.index(title) if (title := study.title_of(one.trial)) in titles else -1)
     return {(study.title_of(one.trial), ", ".join(one.trial.budgets)): plans[one.plan] for one in wanted}
+
+
+def _chosen(run: RunFolder, budgets: Sequence[str]) -> dict[tuple[str, str], Plan]:
+    """The same within any budgets, chosen here from the gains; without budgets, what the trials were trained with."""
+    if not budgets:
+        return _plans(run)
+    graph, costs, gains = run.graph, run.costs, run.gains
+    if graph is None or costs is None:
+        return {}
+    return {
+        (method.title, budget): select(graph, gains[method.title], costs, budget=budget, selector=method.selector)
+        for method in run.study.methods
+        if method.title in gains
+        for budget in budgets
+    }
+
+
+def _apart(chosen: Mapping[tuple[str, str], Plan], run: RunFolder, one: str, other: str, budget: str) -> int | None:
+    """How many groups two methods choose differently within a budget; None where one has no plan yet."""
+    first, second, graph = chosen.get((one, budget)), chosen.get((other, budget)), run.graph
+    if first is None or second is None or graph is None:
+        return None
+    return sum(first.precisions[group.name] != second.precisions[group.name] for group in graph.selectable)
 
 
 def _bits(plan: Plan | None, group: str) -> str:

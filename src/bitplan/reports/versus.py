@@ -1,4 +1,4 @@
-"""Which differences between methods mean anything: every test in a list, or one method against the others at a glance."""
+"""Which differences between methods mean anything: every test in a list, or one method against the others."""
 
 from __future__ import annotations
 

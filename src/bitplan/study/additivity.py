@@ -21,7 +21,7 @@ from bitplan.core.store import save
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.core.trials import Recipe
 from bitplan.engines.base import make_engine
-from bitplan.gains.base import Context
+from bitplan.gains.base import Context, Progress
 from bitplan.gains.drop import Measure
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
@@ -71,25 +71,25 @@ def pair_drops(
     )
 
 
-def study_pairs(study: Study, folder: str | Path, **options: Any) -> Pairs:
+def study_pairs(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Pairs:
     """The first experiment on a run's network at the highest choice; kept in its folder."""
     setting = Setting(study, Path(folder))
-    model, graph, context = _ready(setting)
+    model, graph, context = _ready(setting, progress)
     found = pair_drops(model, graph, study.choices, context, **options)
     save(found, setting.folder / "additivity" / "pairs.json")
     return found
 
 
-def study_fit(study: Study, folder: str | Path, **options: Any) -> Fit:
+def study_fit(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Fit:
     """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
     setting = Setting(study, Path(folder))
-    model, graph, context = _ready(setting)
+    model, graph, context = _ready(setting, progress)
     found = Regression(**options).fit(model, graph, study.choices, context)
     save(found, setting.folder / "additivity" / "fit.json")
     return found
 
 
-def _ready(setting: Setting) -> tuple[Any, Graph, Context]:
+def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
     study, graph = setting.study, RunFolder(setting.folder).graph
     high = starts(study).high
     if graph is None or not is_made(setting.folder, high):
@@ -101,6 +101,7 @@ def _ready(setting: Setting) -> tuple[Any, Graph, Context]:
         seed=study.gain_seed,
         engine=make_engine(study.engine, study.engine_options),
         store=setting.folder / "jobs",
+        progress=progress,
     )
     return setting.start(high.id), graph, context
 

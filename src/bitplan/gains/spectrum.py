@@ -1,0 +1,201 @@
+"""What is estimated from Hessian products: the trace and the largest eigenvalue of every layer's block.
+
+For Hutchinson's estimate Tr H_l ≈ mean of v_lᵀ(Hv)_l, v ∈ {±1}, one product of the whole network serves every layer at
+once, since the signs of different layers are independent. Eigenvalues take products of each layer's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bitplan.core.errors import InputError
+from bitplan.core.probes import Eigenvalues, Powers, Probed, Probes
+from bitplan.core.record import Record
+from bitplan.core.store import load, save
+from bitplan.core.trials import Recipe
+from bitplan.gains.base import Progress
+from bitplan.gains.hessian import Curvature
+from bitplan.tune.resume import describe_run
+
+ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
+Outcome = TypeVar("Outcome", bound=Record)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Layer → estimated trace and its standard error, which is that of the probes, not of the data."""
+
+    values: Mapping[str, float]
+    errors: Mapping[str, float]
+    probes: int
+
+
+def traces(
+    curve: Curvature,
+    *,
+    probes: int,
+    least: int,
+    tolerance: float,
+    seed: int,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Traces:
+    """Hutchinson's estimate for every layer, by at most `probes` products of the whole network with the Hessian.
+
+    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. Every round
+    of probes is kept in the folder, where there is one, and read from it if it is there already.
+    """
+    found = torch.zeros(0, len(curve.weights), dtype=torch.float64)
+    while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
+        wanted = range(len(found), min(len(found) + ROUND, probes))
+
+        def round_of(wanted: range = wanted) -> Probed:
+            return Probed(products=tuple(map(tuple, _round(curve, wanted, seed, probes, progress).tolist())))
+
+        job = partial(Probes, first=wanted.start, count=len(wanted))
+        products = _kept(curve, seed, folder, job, Probed, round_of).products
+        found = torch.cat([found, torch.tensor(products, dtype=torch.float64)])
+    means, errors = _mean_and_error(found)
+    names = list(curve.weights)
+    return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found))
+
+
+def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
+    """Random signs in the shape of every weight: the same for the same seed and number, on every device."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+    return [
+        torch.randint(2, weight.shape, generator=generator, dtype=torch.int8).to(weight).mul_(2).sub_(1)
+        for weight in weights
+    ]
+
+
+def top_eigenvalues(
+    curve: Curvature,
+    *,
+    iterations: int,
+    tolerance: float,
+    seed: int,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The eigenvalue of largest magnitude of every layer's block, by power iteration (HAWQ, Dong et al. 2019).
+
+    Each layer needs products of its own: with all layers' vectors in one product, the blocks beside the diagonal would
+    be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Every round
+    of layers is kept in the folder, where there is one, and read from it if it is there already.
+    """
+    names = list(curve.weights)
+    found: list[float] = []
+    for first in range(0, len(names), ROUND):
+        places = range(first, min(first + ROUND, len(names)))
+
+        def powers(places: range = places) -> Eigenvalues:
+            return Eigenvalues(values=tuple(_powers(curve, places, iterations, tolerance, seed, progress)))
+
+        job = partial(Powers, iterations=iterations, tolerance=tolerance, first=first, count=len(places))
+        found += _kept(curve, seed, folder, job, Eigenvalues, powers).values
+    return dict(zip(names, found, strict=True))
+
+
+def _kept(
+    curve: Curvature, seed: int, folder: Path | None, job: Callable[..., Record], kind: type[Outcome],
+    work: Callable[[], Outcome],
+) -> Outcome:  # fmt: skip
+    """The outcome of a job, read from the folder where it is there, else worked out and kept.
+
+    `job` takes what every outcome depends on.
+    """
+    if folder is None:
+        return work()
+    run = describe_run(curve.model, curve.task, Recipe(steps=1), None, seed)
+    described = job(
+        network=run.network,
+        weights=run.weights,
+        task=f"{run.task} {curve.task!r}",
+        layers=tuple(curve.weights),
+        sizes=curve.data.sizes,
+        seed=seed,
+    )
+    path = folder / f"{described.id}.json"
+    if path.is_file():
+        return load(path, kind)
+    found = work()
+    save(found, path)
+    return found
+
+
+def _powers(
+    curve: Curvature, places: range, iterations: int, tolerance: float, seed: int, progress: Progress | None
+) -> list[float]:
+    """The largest eigenvalues of some layers, by their places."""
+    weights = list(curve.weights.values())
+    vectors = {at: _unit(_gaussian(weights[at], seed, at)) for at in places}
+    values = dict.fromkeys(places, 0.0)
+    moving = list(places)
+    for turn in range(iterations):
+        products = {at: torch.zeros_like(weights[at]) for at in moving}
+        for share, grads in curve.gradients():
+            for at in moving:
+                products[at] += share * curve.product(grads, [vectors[at]], only=at)[0]
+        still = []
+        for at in moving:
+            before, values[at] = values[at], float((vectors[at] * products[at]).sum(dtype=torch.float64))
+            vectors[at] = _unit(products[at])
+            if abs(values[at] - before) > tolerance * abs(values[at]):
+                still.append(at)
+        moving = still
+        if progress is not None:
+            done = places.start * iterations + len(places) * (turn + 1)
+            left = f"layers {places.start + 1} to {places.stop}, {len(moving)} of them left"
+            progress(done, len(weights) * iterations, f"power iteration, {left}")
+        if not moving:
+            break
+    if not all(map(math.isfinite, values.values())):
+        raise InputError("the curvature of the loss is not finite: check the data and the weights")
+    return list(values.values())
+
+
+def _gaussian(weight: Tensor, seed: int, number: int) -> Tensor:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+    return torch.randn(weight.shape, generator=generator).to(weight)
+
+
+def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Tensor:
+    """vᵀHv of every layer for some probes, averaged over the batches: (probes, layers)."""
+    weights = list(curve.weights.values())
+    found = torch.zeros(len(wanted), len(weights), dtype=torch.float64)
+    done = wanted.start * len(curve.data.batches)
+    for share, grads in curve.gradients():
+        for row, number in enumerate(wanted):
+            signs = probe(weights, seed, number)
+            products = curve.product(grads, signs)
+            along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
+            found[row] += share * torch.stack(along).cpu()
+            done += 1
+            if progress is not None:
+                progress(done, total * len(curve.data.batches), "Hessian probes")
+        del grads, products  # the graph is large: let it go before the next one is built
+    if not found.isfinite().all():
+        raise InputError("the curvature of the loss is not finite: check the data and the weights")
+    return found
+
+
+def _mean_and_error(found: Tensor) -> tuple[list[float], list[float]]:
+    return found.mean(0).tolist(), (found.std(0) / math.sqrt(len(found))).tolist()
+
+
+def _settled(found: Tensor, tolerance: float) -> bool:
+    means, errors = _mean_and_error(found)
+    return all(error <= tolerance * abs(mean) for mean, error in zip(means, errors, strict=True))
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
