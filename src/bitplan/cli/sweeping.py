@@ -18,7 +18,7 @@ from rich.text import Text
 
 from bitplan.cli.show import console, table
 from bitplan.core.studies import Fit, Pairs, Study
-from bitplan.reports.formats import Table, to_json
+from bitplan.reports.formats import Column, Table, to_json
 
 if TYPE_CHECKING:
     from bitplan.study.forecast import Forecast
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _FAILURES_SHOWN = 5
 _BAR = 24  # blocks of a bar
 _GAP = 2  # between two columns
-_LEAST = 14  # what a column keeps of its width where room is scarce
+_LEAST = 16  # what a column of texts keeps of its width where room is scarce
+_NAMES = 24  # and the first one, which says what a row is about
 
 
 @contextmanager
@@ -50,18 +51,18 @@ def watching() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def show_table(found: Table) -> None:
-    """A table of a run on the terminal; one of numbers that is too wide goes on below, its first column repeated."""
+    """A table of a run on the terminal; one that is too wide goes on below, its first column repeated."""
     out, texts = console(), found.texts()
     for row, column in found.best:
         texts[row][column] = f"* {texts[row][column]}"
-    widths = [max(map(cell_len, (column.name, *cells))) for column, *cells in zip(found.columns, *texts, strict=True)]
+    widths = [_widths(column, cells) for column, *cells in zip(found.columns, *texts, strict=True)]
+    widths[0] = min(_NAMES, widths[0][1]), widths[0][1]
     out.print(Text(found.title, "bold"))
-    folds = not all(column.number for column in found.columns[1:])
-    for part, columns in enumerate(_parts(widths, out.width, folds=folds)):
+    for part, columns in enumerate(_parts([least for least, _ in widths], out.width)):
         heads = [found.columns[one] for one in columns]
         rows = table(*(f">{head.name}" if head.number else head.name for head in heads))
-        for one, shown in zip(columns, rows.columns, strict=True):
-            shown.min_width = min(widths[one], _LEAST)
+        for shown, width in zip(rows.columns, _shared([widths[one] for one in columns], out.width), strict=True):
+            shown.width, shown.no_wrap = width, False
         for row, cells in enumerate(texts):
             if not part or any(found.rows[row][one] is not None for one in columns[1:]):
                 rows.add_row(*(Text(cells[one], "bold" if (row, one) in found.best else "") for one in columns))
@@ -71,18 +72,35 @@ def show_table(found: Table) -> None:
     out.print()
 
 
+def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
+    """The least width of a column and the one it would like: headings and texts may be folded, numbers may not."""
+    content, head = max(map(cell_len, cells), default=0), cell_len(column.name)
+    wanted = max(content, head)
+    if column.number:
+        return max(content, *map(cell_len, column.name.split()), 1), wanted
+    return min(_LEAST, wanted), wanted
+
+
+def _shared(widths: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """What is left of the room goes first to those columns that lack little."""
+    given = [least for least, _ in widths]
+    spare = room - sum(given) - _GAP * (len(given) - 1)
+    for column in sorted(range(len(widths)), key=lambda one: widths[one][1] - widths[one][0]):
+        more = max(0, min(widths[column][1] - given[column], spare))
+        given[column], spare = given[column] + more, spare - more
+    return given
+
+
 def _indented(shown: str | RichTable) -> Padding:
     return Padding(shown, (0, 0, 0, 2), expand=False)
 
 
-def _parts(widths: Sequence[int], room: int, *, folds: bool) -> list[list[int]]:
-    """Which columns stand side by side: all where they fit or can be folded, else the first with as many as fit."""
-    if folds or sum(widths) + _GAP * (len(widths) - 1) <= room:
-        return [list(range(len(widths)))]
+def _parts(least: Sequence[int], room: int) -> list[list[int]]:
+    """Which columns stand side by side: all of them where they fit, else the first with as many as do."""
     parts: list[list[int]] = [[0]]
-    for column in range(1, len(widths)):
-        taken = sum(widths[one] + _GAP for one in parts[-1])
-        if len(parts[-1]) > 1 and taken + widths[column] > room:
+    for column in range(1, len(least)):
+        taken = sum(least[one] + _GAP for one in parts[-1])
+        if len(parts[-1]) > 1 and taken + least[column] > room:
             parts.append([0])
         parts[-1].append(column)
     return parts
