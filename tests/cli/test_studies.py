@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from bitplan.cli.demo import demo_study, findings
-from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import save
 from bitplan.core.studies import Agenda, FailedTrial
 from bitplan.core.trials import Result
 from bitplan.reports.formats import FORMATS, Column, Table, write
+from bitplan.reports.tables import frontier
+from bitplan.reports.versus import versus
+from bitplan.study.trials import trials
 
 HOME = Path(__file__).parents[1] / "study"
 
@@ -60,8 +62,11 @@ TABLES = {
 def test_from_a_study_to_its_tables(run, swept, tmp_path):
     code, out, _ = run("compare", "run")
     assert code == 0
-    for words in ("w2a2", "w4a4", "float", "±", "nothing can be significant", "0.3333"):
+    for words in ("w2a2", "w4a4", "float", "±", "nothing can be significant", "eagl against the others"):
         assert words in out, words
+    assert "0.3333" not in out, "a p that can mean nothing is not shown"
+    assert run("compare", "run", "--against", "all")[1].count("0.3333") >= 3 * 2
+    assert "from the last against the others" in run("compare", "run", "--against", "from the last")[1]
     content = json.loads(run("compare", "run", "--json", "--holm")[1])
     assert len(content["scores"]["rows"]) == 3 + 3 * 2
     assert len(content["tests"]["rows"]) == 3 * 2
@@ -105,6 +110,10 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert json.loads(run("sweep", swept, "--run", "run", "--json")[1])["trained"] == 0
     told = json.loads(run("status", "run", "--json")[1])
     assert (told["done"], told["waiting"], told["failed"]) == (18, 0, [])
+    assert list(told) == ["study", "total", "done", "shared", "running", "failed", "waiting", "seconds_left"]
+    lines = [line.split() for line in run("status", "run")[1].splitlines()]
+    assert ["eagl", "█" * 24, "4/4"] in lines
+    assert ["w4a4", "start", "█" * 24, "1/1"] in lines
     code, out, _ = run("store", "clean", "run", swept)
     assert (code, out) == (0, "0 files and folders, 0.0 MB, that none of these studies needs\n")
     code, out, err = run("additivity", "run", "--pairs", 3, "--samples", 64, "--by", "loss")
@@ -117,6 +126,7 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     code, out, _ = run("sweep", swept, "--run", "run")
     assert code == 1
     assert "failed: w2a2 seed 0: no luck" in out
+    assert ["w2a2", "█" * 12 + "░" * 12, "1/2", "1"] in [line.split() for line in out.splitlines()]
     assert "1 trials failed" in out
     assert run("sweep", swept, "--run", "run", "--retry")[0] == 0
 
@@ -172,23 +182,40 @@ def test_awkward_texts_are_escaped():
     assert set(FORMATS) == {"csv", "md", "latex", "json"}
 
 
-def test_the_demo_says_what_the_results_say(tmp_path):
-    """Scores made by hand: the sentences follow them, whichever way they go."""
-    from bitplan.study.trials import trials
-
-    whole = demo_study()
-    study = whole.model_copy(update={"methods": tuple(one for one in whole.methods if one.name in GAINS)})
-    folder = tmp_path / "run"
+def constructed(folder, worth):
+    """The demo's study, every trial done: a method is worth its number, or 90, and a tenth more with every seed."""
+    study = demo_study()
     for name, record in {"study": study, "agenda": Agenda(study=study.id, trials=tuple(trials(study)))}.items():
         save(record, folder / f"{name}.json")
+    for trial in trials(study):
+        score = worth.get(study.title_of(trial), 90.0) + trial.seed / 10
+        made = Result(trial=trial, plan=trial.id, score=score, metric="top-1", higher_is_better=True)
+        save(made, folder / f"trials/{trial.id}.json")
+    return RunFolder(folder)
+
+
+def test_a_method_is_compared_with_the_others_at_a_glance(tmp_path):
+    run = constructed(tmp_path, {"eagl": 93.0, "alps": 95.0, "uniform": 93.2})
+    table = versus(run, "eagl")
+    found = dict(zip((row[0] for row in table.rows), (row[1:] for row in table.rows), strict=True))
+    assert list(found) == ["alps", "hawq_v3", "uniform", "first_to_last", "last_to_first"]
+    assert set(found["alps"]) == {"-2.00 ▽▽ 0.0079"}
+    assert set(found["hawq_v3"]) == {"+3.00 ★★ 0.0079"}
+    (cell,) = set(found["uniform"])
+    assert cell.startswith("-0.20    0.")
+    assert "in points of top-1" in table.title
+    assert set(versus(run, "alps", corrected=True).rows[0][1:]) == {"+2.00 ★★ 0.0238"}
+    rows = frontier(run).rows
+    assert {rows[row][0] for row, _ in frontier(run).best} == {"alps"}
+    assert {column for _, column in frontier(run).best} == {2, 3, 4, 5}
+
+
+def test_the_demo_says_what_the_results_say(tmp_path):
+    """Scores made by hand: the sentences follow them, whichever way they go."""
     worth = {"w2a2": 80.0, "w4a4": 95.0, "first_to_last": 85.0, "last_to_first": 93.0}
 
     def fill(change):
-        for trial in trials(study):
-            score = (worth | change).get(study.title_of(trial), 90.0) + trial.seed / 10
-            made = Result(trial=trial, plan=trial.id, score=score, higher_is_better=True)
-            save(made, folder / f"trials/{trial.id}.json")
-        return findings(RunFolder(folder))
+        return findings(constructed(tmp_path / "run", worth | change))
 
     first, second = fill({})
     assert first.startswith(

@@ -7,6 +7,7 @@ from bitplan.core.errors import FileError, InputError, RecordError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Link, Plan
 from bitplan.core.store import load, save
+from bitplan.core.studies import Trained
 from bitplan.core.trials import Recipe, Result, Trial
 
 CHOICES = ("w2a2", "w4a4")
@@ -55,6 +56,22 @@ def test_ids_follow_the_content_and_nothing_else(graph):
     assert trial().id != trial(seed=1).id
     assert len(graph.id) == 12
     assert graph.id == Graph.from_json(graph.to_json()).id
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Result(trial=trial(), plan="p", score=0.5, metric="top-1", higher_is_better=True),
+        Trained(training="t", score=0.5, metric="top-1", higher_is_better=True),
+    ],
+    ids=["result", "trained"],
+)
+def test_files_from_before_the_metric_was_written_down_are_read(record):
+    content = json.loads(record.to_json())
+    del content["metric"]
+    old = type(record).from_json(json.dumps(content))
+    assert old == record.model_copy(update={"metric": ""})
+    assert old.id == content["id"] == record.id
 
 
 def test_records_are_frozen(graph):

@@ -193,4 +193,4 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, work):
     (tmp_path / "leases").write_text("in the way")
     outcome = dict(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))[errands(1)[0]]
     assert isinstance(outcome, Failure)
-    assert outcome.error.startswith("FileError: cannot write")
+    assert outcome.error.startswith("WriteError: cannot write")

@@ -48,6 +48,7 @@ def result_of(trial: Trial, score: float, plan: Plan | None = None) -> Result:
         trial=trial,
         plan=plan.id if plan else f"plan of {trial.method}",
         score=score,
+        metric="top-1",
         higher_is_better=True,
         seconds=12.5,
         device="cpu",

@@ -14,11 +14,13 @@ from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link, Plan
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
+from bitplan.core.store import load, save
+from bitplan.core.trials import Result
 from bitplan.costs.totals import total
 from bitplan.reports.contents import contents
 from bitplan.reports.document import escaped, render, report, report_plan
 from bitplan.reports.subject import plan_subject, run_subject
+from bitplan.reports.tables import frontier
 
 NASTY = "</script><script>alert('x')</script><!-- &amp; \u2028\u2029 @STYLE@ 'quoted' \"double\""
 
@@ -155,6 +157,16 @@ def test_the_frontier_says_what_is_thin(tmp_path, run):
     assert [row[-1] for row in page_data(run.path)["trials"] if row[-1]] == ["Diverged: the loss is NaN at step 120"]
 
 
+def test_the_score_is_called_as_the_task_calls_it(tmp_path):
+    folder = filled(tmp_path, {("eagl", "80%"): [90.0, 91.0]})
+    assert page_data(folder)["scores"]["metric"] == "top-1"
+    assert "top-1 by" in frontier(RunFolder(folder)).title
+    for path in (folder / "trials").iterdir():
+        save(load(path, Result).model_copy(update={"metric": ""}), path)
+    assert page_data(folder)["scores"]["metric"] == "score"
+    assert "score by" in frontier(RunFolder(folder)).title
+
+
 def test_a_lower_score_can_be_the_better_one(tmp_path):
     folder = digits_run(tmp_path, results=False, seeds=2)
     study = RunFolder(folder).study
@@ -180,8 +192,8 @@ def test_a_plan_alone_has_no_parts_that_need_results(tmp_path):
     assert ride["gain"][ride["at"][start]] == plan.gain
     assert None in ride["at"] or min(ride["cost"]) < plan.limits[0].cost
     assert data["histograms"]["bits"] == 4
-    counts, bits = data["histograms"]["layers"]["blocks.2.conv1"]
-    assert sum(counts) == 128 * 128
+    counts, bits = data["histograms"]["layers"]["blocks.2.conv1"]["4"]
+    assert sum(counts) == sum(data["histograms"]["layers"]["blocks.2.conv1"]["2"][0]) == 128 * 128
     assert bits == pytest.approx(gains.rows["blocks.2.conv1"][-1], rel=1e-6)
     assert render(data).startswith("<!doctype html>")
 
@@ -202,7 +214,7 @@ def test_wide_histograms_become_narrow_ones(tmp_path, run):
     gains = run.gains["eagl"]
     wide = gains.model_copy(update={"histograms": {"blocks.2.conv1": tuple(range(1024))}})
     subject = plan_subject(bitplan.select(run.graph, wide, run.costs, budget="80%"), run.graph, wide, (run.costs,), "x")
-    counts, bits = contents(subject, {})["histograms"]["layers"]["blocks.2.conv1"]
+    counts, bits = contents(subject, {})["histograms"]["layers"]["blocks.2.conv1"]["4"]
     assert len(counts) == 256
     assert sum(counts) == sum(range(1024))
     assert 9 < bits < 10  # of all 1,024 codes

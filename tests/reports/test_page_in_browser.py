@@ -13,6 +13,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 import bitplan
 from bitplan.core.records import Graph, Layer
 from bitplan.reports.document import report, report_plan
+from bitplan.reports.weights import entropy, lowered
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 
@@ -178,6 +179,8 @@ def test_a_layer_shows_its_weights_and_gains(view, run):
     choose(browser, 9)
     name = run.graph.layers[9].name
     assert one(browser, "#detail h3").text == name
+    one(browser, "#budget").send_keys(Keys.END)
+    frame(browser)
     assert one(browser, "#entropy").text == f"{run.gains['eagl'].rows[name][-1]:.3f} bits"
     assert len(browser.find_elements(By.CSS_SELECTOR, "#histogram rect")) == 16
     text = one(browser, "#gains").text
@@ -190,6 +193,26 @@ def test_a_layer_shows_its_weights_and_gains(view, run):
     assert "fixed: first layer" in one(browser, "#detail").text
     one(browser, "#detail .close").click()
     assert "empty" in one(browser, "#detail").get_attribute("class")
+
+
+def test_the_histogram_is_that_of_the_precision_on_the_slider(view, run):
+    browser = view()
+    choose(browser, 9)
+    name, counts = run.graph.layers[9].name, run.gains["eagl"].histograms[run.graph.layers[9].name]
+    seen = set()
+    for keys in ([Keys.HOME], *([Keys.ARROW_RIGHT] * 12 for _ in range(6)), [Keys.END]):
+        one(browser, "#budget").send_keys(*keys)
+        frame(browser)
+        wanted = {side: int(bars(browser, side)[name][1]) for side in "ab"}
+        figures = browser.find_elements(By.CSS_SELECTOR, "#histogram, #histogram-1")
+        found = [int(drawn.get_attribute("data-bits")) for drawn in figures]
+        assert found == list(dict.fromkeys(wanted.values()))
+        assert [len(drawn.find_elements(By.TAG_NAME, "rect")) for drawn in figures] == [2**bits for bits in found]
+        told = shown(browser, "#entropy, #entropy-1")
+        low = f"about {entropy(lowered(counts, 2)):.2f} bits"
+        assert told == [{4: f"{entropy(counts):.3f} bits", 2: low}[bits] for bits in found]
+        seen |= set(found)
+    assert seen == {2, 4}
 
 
 def test_everything_works_from_the_keyboard(view, run):

@@ -4,16 +4,17 @@ import json
 import multiprocessing
 import random
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
-from tiny import sweep_telling
+from tiny import diary_of, sweep_telling
 
 from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.engines.lease import read_lease
-from bitplan.engines.local import Local
 from bitplan.study import work
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
@@ -64,6 +65,7 @@ def test_everything_is_there(swept):
         assert result.plan in run.plans
         assert 0 <= result.score <= 100
         assert len(result.log) == 6
+        assert result.metric == "top-1"
         assert result.versions["torch"]
 
 
@@ -119,7 +121,7 @@ def test_nothing_that_a_study_needs_is_waste(swept, tmp_path, study):
 
 def test_killed_at_random_moments_it_ends_with_the_same_table(swept, tmp_path, write):
     path, run = write(), tmp_path / "run"
-    chance = random.Random()
+    chance = random.Random(6)
     trained = {}
     for until in (1, chance.randint(2, 9), chance.randint(10, 16)):
         process, wire = start(path, run)
@@ -140,25 +142,19 @@ def test_killed_at_random_moments_it_ends_with_the_same_table(swept, tmp_path, w
     assert table(run) == table(swept)
 
 
-def test_two_sweeps_at_once_do_each_trial_once(swept, tmp_path, write):
+def test_two_sweeps_at_once_train_each_network_once(swept, tmp_path, write):
     path, run = write(), tmp_path / "run"
-    both = [start(path, run) for _ in range(2)]
-    for process, wire in both:
-        list(heard(wire))
-        process.join()
-    assert [process.exitcode for process, _ in both] == [0, 0]
+    diary_of(run).touch()
+    command = [sys.executable, "-m", "bitplan", "sweep", str(path), "--run", str(run)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    told = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    trainings = [trial.id for trial in RunFolder(swept).agenda.trials[:2]] + list(RunFolder(swept).agenda.trainings)
+    assert sorted(diary_of(run).read_text().split()) == sorted(trainings)
     assert table(run) == table(swept)
+    shown = [text.split("tiny: 18 of 18 trials done")[0] for text in told]
+    assert shown[0] == shown[1] != told[0]
     assert not [path for path in (run / "leases").iterdir() if read_lease(path)]
-
-
-def test_workers_find_the_same(swept, tmp_path, study):
-    run = shutil.copytree(swept, tmp_path / "run")
-    shutil.rmtree(run / "trained")
-    for result in RunFolder(run).results[2:]:
-        (run / "trials" / f"{result.trial.id}.json").unlink()
-    summary = sweep(study, run, engine=Local(workers=2), only=["from the last"])
-    assert (summary.done, summary.trained, summary.failed) == (6, 4, ())
-    assert table(run).items() <= table(swept).items()
 
 
 def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study, monkeypatch):

@@ -1,6 +1,18 @@
-"""A network of five small linear layers, three of them to choose; and a sweep for a process that is killed."""
+"""A network of five small linear layers, three of them to choose; and a sweep for a process that is killed.
+
+Whichever process loads the network writes down the trainings that it begins, where a file `diary` is beside the run.
+"""
+
+import shutil
+import time
+from pathlib import Path
 
 from torch import nn
+
+from bitplan.core.runs import RunFolder
+from bitplan.study import starts, work
+
+TRAININGS_TAKE = 0.2  # seconds more, where they are written down: so that a kill can meet one
 
 STUDY = """
 name = "tiny"
@@ -37,6 +49,37 @@ def network():
     for _ in range(3):
         layers += [nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32)]
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(32, 10))
+
+
+def _noted(finetune):
+    def noted(*given, folder, **options):
+        diary = diary_of(Path(folder).parents[1])
+        if diary.is_file():
+            with diary.open("a") as file:
+                file.write(f"{Path(folder).name}\n")
+            time.sleep(TRAININGS_TAKE)
+        return finetune(*given, folder=folder, **options)
+
+    return noted
+
+
+for module in (starts, work):
+    module.finetune_ = _noted(module.finetune_)
+
+
+def diary_of(run):
+    """The file that says which trainings began, a line each."""
+    return run.with_name("diary")
+
+
+def begin_again(swept, run):
+    """A copy of a finished run that has the starts and the gains but no training yet, and a diary."""
+    shutil.copytree(swept, run)
+    shutil.rmtree(run / "trained")
+    for result in RunFolder(run).results[2:]:
+        (run / "trials" / f"{result.trial.id}.json").unlink()
+    diary_of(run).touch()
+    return run
 
 
 def sweep_telling(path, run, wire):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from bitplan.cli.sweeping import clock, show_table
 from bitplan.core.runs import RunFolder
 from bitplan.reports.document import report as write_report
-from bitplan.reports.tables import costs, frontier, significance
+from bitplan.reports.tables import costs, frontier
+from bitplan.reports.versus import versus
 from bitplan.stats.compare import areas, cells, compare
 from bitplan.stats.ranksum import rank_sum
 
@@ -38,7 +39,7 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
     run = RunFolder(folder)
     if not any(result.trial.budgets for result in run.results):
         return summary
-    for table in (frontier(run), significance(run, study.methods[0].title), costs(run)):
+    for table in (frontier(run), versus(run, study.methods[0].title), costs(run)):
         show_table(table)
     print(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
     for sentence in findings(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from bitplan.plan.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDTH = 160  # where the output is no terminal
+_WIDE = 120  # from here on there is room for everything
+_NAMES = 40  # longer names of layers may be folded
 _UNSURE = "The gains by {} carry no standard errors, so how sure each choice is cannot be said"
 
 
@@ -78,10 +81,11 @@ def show_plan(
     """The answer first, then the layers; with reasons where asked for, and with how sure they are where it is known."""
     out = console()
     out.print(headline(graph))
-    for line in plan_lines(plan, graph):
+    for line in (*plan_lines(plan, graph), _chosen(plan, graph)):
         out.print(line)
     out.print()
-    out.print(_explained(plan, graph, gains, costs[0], sure) if explain else _bars(plan, graph))
+    wide = out.width >= _WIDE
+    out.print(_explained(plan, graph, gains, costs[0], sure, wide) if explain else _bars(plan, graph))
     if explain:
         out.print(f"\n{sure or _UNSURE.format(gains.method)}")
     if graph.unreached:
@@ -107,12 +111,27 @@ def plan_lines(plan: Plan, graph: Graph) -> list[str]:
     return lines
 
 
+def _chosen(plan: Plan, graph: Graph) -> str:
+    """How many groups got which precision."""
+    picks = Counter(plan.precisions[group.name] for group in graph.selectable)
+    ordered = sorted(picks, key=lambda one: (one.weight_bits, one.act_bits))
+    fixed = len(graph.groups) - len(graph.selectable)
+    shares = ", ".join(f"{picks[one]} at {one}" for one in ordered)
+    return f"groups: {shares}" + (f"; {fixed} fixed by rules" if fixed else "")
+
+
 def _bars(plan: Plan, graph: Graph) -> Table:
     rows = table("layer", "bits", "", "why")
+    rows.columns[0].min_width = _name_width(graph)
     for layer in graph.layers:
         precision = plan.precisions[layer.name]
-        rows.add_row(layer.name, str(precision), _bar(precision), _reason(layer, graph))
+        rows.add_row(layer.name, str(precision), _bar(precision), _reason(layer, graph, through=False))
     return rows
+
+
+def _name_width(graph: Graph) -> int:
+    """What the names of layers keep where room is scarce."""
+    return min(_NAMES, max(len(layer.name) for layer in graph.layers))
 
 
 def _bar(precision: Precision) -> Text:
@@ -120,9 +139,11 @@ def _bar(precision: Precision) -> Text:
     return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
-def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None) -> Table:
+def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None, wide: bool) -> Table:
     """Group, gain and cost of every layer's choice, how sure it is, and why it is fixed or linked."""
-    rows = table("layer", "bits", "", "group", ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
+    grouped = ["group"] if wide else []
+    rows = table("layer", "bits", "", *grouped, ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
+    rows.columns[0].min_width = _name_width(graph)
     leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
         precision, group = plan.precisions[layer.name], leader[layer.name]
@@ -136,19 +157,19 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confid
             price = f"{cost.rows[group][pick]:,}" if first else "″"
             kept = f"{sure.share(group):.0%}" if sure and first else "″"
         rows.add_row(
-            layer.name, str(precision), _bar(precision), group, gain, price, *([kept] if sure else []),
-            _reason(layer, graph),
+            layer.name, str(precision), _bar(precision), *([group] if wide else []), gain, price,
+            *([kept] if sure else []), _reason(layer, graph, through=wide),
         )  # fmt: skip
     return rows
 
 
-def _reason(layer: Layer, graph: Graph) -> str:
+def _reason(layer: Layer, graph: Graph, *, through: bool = True) -> str:
     """Why a layer is fixed, and which others it is linked to, through what."""
     parts = [layer.why] if layer.why else []
     link = graph.link_of(layer.name)
     if link:
         others = ", ".join(name for name in link.layers if name != layer.name)
-        parts.append(f"linked to {others} through {link.through}")
+        parts.append(f"linked to {others}" + (f" through {link.through}" if through else ""))
     return "; ".join(parts)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Json
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
@@ -71,13 +71,14 @@ def status(run: RunPath, json: Json = False) -> None:
 
 def compare(
     run: RunPath,
-    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' for any two.")] = None,
+    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' lists any two.")] = None,
     holm: Annotated[bool, typer.Option("--holm", help="Correct p over the budgets (Holm).")] = False,
     json: Json = False,
 ) -> None:
     """Compare the methods of a run: scores at every budget, and which differences mean anything."""
     from bitplan.core.runs import RunFolder
-    from bitplan.reports.tables import frontier, scores, significance
+    from bitplan.reports.tables import frontier, scores
+    from bitplan.reports.versus import significance, versus
 
     folder = RunFolder(run)
     chosen = None if against == "all" else against or folder.study.methods[0].title
@@ -89,7 +90,10 @@ def compare(
     from bitplan.cli.sweeping import show_table
 
     show_table(frontier(folder))
-    show_table(significance(folder, chosen, corrected=holm))
+    if chosen is None:
+        show_table(significance(folder, corrected=holm))
+        return
+    show_table(versus(folder, chosen, corrected=holm))
 
 
 def tables(
@@ -201,8 +205,13 @@ def run_sweep(
         from bitplan.engines.local import Local
 
         engine = Local(workers=workers)
-    with watching() as progress:
-        return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+    try:
+        with watching() as progress:
+            return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+    except WriteError as error:
+        line = " ".join(str(error).split())
+        print(f"error: {line}. What is finished is kept: make room and sweep again", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def show_run(folder: Path) -> None:
@@ -215,5 +224,6 @@ def show_run(folder: Path) -> None:
     run = RunFolder(folder)
     if run.results:
         show_table(frontier(run))
-    show_status(look(folder), as_json=False)
+    found = look(folder)
+    show_status(found, as_json=False, by_method=found.done < found.total)
     print(f"Next: bitplan compare {folder}", file=sys.stderr)

@@ -4,6 +4,7 @@ BitplanError
 ├── InputError             the user's input cannot be used (the command line exits with 2)
 │   ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
 │   ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
+│   │   └── WriteError     a file cannot be written: full, read-only … (a sweep that it stops exits with 1)
 │   ├── RecordError        the values of a record contradict each other
 │   ├── BudgetError        a budget cannot be read or cannot be met
 │   ├── TraceError         the model cannot be traced with this example input
@@ -28,6 +29,10 @@ class InputError(BitplanError, ValueError):
 
 class FileError(InputError):
     """A file cannot be read as what it should be, or cannot be written."""
+
+
+class WriteError(FileError):
+    """A file cannot be written: the disk is full or read-only, or something is in the way."""
 
 
 class RecordError(InputError):

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import TypeVar
 
-from bitplan.core.errors import FileError, InputError
+from bitplan.core.errors import FileError, InputError, WriteError
 from bitplan.core.record import Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -33,7 +33,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
+        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
     return target
 
 

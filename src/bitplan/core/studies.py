@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -139,10 +139,13 @@ class Training(Record):
 
 
 class Trained(Record):
-    """What came of a training."""
+    """What came of a training; `metric` is what the task calls its score."""
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
 
     training: str
     score: Finite
+    metric: str = ""
     higher_is_better: bool
     log: tuple[dict[str, JsonValue], ...] = ()
     seconds: NotNegative = 0.0

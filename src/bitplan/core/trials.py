@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -99,12 +99,16 @@ class Result(Record):
     """The score a trial reached, and with which plan.
 
     Results of one `training` share it: their plans have the same precisions, so the network was trained once.
+    `metric` is what the task calls its score; empty in files from before it was written down.
     """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
 
     trial: Trial
     plan: str
     training: str = ""
     score: Annotated[float, Field(allow_inf_nan=False)]
+    metric: str = ""
     higher_is_better: bool
     log: tuple[dict[str, JsonValue], ...] = ()
     seconds: NotNegative = 0.0

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import WriteError
 
 PATIENCE = 60.0
 """Seconds without a sign of life after which a holder on another machine is given up."""
@@ -76,7 +76,8 @@ def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
         beat.join()
         sign = read_lease(path)
         if sign is not None and sign.holder.token == token:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a disk that is read-only now it stays, as if we had been killed
+                path.unlink()
 
 
 class Watch:
@@ -116,7 +117,7 @@ def _claim(path: Path, stale: str | None) -> str | None:
                 return None
             return me.token if _replace(path, mine, sign.holder.token) else None
     except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+        raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         with contextlib.suppress(OSError):
             mine.unlink()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import Checkpoint
-from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.errors import FileError, InputError, UnknownName, WriteError
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, save
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
@@ -57,7 +57,7 @@ def save_checkpoint(
         save(about, temporary / _ABOUT)
         _swap_(temporary, target)
     except (OSError, SafetensorError) as error:
-        raise FileError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
+        raise WriteError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

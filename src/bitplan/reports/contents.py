@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ from bitplan.reports.evidence import additivity_data, provenance_data, trials_da
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.track import Track, encode, lay_track
+from bitplan.reports.weights import histograms, short
 from bitplan.stats.compare import ALPHA
 
-MOST_BARS = 256
 Data = dict[str, Any]
 
 
@@ -193,33 +192,3 @@ def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
         tied = before is not None and gains.rows[before][-1] == gains.rows[name][-1]
         ranks[name] = ranks[before] if tied and before else index
     return ranks
-
-
-def short(value: float) -> float:
-    """Seven digits are enough for the eye."""
-    return float(f"{value:.7g}")
-
-
-def histograms(subject: Subject) -> Data | None:
-    """The weights' codes of every layer, from the first method that counted them, at most 256 bars each."""
-    for candidate in subject.candidates:
-        counted = candidate.gains.histograms
-        if counted:
-            return {
-                "method": candidate.title,
-                "bits": candidate.gains.choices[-1].weight_bits,
-                "layers": {name: [_bars(counts), short(entropy(counts))] for name, counts in counted.items()},
-            }
-    return None
-
-
-def entropy(counts: Sequence[int]) -> float:
-    """Bits per weight that the codes carry, 0 · log 0 = 0 (DESIGN, decision 6)."""
-    whole = sum(counts)
-    return -math.fsum(count / whole * math.log2(count / whole) for count in counts if count) if whole else 0.0
-
-
-def _bars(counts: Sequence[int]) -> list[int]:
-    """Neighbouring codes together where there are more than the eye can tell apart."""
-    width = -(-len(counts) // MOST_BARS)
-    return [sum(counts[start : start + width]) for start in range(0, len(counts), width)]

@@ -25,12 +25,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under columns, and what must be said below them."""
+    """Rows of values under columns, and what must be said below them; `best` are the (row, column) to stand out."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     notes: tuple[str, ...] = ()
+    best: frozenset[tuple[int, int]] = frozenset()
 
     def texts(self) -> list[list[str]]:
         """Every cell as people read it; a value that is not there is a dash."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bitplan.core.records import Plan
 from bitplan.reports.subject import Subject
-from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, warning
+from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, metric_of, warning
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,12 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
         return None
     found = cells(study, subject.results, plans)
     known = [result for result in subject.results if belongs(study, result.trial)]
-    metric = subject.pairs.metric if subject.pairs else subject.fit.metric if subject.fit else "score"
     return Scores(
         methods=tuple(cell for cell in found if cell.budget),
         references=tuple(cell for cell in found if not cell.budget),
         comparisons=compare(study, subject.results, plans),
         higher_is_better=all(result.higher_is_better for result in known),
-        metric=metric,
+        metric=metric_of(study, known),
         planned=len(study.methods) * len(study.budgets) * len(study.seeds),
         done=sum(len(cell.scores) for cell in found if cell.budget),
         single_seed=all(len(cell.scores) == 1 for cell in found if cell.budget),

@@ -1,8 +1,8 @@
-"""The tables of a run: its frontier, its p-values, what methods cost, which layers they choose, what that saves."""
+"""The tables of a run: its frontier, what methods cost, which layers they choose and how alike, what that saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from bitplan.core.errors import InputError, UnknownName
@@ -13,7 +13,8 @@ from bitplan.costs.totals import total
 from bitplan.plan.base import select
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.agreement import rank_correlation
-from bitplan.stats.compare import Cell, areas, cells, compare, warning
+from bitplan.stats.compare import Cell, areas, cells, metric_of
+from bitplan.stats.summary import Area
 
 
 def scores(run: RunFolder) -> Table:
@@ -39,42 +40,27 @@ def frontier(run: RunFolder) -> Table:
     titles = list(dict.fromkeys(cell.title for cell in found))
     spans = areas(study, run.results)
     rows: list[tuple[Value, ...]] = []
+    figures: list[list[float | None]] = []
     for title in titles:
-        reference = table.get((title, ""))
-        if reference is not None:
-            rows.append((title, _spread(reference), *(None for _ in study.budgets), None))
-            continue
-        area = spans.get(title)
-        span = None if area is None else f"{area.value:.2f}" + (
-            "" if area.low is None or area.high is None else f" ({area.low:.2f} to {area.high:.2f})"
-        )  # fmt: skip
-        by_budget = (table.get((title, budget)) for budget in study.budgets)
-        rows.append((title, None, *(_spread(cell) if cell else None for cell in by_budget), span))
+        reference, area = table.get((title, "")), spans.get(title)
+        by_budget = [None if reference else table.get((title, budget)) for budget in study.budgets]
+        rows.append((title, _spread(reference), *map(_spread, by_budget), _interval(area)))
+        figures.append([None, None, *(cell.mean if cell else None for cell in by_budget), area.value if area else None])
     columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
-    return Table(f"{study.name}: score by {study.cost} budget, mean ± sd over seeds", columns, tuple(rows), _notes(run))
+    title = f"{study.name}: {metric_of(study, run.results)} by {study.cost} budget, mean ± sd over seeds"
+    upwards = all(result.higher_is_better for result in run.results)
+    return Table(title, columns, tuple(rows), _notes(run), _best(figures, max if upwards else min))
 
 
-def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
-    """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
-    study = run.study
-    titles = [method.title for method in study.methods]
-    if against is not None and against not in titles:
-        raise UnknownName("method of this run", against, titles)
-    found = compare(study, run.results, run.plans)
-    chosen = [one for one in found if against is None or against in (one.first, one.second)]
-    rows: list[tuple[Value, ...]] = []
-    for one in chosen:
-        turned = against is not None and one.second == against
-        first, second = (one.second, one.first) if turned else (one.first, one.second)
-        p, least = (one.holm, one.holm_floor) if corrected else (one.p, one.floor)
-        rows.append((one.budget, first, second, -one.difference if turned else one.difference, p, least, one.verdict()))
-    columns = (
-        Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
-        *numbers("p (Holm)" if corrected else "p", "least possible p", digits=4), Column("so"),
-    )  # fmt: skip
-    told = warning(found)
-    title = f"{study.name}: exact rank-sum tests{', corrected over budgets (Holm)' if corrected else ''}"
-    return Table(title, columns, tuple(rows), (told,) if told else ())
+def _best(
+    figures: Sequence[Sequence[float | None]], pick: Callable[[Iterable[float]], float]
+) -> frozenset[tuple[int, int]]:
+    """The places of the best figure of every column, where there are several to choose from."""
+    found = set()
+    for place, column in enumerate(zip(*figures, strict=True)):
+        known = [value for value in column if value is not None]
+        found |= {(row, place) for row, value in enumerate(column) if len(known) > 1 and value == pick(known)}
+    return frozenset(found)
 
 
 def costs(run: RunFolder) -> Table:
@@ -204,8 +190,16 @@ def _cells(run: RunFolder) -> tuple[Cell, ...]:
     return found
 
 
-def _spread(cell: Cell) -> str:
-    return f"{cell.mean:.2f}" if cell.sd is None else f"{cell.mean:.2f} ± {cell.sd:.2f}"
+def _interval(area: Area | None) -> str | None:
+    if area is None or area.low is None or area.high is None:
+        return None if area is None else f"{area.value:.2f}"
+    return f"{area.value:.2f} ({area.low:.2f} to {area.high:.2f})"
+
+
+def _spread(cell: Cell | None) -> str | None:
+    if cell is None or cell.sd is None:
+        return None if cell is None else f"{cell.mean:.2f}"
+    return f"{cell.mean:.2f} ± {cell.sd:.2f}"
 
 
 def _plans(run: RunFolder) -> dict[tuple[str, str], Plan]:

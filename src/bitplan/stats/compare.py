@@ -140,6 +140,12 @@ def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str
     return {title: one for title, one in found.items() if one is not None}
 
 
+def metric_of(study: Study, results: Iterable[Result]) -> str:
+    """What the scores of a study are called: as its task does, or "score" where results do not say."""
+    said = {result.metric for result in results if result.metric and belongs(study, result.trial)}
+    return said.pop() if len(said) == 1 else "score"
+
+
 def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | None:
     """Say plainly where seeds are too few for any difference to be significant, alone or after Holm's correction."""
     told = [one for one in comparisons if not one.shared]

@@ -49,6 +49,7 @@ class MakeStart:
             trial=trial,
             plan=plan,
             score=score,
+            metric=setting.task.metric,
             higher_is_better=setting.task.higher_is_better,
             log=summarize(log.lines),
             seconds=time.perf_counter() - begin,

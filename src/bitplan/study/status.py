@@ -22,6 +22,16 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The trials of one method, reference or start: how many there are, are done, and failed."""
+
+    title: str
+    total: int
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True)
 class Status:
     """How far a run is; `seconds_left` is None where nothing is known yet, or nothing runs that could be timed."""
 
@@ -33,6 +43,7 @@ class Status:
     failed: tuple[FailedTrial, ...]
     waiting: int
     seconds_left: float | None
+    parts: tuple[Part, ...] = ()
 
 
 def status(folder: str | Path) -> Status:
@@ -42,6 +53,7 @@ def status(folder: str | Path) -> Status:
     listed = agenda or Agenda(study=study.id, trials=())
     done = {result.trial.id for result in run.results}
     failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
+    lost = {failure.trial.id for failure in failed}
     names = {trial.id: study.words(trial) for trial in listed.trials}
     working = _working(run.path)
     busy = {trial for _, job in working for trial in listed.trainings.get(job, (job,)) if trial in names}
@@ -55,8 +67,20 @@ def status(folder: str | Path) -> Status:
             Running(_what(kind, job, listed, names), _step(run.path / "running" / job)) for kind, job in working
         ),
         failed=failed,
-        waiting=len(names.keys() - done - busy - {failure.trial.id for failure in failed}),
-        seconds_left=_seconds_left(run.path, listed, done | {failure.trial.id for failure in failed}, len(working)),
+        waiting=len(names.keys() - done - busy - lost),
+        seconds_left=_seconds_left(run.path, listed, done | lost, len(working)),
+        parts=_parts(study, listed, done, lost),
+    )
+
+
+def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[Part, ...]:
+    """Every method and reference in the agenda's order."""
+    by_title: dict[str, list[str]] = {}
+    for trial in agenda.trials:
+        by_title.setdefault(study.title_of(trial), []).append(trial.id)
+    return tuple(
+        Part(title, len(ids), len(done.intersection(ids)), len(failed.intersection(ids)))
+        for title, ids in by_title.items()
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.errors import FileError, UnknownName
+from bitplan.core.errors import UnknownName, WriteError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder, file_name
@@ -25,7 +25,7 @@ from bitplan.study.trials import agenda, estimation, starts
 from bitplan.study.work import Estimate, Train
 
 _PAUSE = 5.0
-_STORE_FAILED = "FileError: cannot write"
+_STORE_FAILED = "WriteError: cannot write"
 
 
 @dataclass(frozen=True)
@@ -211,13 +211,14 @@ class _Sweeper:
 
     def _fail(self, trials: Sequence[Trial], failure: Failure) -> None:
         if _STORE_FAILED in failure.error:  # the store is at fault, not the trial: whatever follows would fail as well
-            raise FileError(f"cannot write{failure.error.partition(_STORE_FAILED)[2]}")
+            raise WriteError(f"cannot write{failure.error.partition(_STORE_FAILED)[2]}")
         for trial in trials:
             save(FailedTrial(trial=trial, error=failure.error, traceback=failure.traceback), self._failure(trial))
             self._tell(f"{self.setting.study.words(trial)} failed: {failure.error}")
 
     def _succeed(self, trial: Trial) -> None:
-        self._failure(trial).unlink(missing_ok=True)
+        if self._failure(trial).is_file():  # asking a read-only disk to remove nothing would fail
+            self._failure(trial).unlink(missing_ok=True)
         self._tell(f"{self.setting.study.words(trial)} done")
 
     def _now_and_then(self) -> Progress:
@@ -250,6 +251,7 @@ def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
         plan=plan.id,
         training=trained.training,
         score=trained.score,
+        metric=trained.metric,
         higher_is_better=trained.higher_is_better,
         log=trained.log,
         seconds=trained.seconds,

@@ -35,6 +35,7 @@ class Train:
         return Trained(
             training=job.id,
             score=evaluate(model, setting.task),
+            metric=setting.task.metric,
             higher_is_better=setting.task.higher_is_better,
             log=summarize(log.lines),
             seconds=time.perf_counter() - begin,

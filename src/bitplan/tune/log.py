@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import WriteError
 from bitplan.core.store import read_text, write_text
 
 
@@ -58,22 +59,32 @@ class LogFile:
     def __init__(self, path: Path, lines: Iterable[LogLine] = ()) -> None:
         """Start with lines already known: what a killed run wrote after its last checkpoint is dropped."""
         write_text(path, "".join(_text(line) for line in lines))
-        try:
-            self._file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+        self._path = path
+        with self._writing():
+            self._file = path.open("ab", buffering=0)  # nothing is held back that a full disk could refuse later
 
     def add(self, line: LogLine) -> None:
         """Append a step."""
-        self._file.write(_text(line))
+        with self._writing():
+            rest = _text(line).encode()
+            while rest:  # a disk that is almost full takes a part, then refuses
+                rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Make sure that what was added is on the disk."""
-        os.fsync(self._file.fileno())
+        with self._writing():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WriteError(f"cannot write {self._path}: {error.strerror or error}") from None
 
 
 def read_log(path: Path, *, up_to: int) -> list[LogLine]:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bitplan.core.errors import FileError, InputError
+from bitplan.core.errors import FileError, InputError, WriteError
 from bitplan.core.store import load, save
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.convert import is_quantized, options_of, plan_of
@@ -198,7 +198,7 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise FileError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise WriteError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

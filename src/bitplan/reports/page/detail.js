@@ -47,30 +47,58 @@ function drawDetail() {
   detail.replaceChildren(close, h('h3', {}, layer.name), h('dl', {}, facts.flatMap(([what, value]) => [h('dt', {}, what), h('dd', {}, value)])), ...weightsOf(layer), ...gainsOf(layer.group));
 }
 
-/** The paper's figure: how often each code occurs, and the bits that this carries. */
+/** The paper's figure at the precision that each side gives the layer now: how often each code occurs. */
 function weightsOf(layer) {
   const found = data.histograms && data.histograms.layers[layer.name];
   if (!found) return [h('p', { class: 'note' }, noHistogram(layer))];
-  const [counts, entropy] = found;
+  return [...sidesByBits(layer, found)].flatMap(([bits, sides], index) => {
+    const [counts, entropy] = found[bits];
+    return [aboutCodes(bits, entropy, sides, index), codeBars(bits, counts, entropy, index)];
+  });
+}
+
+/** Weight bits → the sides that give them; where there is no plan, the precision that was counted. */
+function sidesByBits(layer, found) {
+  const sides = view.b === NONE ? ['a'] : ['a', 'b'];
+  const shown = new Map();
+  for (const side of sides) {
+    const { w } = precisionOf(layer.group, view.drawn[side]);
+    const bits = String(w) in found ? w : data.histograms.bits;
+    shown.set(bits, [...(shown.get(bits) || []), side]);
+  }
+  return shown;
+}
+
+/** What the codes carry: counted at the highest choice, derived from that below it. */
+function aboutCodes(bits, entropy, sides, index) {
+  const top = data.histograms.bits;
+  const who = view.b === NONE || sides.length > 1 ? '' : ` (${sides[0].toUpperCase()})`;
+  const id = index ? `entropy-${index}` : 'entropy';
+  if (bits === top) {
+    const room = entropy < 0.6 * top ? ', so it has room to be lowered' : '';
+    return h('p', { class: 'note' }, `Weights as ${bits}-bit codes${who}: they carry `, h('b', { id }, `${entropy.toFixed(3)} bits`), ` of ${bits} each${room}.`);
+  }
+  return h('p', { class: 'note' }, `Weights as ${bits}-bit codes${who}, as training at this precision starts: they carry `, h('b', { id }, `about ${entropy.toFixed(2)} bits`), ` of ${bits} each (from the ${top}-bit codes).`);
+}
+
+function codeBars(bits, counts, entropy, index) {
   const whole = counts.reduce((sum, count) => sum + count, 0) || 1;
   const most = Math.max(...counts);
   const [width, height] = [340, 150];
   const step = (width - 8) / counts.length;
-  const svg = s('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Histogram of ${counts.length} codes, entropy ${entropy.toFixed(3)} bits`, id: 'histogram' });
-  counts.forEach((count, index) => {
+  const svg = s('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Histogram of ${counts.length} codes of ${bits} bits, entropy ${entropy.toFixed(bits === data.histograms.bits ? 3 : 2)} bits`, id: index ? `histogram-${index}` : 'histogram', 'data-bits': bits });
+  counts.forEach((count, place) => {
     const tall = (count / (most || 1)) * (height - 42);
-    svg.append(s('rect', { x: 4 + index * step + step * 0.06, width: step * 0.88, y: height - 20 - tall, height: tall, fill: 'var(--m0)', rx: Math.min(2, step / 5) }));
+    svg.append(s('rect', { x: 4 + place * step + step * 0.06, width: step * 0.88, y: height - 20 - tall, height: tall, fill: 'var(--m0)', rx: Math.min(2, step / 5) }));
   });
-  const codes = 2 ** data.histograms.bits;
+  const codes = 2 ** bits;
+  const under = (code) => 4 + (width - 8) * ((codes / 2 + code + 0.5) / codes);
+  const label = (code, text, anchor) => s('text', { x: codes > 32 && anchor !== 'middle' ? (anchor === 'start' ? 4 : width - 4) : under(code), y: height - 5, 'text-anchor': codes > 32 ? anchor : 'middle' }, text);
   svg.append(s('line', { class: 'axis', x1: 4, x2: width - 4, y1: height - 20, y2: height - 20 }),
-    s('text', { x: 4, y: height - 5 }, `−${codes / 2}`), s('text', { x: 4 + (width - 8) * ((codes / 2 + 0.5) / codes), y: height - 5, 'text-anchor': 'middle' }, '0'),
-    s('text', { x: width - 4, y: height - 5, 'text-anchor': 'end' }, `${codes / 2 - 1}`),
+    label(-codes / 2, `−${codes / 2}`, 'start'), label(0, '0', 'middle'), label(codes / 2 - 1, `${codes / 2 - 1}`, 'end'),
     s('text', { x: 4, y: 12 }, `tallest ${percent((100 * most) / whole)}`));
-  const text = `Weights as ${data.histograms.bits}-bit codes: they carry `;
-  return [h('p', { class: 'note' }, text, h('b', { id: 'entropy' }, `${entropy.toFixed(3)} bits`), ` of ${data.histograms.bits} each${unusedBits(entropy)}.`), svg];
+  return svg;
 }
-
-const unusedBits = (entropy) => (entropy < 0.6 * data.histograms.bits ? ', so it has room to be lowered' : '');
 
 function noHistogram(layer) {
   if (!layer.weights) return 'A product of activations: it has no weights, so no histogram.';

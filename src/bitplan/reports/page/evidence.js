@@ -45,7 +45,7 @@ function drawEstimates() {
 }
 
 const PAGE = 15;
-const TRIAL_COLUMNS = ['method', 'budget', '>seed', '>score', '>time', 'device', 'trial', 'plan', 'state'];
+const TRIAL_COLUMNS = ['method', 'budget', '>seed', `>${data.scores ? data.scores.metric : 'score'}`, '>time', 'device', 'trial', 'plan', 'state'];
 const trialView = { words: '', column: null, up: true, most: PAGE };
 
 function drawTrials() {

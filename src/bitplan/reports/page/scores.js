@@ -83,7 +83,7 @@ function frontierChart(box, state) {
     width: state.width, height, xs: padded(amounts, 0.05), ys: padded([...means, ...lines.map((row) => row.mean)], 0.08),
     xLabel: scores.unit, yLabel: `${scores.metric}${scores.up ? '' : ' (lower is better)'}`,
     xTicks: scores.budgets.map(([text, amount]) => [text.replace(/^.*=/, ''), amount]),
-    label: 'Score against budget for every method; arrow keys move between points',
+    label: `${scores.metric} against budget for every method; arrow keys move between points`,
   });
   lines.forEach((row) => referenceLine(area, row));
   const points = [];
@@ -163,7 +163,7 @@ function scoreTable() {
     return cell ? spread(cell) : 'not run';
   })]);
   const references = scores.references.map((row) => [referenceName(row.title), spread(row), ...scores.budgets.slice(1).map(() => '')]);
-  return table(['method', ...scores.budgets.map(([text]) => `>${text}`)], [...rows, ...references], { label: 'Scores' });
+  return table(['method', ...scores.budgets.map(([text]) => `>${text}`)], [...rows, ...references], { label: `${scores.metric} by method and budget` });
 }
 
 /** Without training: the exact frontier of the estimate itself. */

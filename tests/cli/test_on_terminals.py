@@ -1,0 +1,87 @@
+"""Tables as they stand on a terminal: whole, aligned, with the best marked, and plain where there is no colour."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bitplan.cli import show, sweeping
+from bitplan.core.records import Plan
+from bitplan.reports.formats import Column, Table, numbers
+
+BUDGETS = ("90%", "80%", "70%", "60%")
+ROWS = (
+    ("float", "98.33", None, None, None, None, None),
+    ("a method with a name", None, "88.51 ± 0.18", "87.83 ± 0.35", "84.80 ± 0.54", "82.96 ± 0.09", "86.12 ± 0.30"),
+    ("uniform", None, "90.25 ± 0.34", "89.03 ± 0.20", "86.25 ± 0.39", "82.15 ± 0.20", "87.16 ± 0.30"),
+)
+WIDE = Table(
+    "frontier",
+    (Column("method"), *numbers("no budget", *BUDGETS, "area")),
+    ROWS,
+    ("a note",),
+    frozenset({(2, 2)}),
+)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Show something on a terminal of some width; gives the lines."""
+
+    def make(width, act, *given, colour=False, **options):
+        out = io.StringIO()
+        made = Console(file=out, width=width, force_terminal=colour, color_system="standard" if colour else None)
+        for module in (show, sweeping):
+            monkeypatch.setattr(module, "console", lambda: made)
+        act(*given, **options)
+        return out.getvalue().splitlines()
+
+    return make
+
+
+def test_a_table_that_fits_stands_in_one_piece(screen):
+    lines = screen(160, sweeping.show_table, WIDE)
+    assert sum("method" in line.split()[:1] for line in lines) == 1
+    ends = [
+        lines[row].index(text) + len(text) for row, text in ((1, "90%"), (3, "88.51 ± 0.18"), (4, "* 90.25 ± 0.34"))
+    ]
+    assert len(set(ends)) == 1, "numbers are flush with their heading"
+    assert "  * the best of its column" in lines
+
+
+@pytest.mark.parametrize("width", [48, 64, 80])
+def test_a_wide_table_goes_on_below_and_loses_nothing(screen, width):
+    lines = screen(width, sweeping.show_table, WIDE)
+    assert all(len(line.rstrip()) <= width for line in lines)
+    text = "\n".join(lines)
+    for row in ROWS:
+        assert row[0] in text
+        assert all(value in text for value in row if value)
+    assert text.count("a method with a name") == sum(line.startswith("method ") for line in lines) > 1
+    assert text.count("float") == 1, "a row that has nothing to say below is left out there"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+def test_headings_and_texts_are_folded_before_numbers_are_cut(screen, width):
+    columns = (Column("method"), Column("budget"), *numbers("GBOPs without ends", "times smaller"), Column("so"))
+    said = "cannot be significant: p is at least 0.1 with 3 and 3 seeds"
+    table = Table("t", columns, (("last_to_first", "85%", "0.05161", "1,234,567.89", said),))
+    text = "\n".join(screen(width, sweeping.show_table, table))
+    for value in ("last_to_first", "85%", "0.05161", "1,234,567.89"):
+        assert value in text
+    for word in [*said.split(), *(word for column in columns for word in column.name.split())]:
+        assert word in text
+
+
+def test_colour_and_bold_are_for_terminals(screen):
+    assert any("\x1b[" in line for line in screen(80, sweeping.show_table, WIDE, colour=True))
+    assert not any("\x1b" in line for line in screen(80, sweeping.show_table, WIDE))
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_names_of_layers_stay_whole(screen, graph, width):
+    plan = Plan.uniform(graph, 4)
+    lines = screen(width, lambda: sweeping.console().print(show._bars(plan, graph)))
+    for layer in graph.layers:
+        assert sum(line.split()[:1] == [layer.name] for line in lines) == 1
+    assert any("████" in line for line in lines)
