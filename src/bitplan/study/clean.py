@@ -38,7 +38,8 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
         graph = run.graph.id
         kept["estimates"] = {estimation(study, graph, method).id for study in given for method in study.methods}
     if wanted <= {result.trial.id for result in results}:  # nothing is left that may go on from what is there
-        kept |= {"plans": {one.plan for one in results}, "trained": {one.training for one in results}}
+        trainings = {one.training for one in results}
+        kept |= {"plans": {one.plan for one in results}, "trained": trainings, "networks": trainings}
         kept |= {"jobs": set(), "running": set()}
     waste = [path for name, needed in kept.items() for path in _files(run.path / name) if path.stem not in needed]
     waste += [path for path in _files(run.path / "leases") if (sign := read_lease(path)) and sign.holder.gone]
