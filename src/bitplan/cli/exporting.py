@@ -96,7 +96,9 @@ def verify(
 
     data = load_task(task, **read_options(option)) if task else None
     if against.suffix == ".json":
-        raise InputError(f"{against} is no network: give the checkpoint folder, or the run, that the file was made from")
+        raise InputError(
+            f"{against} is no network: give the checkpoint folder, or the run, that the file was made from"
+        )
     found = open_source(against, Pick(method, budget, seed, threads), model, None)
     if data is None and found.task is None:
         raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
