@@ -1,4 +1,4 @@
-"""The networks of a run: kept by a sweep or trained again, equal to what was recorded, and cleaned with their trials."""
+"""The networks of a run: kept by a sweep or trained again, equal to what was recorded, cleaned with their trials."""
 
 import json
 import shutil
