@@ -1,5 +1,6 @@
 """export and verify on the folder of a run: which network it is, that it is the recorded one, and what is said."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -90,7 +91,10 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
                        "--seed", seed)  # fmt: skip
     assert code == 0, err
     assert err.startswith("from the last 85% seed 1, scored ")
-    assert "bitplan verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1" in err
+    next_ = "verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1"
+    assert f"Next: bitplan {next_}\n" in err
+    code, out, err = run(*shlex.split(next_))
+    assert (code, "the file does what the model does" in out) == (0, True), err
     result = next(one for one in folder.results if folder.study.words(one.trial) == "from the last 85% seed 1")
     assert Qonnx().read(Path("net.onnx")).precisions == folder.plans[result.plan].precisions
     code, _, err = run("export", "run", "--to", "packed", "-o", "w2", "--method", "w2a2")
