@@ -6,7 +6,7 @@ model = "digits_resnet"                         [start]             weights or f
 choices = ["w2a2", "w4a4"]                      [start.recipe]      only what differs from [recipe]
 budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
 seeds = [0, 1, 2]                               [engine]            name and its options
-                                                [[methods]]         name, options, selector, label, recipe
+keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe
 
 Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
 """
