@@ -137,6 +137,11 @@ def test_networks_of_trials_that_are_gone_are_waste(run, study, write):
     waste = find_waste(run.path, [fewer])
     assert {path for path in waste.paths if path.parent.name == "networks"} == {left, left.with_suffix(".json")}
     assert not [path for path in find_waste(run.path, [study]).paths if path.parent.name == "networks"]
+    busy = run.path / "running" / mine.training
+    busy.mkdir()
+    with held(run.path / f"leases/trained-{mine.training}"):
+        assert busy not in find_waste(run.path, [fewer]).paths, "somebody trains it again right now"
+    assert busy in find_waste(run.path, [fewer]).paths
     clean_(waste)
     assert is_kept(run, mine)
     assert not left.exists()

@@ -60,8 +60,8 @@ class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
-    the uniform networks at the lowest and the highest choice, trained alike. `keep_networks` keeps every trained
-    network in the run's folder; no score depends on it, so it has no part in any id.
+    the uniform networks at the lowest and the highest choice, trained alike. `keep_networks` keeps every
+    network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
