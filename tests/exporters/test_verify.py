@@ -135,6 +135,18 @@ def test_layers_that_run_twice_and_linked_ones_are_watched_in_order(tmp_path, to
         assert Taps(path, model, runtime).begins_at_tie((batch_like(networks.IDS, 1),), {}, tolerance=1e-4)
 
 
+@pytest.mark.parametrize(("to", "runtime"), [("onnx", Session), ("qonnx", QuantSession)])
+def test_masked_attention_scores_are_no_difference(tmp_path, to, runtime):
+    """Masks pass our quantizer as they are; in the file they are put back behind it."""
+    bert, example = networks.bert()
+    model = made(bert, example, "w4a4")
+    path = bitplan.export(model, tmp_path / "b.onnx", to, example=example)
+    padded = batch_like(example, 1)
+    padded["attention_mask"][:, -3:] = 0
+    with torch.no_grad():
+        assert Taps(path, model, runtime).begins_at_tie((), padded, tolerance=1e-4)
+
+
 def test_scores_of_both_are_measured_on_a_task(tmp_path):
     task = bitplan.load_task("digits")
     model, example = networks.digits_transformer()
