@@ -65,7 +65,7 @@ def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp
         (("export", "run", "--to", "packed", "-o", "here/below"), "cannot write here/below"),
         (("export", "plan.json", "--to", "packed", "-o", "x"), "packed holds the network itself: give the quantized"),
         (("export", "graph.json", "--to", "packed", "-o", "x"), "this is a graph, where a plan is needed"),
-        (("export", "gone", "--to", "packed", "-o", "x"), "gone is neither a plan (.json) nor a checkpoint"),
+        (("export", "gone", "--to", "packed", "-o", "x"), "gone is neither a plan (.json), nor a checkpoint"),
         (("verify", "gone.onnx", "--against", "run", "--task", "digits"), "there is no such file"),
         (("verify", "here", "--against", "run", "--task", "digits"), "cut off or not a packed file"),
         (("verify", "here", "--against", "run", "--task", "digit"), "unknown task 'digit'; did you mean digits"),

@@ -1,6 +1,9 @@
 """verify: it finds equal what is equal, says where a tie made a difference, and catches what is wrong."""
 
+import importlib.util
+
 import networks
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -8,7 +11,9 @@ from networks import batch_like, made
 from torch import nn
 
 import bitplan
-from bitplan.core.errors import FileError, InputError
+from bitplan.adapters.onnxruntime import Session
+from bitplan.adapters.qonnx import QuantSession
+from bitplan.core.errors import FileError, InputError, MissingExtra
 from bitplan.core.verdicts import Verdict
 from bitplan.exporters.ties import Taps
 
@@ -23,14 +28,16 @@ def mlp():
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
+    torch.manual_seed(0)
     model = made(mlp(), EXAMPLE, {"0": "w4a16", "2": "w2a2"})
     folder = tmp_path_factory.mktemp("exported")
     bitplan.export(model, folder / "m.onnx", "onnx", example=EXAMPLE)
     bitplan.export(model, folder / "m.safetensors", "packed")
+    bitplan.export(model, folder / "q.onnx", "qonnx", example=EXAMPLE)
     return model, folder
 
 
-@pytest.mark.parametrize("name", ["m.onnx", "m.safetensors"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.safetensors", "q.onnx"])
 def test_a_right_file_passes(exported, name):
     model, folder = exported
     model.train()
@@ -43,11 +50,16 @@ def test_a_right_file_passes(exported, name):
     assert bitplan.verify(folder / name, model, [batch_like(EXAMPLE, 6)] * 3, limit=7).samples == 12
 
 
-def changed(folder, change):
-    proto = onnx.load(folder / "m.onnx")
+def changed(folder, change, name="m.onnx"):
+    proto = onnx.load(folder / name)
     change({tensor.name: tensor for tensor in proto.graph.initializer})
     onnx.save(proto, folder / "changed.onnx")
     return folder / "changed.onnx"
+
+
+def scaled(tensor, factor):
+    values = onnx.numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), tensor.name))
 
 
 def test_a_wrong_code_and_a_wrong_step_are_caught(exported):
@@ -59,8 +71,7 @@ def test_a_wrong_code_and_a_wrong_step_are_caught(exported):
         tensors["2.codes"].raw_data = bytes(raw)
 
     def stretch(tensors):
-        step = onnx.numpy_helper.to_array(tensors["2.input_quantizer.step"]) * 1.3
-        tensors["2.input_quantizer.step"].CopyFrom(onnx.numpy_helper.from_array(step, "2.input_quantizer.step"))
+        scaled(tensors["2.input_quantizer.step"], 1.3)
 
     batch = [batch_like(EXAMPLE, 20)]
     assert not bitplan.verify(changed(folder, flip), model, batch).codes_equal
@@ -71,23 +82,42 @@ def test_a_wrong_code_and_a_wrong_step_are_caught(exported):
     assert not verdict.passed
 
 
-def test_a_difference_that_begins_at_a_tie_is_told_from_one_that_does_not(exported):
+def test_a_wrong_qonnx_file_is_caught(exported):
+    model, folder = exported
+    batch = [batch_like(EXAMPLE, 20)]
+    path = changed(folder, lambda tensors: scaled(tensors["2.weight"], -1), "q.onnx")
+    verdict = bitplan.verify(path, model, batch)
+    assert not verdict.codes_equal
+    assert not verdict.passed
+    verdict = bitplan.verify(
+        changed(folder, lambda tensors: scaled(tensors["2.input_quantizer.scale"], 1.3), "q.onnx"), model, batch
+    )
+    assert verdict.codes_equal
+    assert verdict.unexplained > 0
+    assert (verdict.ties, verdict.passed) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "runtime"), [("m.onnx", "0.step", Session), ("q.onnx", "0.weight_quant.scale", QuantSession)]
+)
+def test_a_difference_that_begins_at_a_tie_is_told_from_one_that_does_not(exported, name, step, runtime):
     """The input is chosen so that a value lies between two codes; the file's weights' step is moved by an ulp or so."""
     model, folder = exported
     model.eval()
-    step = model[2].input_quantizer.step.item()
+    middle = 1.5 * model[2].input_quantizer.step.item()
     batch = batch_like(EXAMPLE, 1)
     with torch.no_grad():
         hidden = model[1](model[0](batch))
         unit = int(hidden[0].argmax())
-        halfway = batch * (1.5 * step / hidden[0, unit])  # a16 before it, so the sum scales with the input
+        halfway = batch * (middle / hidden[0, unit])  # a16 before it, so the sum scales with the input
 
     def nudge(factor):
         def change(tensors):
-            scale = onnx.numpy_helper.to_array(tensors["0.step"]) * torch.tensor(factor).numpy()
-            tensors["0.step"].CopyFrom(onnx.numpy_helper.from_array(scale.astype("float32"), "0.step"))
+            scaled(tensors[step], factor)
+            if name == "q.onnx":  # it stores values, not codes
+                scaled(tensors["0.weight"], factor)
 
-        return Taps(changed(folder, change), model)
+        return Taps(changed(folder, change, name), model, runtime)
 
     with torch.no_grad():
         arguments = ((halfway,), {})
@@ -97,11 +127,24 @@ def test_a_difference_that_begins_at_a_tie_is_told_from_one_that_does_not(export
     assert not far
 
 
-def test_layers_that_run_twice_and_linked_ones_are_watched_in_order(tmp_path):
+@pytest.mark.parametrize(("to", "runtime"), [("onnx", Session), ("qonnx", QuantSession)])
+def test_layers_that_run_twice_and_linked_ones_are_watched_in_order(tmp_path, to, runtime):
     model = made(networks.Words(), networks.IDS, "w2a2")
-    path = bitplan.export(model, tmp_path / "w.onnx", "onnx", example=networks.IDS)
+    path = bitplan.export(model, tmp_path / "w.onnx", to, example=networks.IDS)
     with torch.no_grad():
-        assert Taps(path, model).begins_at_tie((batch_like(networks.IDS, 1),), {}, tolerance=1e-4)
+        assert Taps(path, model, runtime).begins_at_tie((batch_like(networks.IDS, 1),), {}, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("to", "runtime"), [("onnx", Session), ("qonnx", QuantSession)])
+def test_masked_attention_scores_are_no_difference(tmp_path, to, runtime):
+    """Masks pass our quantizer as they are; in the file they are put back behind it."""
+    bert, example = networks.bert()
+    model = made(bert, example, "w4a4")
+    path = bitplan.export(model, tmp_path / "b.onnx", to, example=example)
+    padded = batch_like(example, 1)
+    padded["attention_mask"][:, -3:] = 0
+    with torch.no_grad():
+        assert Taps(path, model, runtime).begins_at_tie((), padded, tolerance=1e-4)
 
 
 def test_scores_of_both_are_measured_on_a_task(tmp_path):
@@ -117,12 +160,36 @@ def test_scores_of_both_are_measured_on_a_task(tmp_path):
     assert verdict.close == verdict.samples
 
 
+def test_a_missing_qonnx_is_one_line(exported, monkeypatch):
+    model, folder = exported
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "qonnx" else found(name))
+    with pytest.raises(MissingExtra, match=r"running QONNX needs qonnx, .* pip install 'bitplan\[export\]'"):
+        bitplan.verify(folder / "q.onnx", model, [batch_like(EXAMPLE, 1)])
+
+
+def test_a_qonnx_file_takes_any_batch_and_says_what_it_cannot_run(exported):
+    model, folder = exported
+    session = QuantSession(folder / "q.onnx")
+    model.eval()
+    for count in (1, 5):
+        batch = batch_like(EXAMPLE, count)
+        with torch.no_grad():
+            np.testing.assert_allclose(session.run([batch.numpy()])[0], model(batch).numpy(), rtol=1e-5, atol=1e-6)
+    newest = onnx.IR_VERSION
+    with pytest.raises(FileError, match="qonnx cannot run this graph"):
+        session.run([np.zeros((1, 9), np.float32)])
+    assert newest == onnx.IR_VERSION
+
+
 def test_bad_input_is_one_line(exported, tmp_path):
     model, folder = exported
     with pytest.raises(InputError, match="no sample to compare"):
         bitplan.verify(folder / "m.onnx", model, [])
     with pytest.raises(FileError, match="no such file"):
         bitplan.verify(tmp_path / "gone.onnx", model, [batch_like(EXAMPLE, 1)])
+    with pytest.raises(InputError, match="ONNX Runtime cannot run the graph on these inputs .*Expected: 8"):
+        Session(folder / "m.onnx").run([np.zeros((1, 9), np.float32)])
     other = made(nn.Sequential(nn.Linear(8, 4)), EXAMPLE, "w8a8")
     with pytest.raises(InputError, match="outputs of other shapes"):
         bitplan.verify(folder / "m.onnx", other, [batch_like(EXAMPLE, 1)])

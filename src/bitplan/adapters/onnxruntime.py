@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bitplan.core.errors import FileError, MissingExtra
+from bitplan.core.errors import FileError, InputError, MissingExtra
 
 
 class Session:
@@ -41,5 +41,9 @@ class Session:
         named: dict[str, Any] = (
             dict(inputs) if isinstance(inputs, Mapping) else dict(zip(self.inputs, inputs, strict=True))
         )
-        found: list[np.ndarray] = self._session.run(None, named)
+        try:
+            found: list[np.ndarray] = self._session.run(None, named)
+        except Exception as error:  # of shapes or types that the graph does not take
+            line = " ".join(str(error).split())[:200]
+            raise InputError(f"ONNX Runtime cannot run the graph on these inputs ({line})") from None
         return found

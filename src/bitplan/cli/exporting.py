@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Input, Json
+from bitplan.cli.options import Input, Json, Threads
+from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
     from bitplan.core.verdicts import Verdict
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 Own = Annotated[
     str | None, typer.Option("--model", help="The model of a checkpoint that names none: package.module:factory.")
 ]
+Method = Annotated[str | None, typer.Option(help="Of a run: the method, by its title; else the best at the budget.")]
+Budget = Annotated[str | None, typer.Option(help="Of a run: the budget; else the study's middle one.")]
+WhichSeed = Annotated[int | None, typer.Option("--seed", help="Of a run: the seed; else the first that is done.")]
 
 
 def add(app: typer.Typer) -> None:
@@ -25,72 +30,85 @@ def add(app: typer.Typer) -> None:
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A checkpoint folder, or for recipes a plan (.json).")],
+    source: Annotated[
+        Path, typer.Argument(help="The folder of a run, a checkpoint folder, or for recipes a plan (.json).")
+    ],
     to: Annotated[str, typer.Option(help="A format by name: `bitplan list exporters`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write this file.")],
+    method: Method = None,
+    budget: Budget = None,
+    seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the format: KEY=VALUE. Repeats.")] = [],
     graph: Annotated[Path | None, typer.Option(help="The graph that the plan was made from, for its shapes.")] = None,
     model: Own = None,
     input: Input = None,
     widen: Annotated[bool, typer.Option(help="Store wider, or leave float, what the format cannot hold.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
+    threads: Threads = None,
 ) -> None:
-    """Write a quantized model, or a plan as a recipe, for another program."""
+    """Write a quantized model, or a plan as a recipe, for another program.
+
+    Of a run it is the network that its page recommends, unless --method, --budget or --seed say otherwise.
+    """
     from bitplan.cli.inputs import read_options
-    from bitplan.core.records import Graph, Plan
+    from bitplan.cli.sources import Pick, is_run, open_source
+    from bitplan.core.records import Graph
     from bitplan.core.store import load
+    from bitplan.exporters.base import check_free, make_exporter
     from bitplan.exporters.base import export as write
 
     options: dict[str, Any] = read_options(option) | ({"widen": True} if widen else {})
+    plan_only = not getattr(make_exporter(to, options), "needs_model", False)
+    check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
-    if source.suffix == ".json":
-        path = write(load(source, Plan), output, to, graph=shapes, force=force, **options)
-    else:
-        quantized, example, spec = _opened(source, model, input)
-        path = write(quantized, output, to, graph=shapes, example=example, spec=spec, force=force, **options)
+    found = open_source(source, Pick(method, budget, seed, threads), model, input, plan_only=plan_only)
+    kept = {"graph": shapes or found.graph, "example": found.example, "spec": found.spec}
+    path = write(found.source, output, to, force=force, **kept, **options)
     print(f"wrote {path} ({path.stat().st_size:,} bytes)", file=sys.stderr)
+    if is_run(source) and not plan_only:
+        chosen = {"--method": method, "--budget": budget, "--seed": seed}
+        words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
+        print(
+            f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}", file=sys.stderr
+        )
 
 
 def verify(
     exported: Annotated[Path, typer.Argument(help="A file that `bitplan export` wrote.")],
-    against: Annotated[Path, typer.Option(help="The checkpoint that it was made from.")],
-    task: Annotated[str, typer.Option(help="Whose test split both are run on: `bitplan list tasks`.")],
+    against: Annotated[Path, typer.Option(help="The checkpoint, or the run, that it was made from.")],
+    task: Annotated[
+        str | None, typer.Option(help="Whose test split both are run on: `bitplan list tasks`; a run has its own.")
+    ] = None,
+    method: Method = None,
+    budget: Budget = None,
+    seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
     model: Own = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compare about this many samples; no scores then.")] = None,
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Run an exported file beside its checkpoint and compare codes, outputs and scores; exit code 1 if they differ."""
     from bitplan.cli.inputs import read_options
+    from bitplan.cli.sources import Pick, open_source
     from bitplan.exporters.verify import verify as compare
     from bitplan.tasks.base import load_task
 
-    data = load_task(task, **read_options(option))
-    verdict = compare(exported, _opened(against, model, None)[0], data, limit=limit)
+    data = load_task(task, **read_options(option)) if task else None
+    if against.suffix == ".json":
+        raise InputError(
+            f"{against} is no network: give the checkpoint folder, or the run, that the file was made from"
+        )
+    found = open_source(against, Pick(method, budget, seed, threads), model, None)
+    if data is None and found.task is None:
+        raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
+    verdict = compare(exported, found.source, data or found.task, limit=limit)
     if json:
         print(verdict.to_json(), end="")
     else:
         _show(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
-
-
-def _opened(folder: Path, own: str | None, shape: str | None) -> tuple[Any, Any, str | None]:
-    """The model of a checkpoint, an example of its input, and its name in the zoo."""
-    from bitplan.cli.inputs import example_of
-    from bitplan.core.checkpoints import Checkpoint
-    from bitplan.core.errors import FileError
-    from bitplan.core.store import load
-    from bitplan.models.zoo import load_model
-    from bitplan.quant.checkpoint import load_checkpoint
-
-    about = folder / "checkpoint.json"
-    if not about.is_file():
-        raise FileError(f"{folder} is neither a plan (.json) nor a checkpoint folder (with a checkpoint.json)")
-    spec = load(about, Checkpoint).spec
-    base, example = load_model(own) if own else load_model(spec, weightless=True) if spec else (None, None)
-    model = load_checkpoint(folder, base if own else None)
-    return model, example_of(shape) if shape else example, spec
 
 
 def _show(verdict: Verdict) -> None:

@@ -13,6 +13,7 @@ RUN/
 ├── jobs/ID.json             what methods measured on the way, such as ALPS's fine-tuned groups
 ├── leases/ID                who works on what right now
 ├── starts/ID/               checkpoints that trials start from
+├── networks/ID/  ID.json    a trained network as a checkpoint, by its training, and what that training gave
 └── additivity/pairs.json  additivity/fit.json
 """
 

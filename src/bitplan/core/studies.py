@@ -60,8 +60,11 @@ class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
-    the uniform networks at the lowest and the highest choice, trained alike.
+    the uniform networks at the lowest and the highest choice, trained alike. `keep_networks` keeps every
+    network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
 
     name: Name
     task: Name
@@ -76,6 +79,7 @@ class Study(Record):
     start: Start
     recipe: Recipe
     references: bool = True
+    keep_networks: bool = False
     gain_seed: int = 0
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}

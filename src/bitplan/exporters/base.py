@@ -91,11 +91,16 @@ def make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
     return exporter
 
 
-def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) -> Path:
+def check_free(target: Path, *, force: bool) -> None:
+    """Refuse a file that is there already, unless it may be replaced."""
     if target.is_dir():
         raise FileError(f"{target} is a folder: give the name of a file")
     if target.exists() and not force:
         raise FileError(f"{target} exists: choose another name, or give --force (force=True) to replace it")
+
+
+def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) -> Path:
+    check_free(target, force=force)
     temporary = target.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bitplan.adapters.onnx import onnx
 from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.bits import pack, unpack
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, is_ours, read_plan
@@ -70,7 +71,7 @@ class MatMulNBits:
         draft.save(source, path)
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the file, and the codes of both kinds of layers."""
+        """The plan in the file, whose inputs are all float there, and the codes of both kinds of layers."""
         proto, plan = read_plan(path)
         codes = stored_codes(proto, plan, path)
         tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -79,7 +80,8 @@ class MatMulNBits:
             if layer in plan.precisions and layer not in codes:
                 codes[layer] = _codes_of(node, tensors[node.input[1]])
                 check_range(codes[layer], layer, plan.precisions[layer], path)
-        return ReadBack(plan.precisions, {layer: codes[layer] for layer in plan.precisions if layer in codes})
+        held = {layer: Precision(weight_bits=one.weight_bits, act_bits=16) for layer, one in plan.precisions.items()}
+        return ReadBack(held, {layer: codes[layer] for layer in plan.precisions if layer in codes})
 
     def _multiply(self, draft: Draft) -> None:
         markers = {

@@ -15,22 +15,25 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx, read
 from bitplan.adapters.onnxruntime import Session
+from bitplan.adapters.qonnx import QuantSession
 from bitplan.quant.lsq import positive
-from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.quantizers import MASK, InputQuantizer
 
 _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
 _SUFFIX = ".dequantize"
 Seen = tuple[Tensor, Tensor, Tensor]
 """A value, what it was quantized to, and the step."""
+Runtime = type[Session] | type[QuantSession]
 
 
 class Taps:
     """The file with every quantized activation as a further output, and the model whose quantizers are watched."""
 
-    def __init__(self, path: Path, model: nn.Module) -> None:
+    def __init__(self, path: Path, model: nn.Module, runtime: Runtime = Session) -> None:
         self._path = path
+        self._runtime = runtime
         self._model = model
-        self._session: Session | None = None
+        self._session: Session | QuantSession | None = None
         self._plain = 0
         self._watched: list[str] = []
         paths = {path: module for path, module in model.named_modules() if isinstance(module, InputQuantizer)}
@@ -53,6 +56,8 @@ class Taps:
             value, quantized, step = seen[path][place]
             other = torch.from_numpy(array)
             moved = (quantized - other).abs() > step / 2
+            if self._quantizers[path].masked:  # the file puts masks back behind its quantizer
+                moved &= value >= MASK
             if moved.any():
                 ratio = (value / step)[moved]
                 return bool(((ratio - ratio.floor() - 0.5).abs() < _HALFWAY).all())
@@ -61,17 +66,15 @@ class Taps:
             for own, array in zip(leaves(outputs), found[: self._plain], strict=True)
         )
 
-    def _open(self) -> Session:
+    def _open(self) -> Session | QuantSession:
         if self._session is None:
             proto, library = read(self._path), onnx()
             self._plain = len(proto.graph.output)
-            makers = {output: node.op_type for node in proto.graph.node for output in node.output}
-            for node in proto.graph.node:
-                if node.op_type == "DequantizeLinear" and makers.get(node.input[0]) == "QuantizeLinear":
-                    self._watched.append(node.name.removesuffix(_SUFFIX))
-                    value = library.helper.make_tensor_value_info(node.output[0], library.TensorProto.FLOAT, None)
-                    proto.graph.output.append(value)
-            self._session = Session(proto.SerializeToString())
+            for node in _quantizers(proto.graph):
+                self._watched.append(node.name.removesuffix(_SUFFIX))
+                value = library.helper.make_tensor_value_info(node.output[0], library.TensorProto.FLOAT, None)
+                proto.graph.output.append(value)
+            self._session = self._runtime(proto.SerializeToString())
         return self._session
 
     def _path_of(self, name: str) -> str:
@@ -98,6 +101,18 @@ class Taps:
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _quantizers(graph: Any) -> list[Any]:
+    """The nodes that give quantized activations, not weights, in either dialect."""
+    makers = {output: node.op_type for node in graph.node for output in node.output}
+    stored = {tensor.name for tensor in graph.initializer}
+    return [
+        node
+        for node in graph.node
+        if (node.op_type == "DequantizeLinear" and makers.get(node.input[0]) == "QuantizeLinear")
+        or (node.op_type == "Quant" and node.input[0] not in stored)
+    ]
 
 
 def leaves(outputs: Any) -> list[Tensor]:

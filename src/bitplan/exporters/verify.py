@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import read
 from bitplan.adapters.onnxruntime import Session
+from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Verdict
 from bitplan.exporters.base import Exporter
 from bitplan.exporters.matmulnbits import MatMulNBits
 from bitplan.exporters.onnx_qdq import Onnx
 from bitplan.exporters.packed import Packed, load_packed
-from bitplan.exporters.ties import Taps, leaves
+from bitplan.exporters.qonnx import Qonnx
+from bitplan.exporters.ties import Runtime, Taps, leaves
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
@@ -45,7 +47,7 @@ def verify(
     found, own = exporter.read(source).codes, integer_weights(model)
     equal = found.keys() == own.keys() and all(torch.equal(found[layer], own[layer].cpu()) for layer in own)
     executed = executable(source, exporter, model)
-    taps = Taps(source, root_of(model)) if isinstance(exporter, Onnx) else None
+    taps = Taps(source, root_of(model), runtime_of(exporter)) if isinstance(exporter, Onnx | Qonnx) else None
     task: Any = data if hasattr(data, "batches") else None
     with _reference(model, weights_only=isinstance(exporter, MatMulNBits)):
         both = _Both(model, executed, tolerance, taps)
@@ -64,18 +66,25 @@ def exporter_of(path: Path) -> Exporter:
     if path.suffix != ".onnx":
         return Packed()
     kinds = {node.op_type for node in read(path).graph.node}
-    return MatMulNBits() if "MatMulNBits" in kinds else Onnx()
+    return Qonnx() if "Quant" in kinds else MatMulNBits() if "MatMulNBits" in kinds else Onnx()
+
+
+def runtime_of(exporter: Exporter) -> Runtime:
+    """What executes its ONNX files: ONNX Runtime, or the qonnx package for its own nodes."""
+    return QuantSession if isinstance(exporter, Qonnx) else Session
 
 
 def executable(path: Path, exporter: Exporter, model: nn.Module) -> nn.Module:
     """The file as a module that can be called like the model it was made from."""
-    return load_packed(path, root_of(model)).eval() if isinstance(exporter, Packed) else Executed(Session(path))
+    if isinstance(exporter, Packed):
+        return load_packed(path, root_of(model)).eval()
+    return Executed(runtime_of(exporter)(path))
 
 
 class Executed(nn.Module):
-    """An ONNX file, run by ONNX Runtime: tensors in, tensors out."""
+    """An ONNX file, run by ONNX Runtime or by qonnx: tensors in, tensors out."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | QuantSession) -> None:
         super().__init__()
         self.session = session
 

@@ -37,11 +37,14 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     if run.graph is not None:
         graph = run.graph.id
         kept["estimates"] = {estimation(study, graph, method).id for study in given for method in study.methods}
+    signs = {path: sign for path in _files(run.path / "leases") if (sign := read_lease(path)) is not None}
     if wanted <= {result.trial.id for result in results}:  # nothing is left that may go on from what is there
-        kept |= {"plans": {one.plan for one in results}, "trained": {one.training for one in results}}
-        kept |= {"jobs": set(), "running": set()}
+        busy = {path.name.rpartition("-")[2] for path, sign in signs.items() if not sign.holder.gone}
+        trainings = {one.training for one in results}
+        kept |= {"plans": {one.plan for one in results}, "trained": trainings, "networks": trainings}
+        kept |= {"jobs": set(), "running": busy}  # an export may be training a network again
     waste = [path for name, needed in kept.items() for path in _files(run.path / name) if path.stem not in needed]
-    waste += [path for path in _files(run.path / "leases") if (sign := read_lease(path)) and sign.holder.gone]
+    waste += [path for path, sign in signs.items() if sign.holder.gone]
     return Waste(tuple(waste), sum(map(_size, waste)))
 
 

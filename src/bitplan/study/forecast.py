@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import FLOAT, estimation, trials
+from bitplan.study.trials import FLOAT, estimation, starts, trials
 from bitplan.tune.loop import finetune_, steps_of
 
 STEPS = 3
@@ -72,7 +73,7 @@ def forecast(study: Study, run_folder: str | Path) -> Forecast:
         methods=methods,
         step_seconds=pace,
         seconds=sum(line.seconds for line in left) + sum(methods.values()),
-        bytes_kept=len(left) * _RECORD_BYTES + 2 * size,
+        bytes_kept=len(left) * _RECORD_BYTES + (2 + _networks(study, left)) * size,
         bytes_passing=3 * size,
     )
 
@@ -96,6 +97,12 @@ def _line(setting: Setting, trial: Trial, pace: float, score: float) -> Line:
     share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
     done = (setting.folder / "trials" / f"{trial.id}.json").is_file()
     return Line(trial, done, steps * pace * share + score)
+
+
+def _networks(study: Study, left: Sequence[Line]) -> int:
+    """How many trained networks are kept at most; those that others start from always are."""
+    own = starts(study)
+    return sum(line.trial not in (own.floating, own.high) for line in left) if study.keep_networks else 0
 
 
 def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:

@@ -18,7 +18,7 @@ from torch import nn
 import bitplan
 from bitplan.core.budget import Budget
 from bitplan.core.records import Costs, Graph, Plan
-from bitplan.core.registry import COSTS
+from bitplan.core.registry import COSTS, MODELS
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.costs.base import price
@@ -44,6 +44,11 @@ class Setting:
     def task(self) -> Task:
         """The task, with its data read at most once per process."""
         return _task(self.study.task, json.dumps(self.study.task_options, sort_keys=True))
+
+    @property
+    def spec(self) -> str | None:
+        """The model's name in the zoo, if it has one: what a checkpoint may say."""
+        return self.study.model if self.study.model in MODELS else None
 
     def network(self, seed: int) -> nn.Module:
         """The float network with the random weights of a seed."""
@@ -83,6 +88,10 @@ class Setting:
     def running(self, job: str) -> Path:
         """Where a killed training goes on."""
         return self.folder / "running" / job
+
+    def kept(self, job: str) -> Path:
+        """Where the network of a training is, if it is kept."""
+        return self.folder / "networks" / job
 
 
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:

@@ -6,7 +6,7 @@ model = "digits_resnet"                         [start]             weights or f
 choices = ["w2a2", "w4a4"]                      [start.recipe]      only what differs from [recipe]
 budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
 seeds = [0, 1, 2]                               [engine]            name and its options
-                                                [[methods]]         name, options, selector, label, recipe
+keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe
 
 Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
 """
@@ -28,8 +28,9 @@ from bitplan.core.trials import Recipe
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "references",
-    "rules", "start", "recipe", "methods", "engine",
+    "keep_networks", "rules", "start", "recipe", "methods", "engine",
 )  # fmt: skip
+_PLAIN = ("name", "model", "gain_seed", "references", "keep_networks")
 DATA = ("data", "tokenizer")
 """Options of tasks that are paths."""
 _LENGTHS = ("epochs", "steps")
@@ -58,7 +59,7 @@ def _study(content: Content, home: Path) -> Study:
     _check_keys(recipe, Recipe.model_fields, "[recipe]")
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
     engine = _table(content, "engine")
-    plain = {key: content[key] for key in ("name", "model", "gain_seed", "references") if key in content}
+    plain = {key: content[key] for key in _PLAIN if key in content}
     return Study(
         **plain,
         task=_named(task, "task"),

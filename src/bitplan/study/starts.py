@@ -12,7 +12,6 @@ from torch import nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph, Plan
-from bitplan.core.registry import MODELS
 from bitplan.core.store import load
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
@@ -41,9 +40,8 @@ class MakeStart:
         model = self._float() if trial.method == FLOAT else self._high()
         log = self._train(model, trial) if trial.recipe else TrainLog((), complete=True)
         graph = load(setting.folder / "graph.json", Graph)
-        spec = setting.study.model if setting.study.model in MODELS else None
         score = evaluate(model, setting.task)
-        save_checkpoint(model, setting.folder / "starts" / trial.id, spec=spec, graph_id=graph.id)
+        save_checkpoint(model, setting.folder / "starts" / trial.id, spec=setting.spec, graph_id=graph.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT
         return Result(
             trial=trial,

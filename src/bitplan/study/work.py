@@ -8,9 +8,11 @@ from typing import final
 
 from bitplan.core.records import Gains
 from bitplan.core.runs import RunFolder
+from bitplan.core.store import save
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, Progress, estimate
+from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, device_of, summarize, versions
 from bitplan.tune.loop import evaluate, finetune_
@@ -22,17 +24,23 @@ class Train:
     """Work of an engine: a training → what came of it."""
 
     setting: Setting
+    progress: Progress | None = None
 
     def __call__(self, job: Training) -> Trained:
-        """Give the start the precisions, fine-tune and score; a killed training goes on where it was."""
+        """Give the start the precisions, fine-tune and score; a killed training goes on where it was.
+
+        A study that keeps its networks has this one before its outcome is known, and a score beside it.
+        """
         begin = time.perf_counter()
         setting = self.setting
         graph = RunFolder(setting.folder).graph
         assert graph is not None, "prepare() wrote it"
         model = quantize(setting.start(job.start), setting.plan(graph, dict(job.precisions)))
         teacher, folder = setting.teacher(job.recipe), setting.running(job.id)
-        log = finetune_(model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder)
-        return Trained(
+        log = finetune_(
+            model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
+        )
+        trained = Trained(
             training=job.id,
             score=evaluate(model, setting.task),
             metric=setting.task.metric,
@@ -42,6 +50,10 @@ class Train:
             device=device_of(model),
             versions=versions(),
         )
+        if setting.study.keep_networks:
+            kept = save_checkpoint(model, setting.kept(job.id), spec=setting.spec, graph_id=graph.id)
+            save(trained, kept.with_suffix(".json"))
+        return trained
 
 
 @final

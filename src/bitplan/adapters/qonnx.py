@@ -1,0 +1,76 @@
+"""qonnx: run an ONNX file with `Quant` nodes, node by node."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitplan.adapters.onnx import onnx
+from bitplan.core.errors import FileError, MissingExtra
+
+_IR = 10  # qonnx writes every node under onnx's newest IR, which may be ahead of what ONNX Runtime reads
+
+
+class QuantSession:
+    """A model that the qonnx package executes; the same face as ONNX Runtime's `Session`.
+
+    The dialect wants fixed shapes: those of a file are set to what it is given, and shapes are inferred again.
+    """
+
+    def __init__(self, model: bytes | Path) -> None:
+        if importlib.util.find_spec("qonnx") is None:
+            raise MissingExtra("qonnx", "export", "running QONNX")
+        self._content = model if isinstance(model, bytes) else model.read_bytes()
+        graph = onnx().load_model_from_string(self._content).graph
+        self.inputs: list[str] = [value.name for value in graph.input]
+        self.outputs: list[str] = [value.name for value in graph.output]
+        self._ready: tuple[dict[str, tuple[int, ...]], Any] | None = None
+
+    def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs."""
+        from qonnx.core.onnx_exec import execute_onnx
+
+        named = dict(inputs) if isinstance(inputs, Mapping) else dict(zip(self.inputs, inputs, strict=True))
+        with _known_ir():
+            try:
+                found = execute_onnx(self._prepared({name: array.shape for name, array in named.items()}), named)
+            except Exception as error:  # it raises Exception itself
+                line = str(error).strip().partition("\n")[0][:200]
+                raise FileError(f"qonnx cannot run this graph ({line})") from None
+        return [found[name] for name in self.outputs]
+
+    def _prepared(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        if self._ready is not None and self._ready[0] == shapes:
+            return self._ready[1]
+        from qonnx.core.modelwrapper import ModelWrapper
+        from qonnx.transformation.fold_constants import FoldConstants
+        from qonnx.transformation.infer_shapes import InferShapes
+
+        proto = onnx().load_model_from_string(self._content)
+        for value in proto.graph.input:
+            for dimension, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
+                dimension.dim_value = size
+        for value in proto.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        del proto.graph.value_info[:]
+        model = ModelWrapper(proto)
+        for change in (InferShapes(), FoldConstants(exclude_op_types=["Quant"]), InferShapes()):
+            model = model.transform(change)
+        self._ready = shapes, model
+        return model
+
+
+@contextmanager
+def _known_ir() -> Iterator[None]:
+    library: Any = onnx()
+    newest = library.IR_VERSION
+    library.IR_VERSION = min(newest, _IR)
+    try:
+        yield
+    finally:
+        library.IR_VERSION = newest

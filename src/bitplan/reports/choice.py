@@ -1,0 +1,54 @@
+"""choose: the trial that a run's page recommends, or the one asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitplan.core.budget import Budget
+from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.runs import RunFolder
+from bitplan.core.trials import Result
+from bitplan.reports.scores import answer, gather
+from bitplan.reports.subject import run_subject
+
+
+def choose(
+    run: RunFolder, *, method: str | None = None, budget: str | None = None, seed: int | None = None
+) -> Result:  # fmt: skip
+    """A result of the run: of the page's method at the page's budget, with the first seed, unless said otherwise.
+
+    `method` is a title; a uniform reference, such as w4a4, has no budget.
+    """
+    study, done = run.study, [result for result in run.results if result.training]
+    if not done:
+        raise InputError(f"{run.path} has no trained network yet: go on with `bitplan sweep`")
+    titles = list(dict.fromkeys(study.title_of(result.trial) for result in done))
+    if method is not None and method not in titles:
+        raise UnknownName("method of this run", method, titles)
+    if method is None or any(result.trial.budgets for result in _of(run, done, method)):
+        subject = run_subject(run, None if budget is None else str(Budget.parse(budget)))
+        method, budget = method or answer(subject, gather(subject, run.plans)).title, subject.budget
+    elif budget is not None:
+        raise InputError(f"{method} has no budget: leave out --budget {budget}")
+    return _pick(run, _of(run, done, method), method, budget, seed)
+
+
+def _of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
+    return [result for result in results if run.study.title_of(result.trial) == title]
+
+
+def _pick(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
+    budgets = (budget,) if budget else ()
+    at = [result for result in own if result.trial.budgets == budgets]
+    if not at:
+        known = list(dict.fromkeys(", ".join(result.trial.budgets) for result in own))
+        there = f"there is {', '.join(known)}" if known else "it has no result at all"
+        raise InputError(f"no trained network of {method} at the budget {budget}: {there}")
+    wanted = [one for one in run.study.seeds if seed in (None, one)]
+    for one in wanted:
+        for result in at:
+            if result.trial.seed == one:
+                return result
+    known = [str(result.trial.seed) for result in at]
+    raise InputError(f"no trained network of {run.study.words(at[0].trial).rpartition(' seed')[0]} with seed {seed}: "
+                     f"there is {', '.join(known)}")  # fmt: skip

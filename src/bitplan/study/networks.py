@@ -1,0 +1,85 @@
+"""trained_network: a result of a run → its network, kept from the sweep or trained again just as the sweep did."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import load
+from bitplan.core.studies import Trained, Training
+from bitplan.core.trials import Result
+from bitplan.engines.lease import held
+from bitplan.gains.base import Progress
+from bitplan.models.zoo import load_model
+from bitplan.quant.checkpoint import load_checkpoint
+from bitplan.study.setting import Setting
+from bitplan.study.work import Train
+
+
+@dataclass(frozen=True)
+class Network:
+    """A trained network, the checkpoint folder that it is kept in, its own score and the one that the run recorded."""
+
+    model: nn.Module
+    folder: Path
+    score: float
+    recorded: float
+
+    @property
+    def as_recorded(self) -> bool:
+        """Whether it is, as far as its score tells, the network that the run had."""
+        return self.score == self.recorded
+
+
+def is_kept(run: RunFolder, result: Result) -> bool:
+    """Whether the network of a result is there, whole and with its score."""
+    kept = Setting(run.study, run.path).kept(result.training)
+    return bool(result.training) and kept.is_dir() and kept.with_suffix(".json").is_file()
+
+
+def trained_network(run: RunFolder, result: Result, *, progress: Progress | None = None) -> Network:
+    """The network of a trained trial; one that is not kept is trained again, then kept.
+
+    On the same machine, with the same versions and number of threads, training again gives the same network; whether
+    it did is what `as_recorded` says.
+    """
+    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run.path)
+    job = training_of(run, result)
+    if not is_kept(run, result):
+        _train(setting, job, progress)
+    kept = setting.kept(job.id)
+    model = load_checkpoint(kept, load_model(setting.study.model)[0])
+    return Network(model, kept, load(kept.with_suffix(".json"), Trained).score, result.score)
+
+
+def training_of(run: RunFolder, result: Result) -> Training:
+    """The training that gave a result: what its plan, its start, its recipe and its seed make."""
+    words, plan, recipe = run.study.words(result.trial), run.plans.get(result.plan), result.trial.recipe
+    if not result.training or recipe is None:
+        raise InputError(f"{words} was not trained from a plan: its network is in {run.path}/starts/{result.trial.id}")
+    if plan is None:
+        raise FileError(f"{run.path} no longer has the plan of {words} ({result.plan}): go on with `bitplan sweep`")
+    trial = result.trial
+    job = Training(task=trial.task, start=trial.start, precisions=plan.precisions, recipe=recipe, seed=trial.seed)
+    if job.id != result.training:
+        raise FileError(
+            f"{words} is of training {result.training}, which its plan and recipe do not make ({job.id}): "
+            "the run is of another version of bitplan; sweep it again"
+        )
+    return job
+
+
+def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
+    """Train once more, under the lease that a sweep would take for it."""
+    if not (setting.folder / "starts" / job.start).is_dir():
+        raise FileError(f"{setting.folder} no longer has the network that its trials start from (starts/{job.start})")
+    with held(setting.folder / "leases" / f"trained-{job.id}") as mine:
+        if not mine:
+            raise FileError(f"another process trains this network right now ({setting.kept(job.id)}): try again later")
+        Train(setting, progress)(job)
+        shutil.rmtree(setting.running(job.id), ignore_errors=True)

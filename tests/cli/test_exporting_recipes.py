@@ -1,0 +1,122 @@
+"""Recipes from the command line: a plan of a checkpoint scan → what other tools read."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bitplan
+from bitplan.core.precision import Precision
+from bitplan.core.store import load, save
+from bitplan.exporters.base import make_exporter
+from bitplan.exporters.llama_cpp import tensor_of
+
+RECIPES = ["compressed-tensors", "torchao", "llama.cpp", "mlx"]
+BLOCK = {
+    "self_attn.q_proj": (256, 256),
+    "self_attn.k_proj": (64, 256),
+    "self_attn.v_proj": (64, 256),
+    "self_attn.o_proj": (256, 256),
+    "mlp.gate_proj": (512, 256),
+    "mlp.up_proj": (512, 256),
+    "mlp.down_proj": (256, 512),
+}
+
+
+@pytest.fixture
+def planned(run):
+    """The plan of a small llama's file at 3 bits per weight, made by the verbs, and its graph."""
+    torch.manual_seed(0)
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in BLOCK.items()}
+    save_file({f"{name}.weight": torch.randn(shape) / 16 for name, shape in shapes.items()}, "llama.safetensors")
+    rules = ("--narrow", 0, "--first", "free", "--last", "free")
+    assert run("trace", "llama.safetensors", *rules, "-o", "graph.json")[0] == 0
+    words = ("plan", "llama.safetensors", *rules, "--choices", "w2a16,w4a16", "--budget", "3bpw", "-o", "plan.json")
+    code, _, err = run(*words)
+    assert code == 0, err
+    plan = load("plan.json", bitplan.Plan)
+    assert {str(precision) for precision in plan.precisions.values()} == {"w2a16", "w4a16"}
+    return plan
+
+
+def changed(plan, layer, precision):
+    """The plan with one layer at another precision, as a file."""
+    precisions = dict(plan.precisions) | {layer: Precision.parse(precision)}
+    return save(plan.model_copy(update={"precisions": precisions}), "changed.json")
+
+
+def named(to, precisions):
+    return {tensor_of(name) if to == "llama.cpp" else name: one for name, one in precisions.items()}
+
+
+@pytest.mark.parametrize("to", RECIPES)
+@pytest.mark.parametrize("shapes", [(), ("--graph", "graph.json")], ids=["alone", "with its graph"])
+def test_a_plan_becomes_each_recipe(run, planned, to, shapes):
+    code, out, err = run("export", "plan.json", "--to", to, "-o", "recipe", *shapes)
+    assert (code, out) == (0, "")
+    assert err.endswith(f"wrote recipe ({Path('recipe').stat().st_size:,} bytes)\n")
+    assert make_exporter(to, {}).read(Path("recipe")).precisions == named(to, planned.precisions)
+
+
+@pytest.mark.parametrize("to", RECIPES)
+def test_what_a_target_cannot_express_is_refused_by_name_or_widened(run, planned, to, caplog):
+    layer = "model.layers.1.mlp.down_proj"
+    plan = changed(planned, layer, "w2a4")
+    code, _, err = run("export", plan, "--to", to, "-o", "recipe")
+    assert code == 2
+    assert f"{to} cannot express {layer} at w2a4 (4-bit activations): plan other precisions" in err
+    assert "--widen" in err
+    assert err.count("\n") == 1
+    assert not Path("recipe").exists()
+    caplog.clear()
+    assert run("export", plan, "--to", to, "-o", "recipe", "--widen", "--graph", "graph.json")[0] == 0
+    wide = "w2a8" if to in ("compressed-tensors", "torchao") else "w2a16"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == [f"widened for {to}: w2a4 → {wide} (4-bit activations): {layer}"]
+    expected = dict(planned.precisions) | {layer: Precision.parse(wide)}
+    assert make_exporter(to, {}).read(Path("recipe")).precisions == named(to, expected)
+
+
+def test_widening_is_said_on_the_terminal(run, planned):
+    plan = changed(planned, "model.layers.0.self_attn.o_proj", "w9a16")
+    words = ("export", plan, "--to", "torchao", "-o", "recipe", "--widen", "--graph", "graph.json")
+    done = subprocess.run([sys.executable, "-m", "bitplan", *words], capture_output=True, text=True, check=True)
+    assert "WARNING: widened for torchao: w9a16 → w16a16 (9-bit weights" in done.stderr
+    assert "model.layers.0.self_attn.o_proj" in done.stderr
+
+
+def test_an_existing_recipe_is_kept_unless_forced(run, planned):
+    Path("recipe").write_text("mine")
+    code, _, err = run("export", "plan.json", "--to", "mlx", "-o", "recipe")
+    assert (code, Path("recipe").read_text()) == (2, "mine")
+    assert "recipe exists: choose another name, or give --force" in err
+    assert run("export", "plan.json", "--to", "mlx", "-o", "recipe", "--force")[0] == 0
+    assert Path("recipe").read_text().startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan.json", "--to", "torchoa", "-o", "x"), "unknown exporter 'torchoa'; did you mean torchao?"),
+        (("plan.json", "--to", "compressed_tensors", "-o", "x"), "did you mean compressed-tensors?"),
+        (("plan.json", "--to", "llamacpp", "-o", "x"), "did you mean llama.cpp?"),
+        (("plan.json", "--to", "mlx", "-o", "here/below"), "cannot write here/below: "),
+        (("plan.json", "--to", "mlx", "-o", "/proc/x"), "cannot write /proc/x: "),
+        (("plan.json", "--to", "mlx", "-o", "x", "--option", "group_size=7"), "group_size must be 32, 64 or 128"),
+        (("plan.json", "--to", "mlx", "-o", "x", "--option", "size=7"), "unknown option of mlx 'size'"),
+        (("plan.json", "--to", "mlx", "-o", "x", "--graph", "plan.json"), "this is a plan, where a graph is needed"),
+        (("gone.json", "--to", "mlx", "-o", "x"), "gone.json"),
+        (("here", "--to", "mlx", "-o", "x"), "here is neither a plan (.json), nor a checkpoint"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(run, planned, words, said):
+    Path("here").write_text("mine")
+    code, out, err = run("export", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert not Path("x").exists()
+    assert Path("here").read_text() == "mine"
