@@ -108,7 +108,7 @@ def test_a_failure_leaves_the_old_checkpoint_and_nothing_else(quantized, saved, 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
     with pytest.raises(FileError, match=r"cannot write .*: No space left on device"):
         save_checkpoint(quantized, saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
@@ -241,3 +241,10 @@ def test_a_pth_of_something_else(tmp_path):
     torch.save([1, 2, 3], tmp_path / "list.pth")
     with pytest.raises(FileError, match="holds no state_dict"):
         load_checkpoint(tmp_path / "list.pth", network())
+
+
+def test_a_checkpoint_can_be_read_by_whom_the_user_lets_read_his_files(tmp_path):
+    plain = tmp_path / "plain"
+    plain.touch()
+    folder = save_checkpoint(nn.Linear(2, 2), tmp_path / "net")
+    assert {path.stat().st_mode for path in folder.iterdir()} == {plain.stat().st_mode}

@@ -16,9 +16,9 @@ from typing import Any, final
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
@@ -73,10 +73,7 @@ class Packed:
             "spec": source.spec or "",
             "graph": _compact(source.graph.to_json()) if source.graph else "",
         }
-        try:
-            save_file(tensors, path, metadata=header)
-        except SafetensorError as error:
-            raise FileError(f"cannot write {path}: {error}") from None
+        write_tensors(tensors, path, header)
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the header, and every code."""

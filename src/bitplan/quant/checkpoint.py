@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.networks import find_network
+from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName, WriteError
 from bitplan.core.registry import MODELS
@@ -53,11 +52,11 @@ def save_checkpoint(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
-        save_file(tensors, temporary / _TENSORS)
+        write_tensors(tensors, temporary / _TENSORS)
         save(about, temporary / _ABOUT)
         _swap_(temporary, target)
-    except (OSError, SafetensorError) as error:
-        raise WriteError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.errors import FileError, InputError, WriteError
 from bitplan.core.store import load, save
 from bitplan.core.trials import Recipe, Run
@@ -191,14 +191,14 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
     try:
         for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed while writing
             left.unlink()
-        save_file(tensors, temporary, metadata=header)
+        write_tensors(tensors, temporary, header)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise WriteError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
