@@ -50,6 +50,35 @@ def test_a_right_file_passes(exported, name):
     assert bitplan.verify(folder / name, model, [batch_like(EXAMPLE, 6)] * 3, limit=7).samples == 12
 
 
+def test_where_ties_decide_too_much_the_model_is_compared_with_itself(exported, monkeypatch):
+    """Here both agree, so the bar is raised out of reach."""
+    model, folder = exported
+    assert bitplan.verify(folder / "m.onnx", model, [batch_like(EXAMPLE, 6)]).control is None
+    monkeypatch.setattr("bitplan.core.verdicts.ENOUGH", 1.1)
+    before = {name: (value.dtype, value.clone()) for name, value in model.state_dict().items()}
+    verdict = bitplan.verify(folder / "m.onnx", model, iter([batch_like(EXAMPLE, 6), batch_like(EXAMPLE, 4, seed=2)]))
+    assert (verdict.control, verdict.control_samples) == (1.0, 10)
+    assert verdict.passed
+    assert not verdict.enough
+    after = model.state_dict()
+    assert all(
+        after[name].dtype == dtype and torch.equal(after[name], value) for name, (dtype, value) in before.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("equal", "control", "passed"),
+    [(9_990, None, True), (9_989, None, False), (9_700, 0.97, True), (9_660, 0.97, True), (9_500, 0.97, False)],
+)
+def test_a_file_must_be_as_near_to_the_model_as_the_model_is_to_itself(equal, control, passed):
+    counts = {"samples": 10_000, "close": 0, "ties": 100, "unexplained": 0, "predictions": 10_000}
+    more = {"largest": 0.1, "tolerance": 1e-4, "control": control, "control_samples": 1_000 if control else 0}
+    verdict = Verdict(file="m.onnx", codes_equal=True, layers=3, predictions_equal=equal, **counts, **more)
+    assert verdict.passed == passed
+    assert not verdict.model_copy(update={"unexplained": 1}).passed
+    assert not verdict.model_copy(update={"codes_equal": False}).passed
+
+
 def changed(folder, change, name="m.onnx"):
     proto = onnx.load(folder / name)
     change({tensor.name: tensor for tensor in proto.graph.initializer})

@@ -117,11 +117,22 @@ def _show(verdict: Verdict) -> None:
     off = verdict.samples - verdict.close
     print(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
     print(f"; {_ties(verdict, off)}" if off else "")
-    share = 100 * verdict.predictions_equal / max(1, verdict.predictions)
-    print(f"predictions  {verdict.predictions_equal:,} of {verdict.predictions:,} equal ({share:.2f} %)")
+    counts = f"{verdict.predictions_equal:,} of {verdict.predictions:,} equal ({100 * verdict.share:.2f} %)"
+    print(f"predictions  {counts}")
+    if verdict.control is not None:
+        print(f"control      {100 * verdict.control:.2f} % equal to the model's own in double precision, ", end="")
+        print(f"{verdict.control_samples:,} samples")
     if verdict.score is not None:
         print(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
-    print("verdict      " + ("the file does what the model does" if verdict.passed else "THE FILE DIFFERS"))
+    print(f"verdict      {_said(verdict)}")
+
+
+def _said(verdict: Verdict) -> str:
+    if not verdict.passed:
+        return "THE FILE DIFFERS"
+    if verdict.enough:
+        return "the file does what the model does"
+    return "the file does what the model does, as far as the model does it itself: ties decide the rest"
 
 
 def _ties(verdict: Verdict, off: int) -> str:

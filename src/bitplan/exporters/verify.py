@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from bitplan.adapters.onnx import read
 from bitplan.adapters.onnxruntime import Session
@@ -26,6 +29,7 @@ from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
 
 _LOOKED_AT = 100  # samples whose ties are searched for
+_CONTROLLED = 1000  # samples on which the model is compared with itself
 
 
 def verify(
@@ -40,7 +44,8 @@ def verify(
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
     `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
-    of keyword arguments. With a task and no `limit` on the samples both scores are measured too.
+    of keyword arguments. With a task and no `limit` on the samples both scores are measured too. Where all differences
+    begin at ties but too few predictions are equal, the model is also compared with itself in double precision.
     """
     source = Path(path)
     exporter = exporter_of(source)
@@ -49,6 +54,7 @@ def verify(
     executed = executable(source, exporter, model)
     taps = Taps(source, root_of(model), runtime_of(exporter)) if isinstance(exporter, Onnx | Qonnx) else None
     task: Any = data if hasattr(data, "batches") else None
+    data = task or list(data)  # type: ignore[arg-type]
     with _reference(model, weights_only=isinstance(exporter, MatMulNBits)):
         both = _Both(model, executed, tolerance, taps)
         scores: dict[str, Any] = {}
@@ -56,9 +62,17 @@ def verify(
             scores = {"reference": task.score(both), "score": task.score(executed), "metric": task.metric}
         else:
             _run(both, data, limit, batch_size)
-    if not both.samples:
-        raise InputError("there was no sample to compare: give at least one batch")
-    return Verdict(file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores)
+        if not both.samples:
+            raise InputError("there was no sample to compare: give at least one batch")
+        verdict = Verdict(
+            file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores
+        )
+        if equal and not verdict.unexplained and not verdict.enough:
+            control = _Both(model, Doubled(model), math.inf, None)
+            _run(control, data, min(_CONTROLLED, both.samples), batch_size)
+            share = control.predictions_equal / control.predictions
+            verdict = verdict.model_copy(update={"control": share, "control_samples": control.samples})
+    return verdict
 
 
 def exporter_of(path: Path) -> Exporter:
@@ -96,6 +110,23 @@ class Executed(nn.Module):
         if len(outputs) == 1:
             return outputs[0]
         return Outputs(zip(self.session.outputs, outputs, strict=True))
+
+
+class Doubled(nn.Module):
+    """A copy of a model that computes in double precision and answers in single."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).double().eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Floating-point inputs become doubles, outputs floats."""
+        args, kwargs = _cast((args, kwargs), torch.float32, torch.float64)
+        return _cast(self.model(*args, **kwargs), torch.float64, torch.float32)
+
+
+def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    return tree_map(lambda leaf: leaf.to(after) if isinstance(leaf, Tensor) and leaf.dtype == before else leaf, tree)
 
 
 class Outputs(dict[str, Tensor]):
