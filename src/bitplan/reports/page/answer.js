@@ -62,7 +62,7 @@ function tiles(answer) {
   const figures = [
     [percent(answer.used), `of ${data.cost.name} used, of ${answer.budget} allowed`],
     [bytes(answer.bits), `of weights, ${digits(answer.smaller, 3)}× smaller than 32-bit`],
-    answer.bmacs === null ? null : [prefixed(answer.bmacs), 'bit-MACs (BMACs)'],
+    answer.bmacs === null ? null : [prefixed(answer.bmacs), 'bit-MACs (BMACs), fixed layers too'],
     [prefixed(answer.bops), 'bit operations (BOPs)'],
     [answer.counts.map(([, count]) => count).join(' / '), `groups at ${answer.counts.map(([name]) => name).join(' / ')}; ${answer.fixed} fixed`],
   ];

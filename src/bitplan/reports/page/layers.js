@@ -131,7 +131,7 @@ const narrow = matchMedia('(max-width: 760px)');
 narrow.addEventListener('change', () => refresh());
 
 const FIGURES = [
-  [`${data.cost.name} used`, 'used'], [data.cost.unit || 'cost', 'cost'], ['gain', 'gain'], ['1% more would gain', 'price'],
+  [`${data.cost.name} used`, 'used'], [`${data.cost.unit || 'cost'}, chosen layers`, 'cost'], ['gain', 'gain'], ['1% more would gain', 'price'],
   ['weights', 'size'], ['smaller than 32-bit', 'smaller'], ['bit operations', 'bops'], [`groups at ${data.choices.map((choice) => choice.name).join(' / ')}`, 'counts'],
 ];
 
