@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from toys import Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import FileError, InputError, UnknownName
@@ -97,3 +98,16 @@ def test_a_method_of_ones_own_is_an_object_with_one_function(graph):
     assert gains.errors["a"] == (0, pytest.approx(18**0.5))  # independent errors of two linked layers
     assert gains.counts == {"samples": 7}
     assert gains.seconds > 0
+
+
+def test_seconds_are_those_of_the_work_wherever_it_was_done(tmp_path):
+    """An estimate that finds its jobs in the store says what they took, not how fast they were read."""
+    model, graph = quantized(Stripes(slow=0.02), train=False)
+    context = Context(task=Stripes(slow=0.02), store=tmp_path)
+    first, again = (
+        bitplan.estimate("drop", model, graph, context=context, samples=64, batch_size=16) for _ in range(2)
+    )
+    least = (1 + len(graph.selectable)) * 4 * 0.02
+    assert first.seconds >= least
+    assert again.seconds >= least
+    assert again.id == first.id

@@ -104,7 +104,7 @@ def test_power_iteration_finds_the_largest_eigenvalues(network):
     task = Points()
     data = Data.draw(task, 24, 10, 0)
     with curvature(network, task, data, LAYERS) as curve:
-        found = top_eigenvalues(curve, iterations=200, tolerance=1e-6, seed=0)
+        found, _ = top_eigenvalues(curve, iterations=200, tolerance=1e-6, seed=0)
     for layer, block in exact_blocks(network, task, data).items():
         eigenvalues = torch.linalg.eigvalsh(block)
         largest = float(eigenvalues[eigenvalues.abs().argmax()])

@@ -18,6 +18,7 @@ from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context
 from bitplan.gains.doubt import Scales
 from bitplan.gains.drift import Drift
+from bitplan.gains.drop import Seen
 from bitplan.gains.racing import AlpsRacing, Table
 
 NARROW = (1, 12, 4, 12, 12, 2, 12, 12, 3, 12)  # channels of a network: where there are few, two bits hurt
@@ -76,7 +77,7 @@ class Simulated:
         tuner = SimpleNamespace(graph=graph, run=self.run, job=self.job, work=SimpleNamespace(task=Stripes(39_000)))
         tuner.run_of_all = SimpleNamespace(recipe=RECIPE.model_copy(update={"batch_size": 100}))
         monkeypatch.setattr(AlpsRacing, "_tuner", lambda *_: tuner)
-        monkeypatch.setattr(Drift, "measure", lambda *_: (-1 - batches, 1))
+        monkeypatch.setattr(Drift, "measure", lambda *_: Seen(-1 - batches, 1, 0.0))
         self.noise = noise
 
     def job(self, lowered, *, seed, steps):

@@ -36,9 +36,11 @@ class Probed(Record):
     """vᵀHv of each probe, for each layer."""
 
     products: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
+    seconds: NotNegative = 0.0
 
 
 class Eigenvalues(Record):
     """The eigenvalue of largest magnitude of each layer's block."""
 
     values: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    seconds: NotNegative = 0.0

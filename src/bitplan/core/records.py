@@ -123,7 +123,10 @@ class _Rows(Record):
 
 
 class Gains(_Rows):
-    """What each group gains at each choice over the lowest one, by one method."""
+    """What each group gains at each choice over the lowest one, by one method.
+
+    `seconds` are those of work: of jobs on all workers together, whether done now or found in a store.
+    """
 
     method: Name
     options: dict[str, JsonValue] = {}

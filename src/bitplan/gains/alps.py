@@ -14,7 +14,7 @@ from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
 
@@ -62,6 +62,7 @@ class Alps:
             values=by_first_layer(graph, dict(zip(names, values_of(good, offset=self.offset), strict=True))),
             errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors, strict=True))),
             counts=counts_of(outcomes, tuner.work.task),
+            work=seconds_of(outcomes),
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:

@@ -17,9 +17,9 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.drop import Draws, check_samples, gains_of, lowered_jobs, one_at_a_time
+from bitplan.gains.drop import Draws, Seen, check_samples, lowered_jobs, one_at_a_time
+from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.tune.distill import divergence
@@ -46,12 +46,11 @@ class Drift:
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Two passes per group and lower choice: the network as it is, and lowered."""
-        good, samples = self.measure(model, graph, choices, context)
-        passes = 2 * good.shape[0] * (good.shape[1] - 1)
-        return gains_of(good, graph, {"passes": passes, "samples": samples, "batches": good.shape[2]})
+        seen = self.measure(model, graph, choices, context)
+        return seen.gains(graph, passes=2 * seen.good.shape[0] * (seen.good.shape[1] - 1))
 
-    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> tuple[Goodness, int]:
-        """How near each group's answers are at each choice on each batch, (G, C, B), 0 the nearest; the samples run."""
+    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> Seen:
+        """How near each group's answers are, on the same batches: 0 the nearest."""
         task = check_task(context.task, "drift", "runs the network on data", ("batches", "forward", "logits"))
         check_top(model, graph, choices, "drift")
         jobs = lowered_jobs(
@@ -62,7 +61,8 @@ class Drift:
         low = -np.array([done[job.id].divergences for job in jobs])
         low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.zeros((len(low), 1, low.shape[2]))
-        return np.concatenate([low, top], axis=1), 2 * sum(job.batches * job.batch_size for job in jobs)
+        samples = 2 * sum(job.batches * job.batch_size for job in jobs)
+        return Seen(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,35 @@ from bitplan.core.records import Graph
 from bitplan.core.trials import Recipe
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, try_task
 from bitplan.tasks.base import Batch, Task
 from bitplan.tune.resume import describe_run
 
 Job = TypeVar("Job", bound=Dropped)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How good each group is at each choice on each batch, (G, C, B), more is better; what that took."""
+
+    good: Goodness
+    samples: int
+    seconds: float
+
+    def gains(self, graph: Graph, *, passes: int) -> LayerGains:
+        """Gains over the lowest choice, with standard errors from the differences between batches."""
+        gains = self.good - self.good[:, :1]
+        names = [group.name for group in graph.selectable]
+        batches = gains.shape[2]
+        errors = gains.std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else None
+        return LayerGains(
+            values=by_first_layer(graph, dict(zip(names, gains.mean(axis=2).tolist(), strict=True))),
+            errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
+            counts={"passes": passes, "samples": self.samples, "batches": batches},
+            work=self.seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -46,12 +69,11 @@ class Drop:
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
-        good, samples = self.measure(model, graph, choices, context)
-        counts = {"passes": 1 + good.shape[0] * (good.shape[1] - 1), "samples": samples, "batches": good.shape[2]}
-        return gains_of(good, graph, counts)
+        seen = self.measure(model, graph, choices, context)
+        return seen.gains(graph, passes=1 + seen.good.shape[0] * (seen.good.shape[1] - 1))
 
-    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> tuple[Goodness, int]:
-        """How good each group is at each choice on each batch, (G, C, B), more is better; and the samples seen."""
+    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> Seen:
+        """Run all, on the same batches."""
         task = check_task(context.task, "drop", "runs the network on data")
         check_top(model, graph, choices, "drop")
         try_task(lower(model, {}), task, self.by, "drop")
@@ -62,7 +84,8 @@ class Drop:
         found = sign * np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
         low = found[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.broadcast_to(found[0], (len(low), 1, low.shape[2]))
-        return np.concatenate([low, top], axis=1), sum(job.batches * job.batch_size for job in jobs)
+        samples = sum(job.batches * job.batch_size for job in jobs)
+        return Seen(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)
@@ -133,19 +156,6 @@ def lowered_jobs(
         )
         for lowered in every
     ]  # fmt: skip
-
-
-def gains_of(good: Goodness, graph: Graph, counts: Mapping[str, int]) -> LayerGains:
-    """Gains over the lowest choice, with standard errors from the differences between batches."""
-    gains = good - good[:, :1]  # (G, C, B)
-    names = [group.name for group in graph.selectable]
-    batches = gains.shape[2]
-    errors = gains.std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else None
-    return LayerGains(
-        values=by_first_layer(graph, dict(zip(names, gains.mean(axis=2).tolist(), strict=True))),
-        errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
-        counts=dict(counts),
-    )
 
 
 def _mixed(seed: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Drifts, Losses, Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.trials import Recipe, Run
@@ -163,6 +163,11 @@ def check_length(method: str, epochs: float | None, steps: int | None, lr_factor
     for name, value in (("epochs", epochs), ("steps", steps), ("lr_factor", lr_factor)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{method}: {name} must be above 0, not {value}")
+
+
+def seconds_of(outcomes: Iterable[Tuned | Losses | Drifts]) -> float:
+    """What jobs took together."""
+    return math.fsum(outcome.seconds for outcome in outcomes)
 
 
 def counts_of(outcomes: Sequence[Tuned], task: Task) -> dict[str, int]:

@@ -75,6 +75,7 @@ class _ByTrace(ABC):
             values={name: _row(max(0.0, found.values.get(name, 0.0)), name, moved, sizes, choices) for name in layers},
             errors={name: _row(found.errors.get(name, 0.0), name, moved, sizes, choices) for name in layers},
             counts={"samples": data.samples, "probes": found.probes, "clipped": clipped},
+            work=found.seconds,
         )
 
 
@@ -125,7 +126,7 @@ class HawqV1:
         task, layers = _checked(model, graph, context)
         data = Data.draw(task, self.samples, self.batch_size, context.seed)
         with curvature(model, task, data, layers) as curve:
-            found = top_eigenvalues(
+            found, seconds = top_eigenvalues(
                 curve,
                 iterations=self.iterations,
                 tolerance=self.tolerance,
@@ -138,6 +139,7 @@ class HawqV1:
         return LayerGains(
             values={name: tuple(each.get(name, 0.0) * step for step in range(len(choices))) for name in layers},
             counts={"samples": data.samples, "clipped": _say_negative(found, "largest eigenvalue", self.iterations)},
+            work=seconds,
         )
 
 

@@ -20,7 +20,7 @@ from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.doubt import Floats, Scales, Weighed
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, shortened
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, shortened
 from bitplan.gains.lowering import by_first_layer
 from bitplan.tune.loop import steps_of
 
@@ -131,19 +131,20 @@ class AlpsRacing:
         alone = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
         whole = len(names) * (len(choices) - 1) * alone
         race = _Race(self, tuner, choices, scales, self._most(whole, len(names), len(choices)))
-        screened, samples = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
-        values, errors = race.run(_screen(screened)).gains()
+        screened = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
+        values, errors = race.run(_screen(screened.good)).gains()
         jobs, outcomes = zip(*race.trained.values(), strict=True)
         return LayerGains(
             values=by_first_layer(graph, dict(zip(names, values.tolist(), strict=True))),
             errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
             counts=counts_of(outcomes, tuner.work.task)
             | {
-                "screened_samples": samples,
+                "screened_samples": screened.samples,
                 "raced_groups": len({job.groups for job in jobs}),
                 "groups": len(names),
                 "steps_of_alps": whole,
             },
+            work=screened.seconds + seconds_of(outcomes),
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:

@@ -18,7 +18,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
 
@@ -81,6 +81,7 @@ class Regression:
             values=by_first_layer(graph, _rows(names, gains, choices)),
             errors=None if line.errors is None else by_first_layer(graph, _rows(names, line.errors, choices)),
             counts=counts_of(outcomes, tuner.work.task) | {"unknowns": len(names) + 1, "rank": line.rank},
+            work=seconds_of(outcomes),
         )
 
     def fit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Fit:

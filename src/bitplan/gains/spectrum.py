@@ -7,6 +7,7 @@ once, since the signs of different layers are independent. Eigenvalues take prod
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from bitplan.gains.hessian import Curvature
 from bitplan.tune.resume import describe_run
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
-Outcome = TypeVar("Outcome", bound=Record)
+Outcome = TypeVar("Outcome", Probed, Eigenvalues)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Traces:
     values: Mapping[str, float]
     errors: Mapping[str, float]
     probes: int
+    seconds: float
 
 
 def traces(
@@ -53,7 +55,7 @@ def traces(
     It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. Every round
     of probes is kept in the folder, where there is one, and read from it if it is there already.
     """
-    found = torch.zeros(0, len(curve.weights), dtype=torch.float64)
+    found, seconds = torch.zeros(0, len(curve.weights), dtype=torch.float64), 0.0
     while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
         wanted = range(len(found), min(len(found) + ROUND, probes))
 
@@ -61,11 +63,12 @@ def traces(
             return Probed(products=tuple(map(tuple, _round(curve, wanted, seed, probes, progress).tolist())))
 
         job = partial(Probes, first=wanted.start, count=len(wanted))
-        products = _kept(curve, seed, folder, job, Probed, round_of).products
-        found = torch.cat([found, torch.tensor(products, dtype=torch.float64)])
+        probed = _kept(curve, seed, folder, job, Probed, round_of)
+        seconds += probed.seconds
+        found = torch.cat([found, torch.tensor(probed.products, dtype=torch.float64)])
     means, errors = _mean_and_error(found)
     names = list(curve.weights)
-    return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found))
+    return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found), seconds)
 
 
 def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
@@ -85,14 +88,14 @@ def top_eigenvalues(
     seed: int,
     folder: Path | None = None,
     progress: Progress | None = None,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], float]:
     """The eigenvalue of largest magnitude of every layer's block, by power iteration (HAWQ, Dong et al. 2019).
 
     Each layer needs products of its own: with all layers' vectors in one product, the blocks beside the diagonal would
     be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Every round
-    of layers is kept in the folder, where there is one, and read from it if it is there already.
+    of layers is kept in the folder, where there is one, and read from it if it is there already. And the seconds.
     """
-    names = list(curve.weights)
+    names, seconds = list(curve.weights), 0.0
     found: list[float] = []
     for first in range(0, len(names), ROUND):
         places = range(first, min(first + ROUND, len(names)))
@@ -101,8 +104,10 @@ def top_eigenvalues(
             return Eigenvalues(values=tuple(_powers(curve, places, iterations, tolerance, seed, progress)))
 
         job = partial(Powers, iterations=iterations, tolerance=tolerance, first=first, count=len(places))
-        found += _kept(curve, seed, folder, job, Eigenvalues, powers).values
-    return dict(zip(names, found, strict=True))
+        tops = _kept(curve, seed, folder, job, Eigenvalues, powers)
+        found += tops.values
+        seconds += tops.seconds
+    return dict(zip(names, found, strict=True)), seconds
 
 
 def _kept(
@@ -114,7 +119,7 @@ def _kept(
     `job` takes what every outcome depends on.
     """
     if folder is None:
-        return work()
+        return _timed(work)
     run = describe_run(curve.model, curve.task, Recipe(steps=1), None, seed)
     described = job(
         network=run.network,
@@ -127,9 +132,14 @@ def _kept(
     path = folder / f"{described.id}.json"
     if path.is_file():
         return load(path, kind)
-    found = work()
+    found = _timed(work)
     save(found, path)
     return found
+
+
+def _timed(work: Callable[[], Outcome]) -> Outcome:
+    start = time.perf_counter()
+    return work().model_copy(update={"seconds": time.perf_counter() - start})
 
 
 def _powers(

@@ -159,7 +159,7 @@ class _Sweeper:
                     self._fail(own[method.title], outcome)
                     continue
                 _keep(outcome, self.folder / "gains" / f"{file_name(method.title)}.json")
-                self._tell(f"{method.title}: gains estimated in {outcome.seconds:.1f} s")
+                self._tell(f"{method.title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= _plans(graph, outcome, costs, method, own[method.title])
         return plans
 
