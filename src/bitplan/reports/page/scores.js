@@ -87,9 +87,12 @@ function frontierChart(box, state) {
   });
   lines.forEach((row) => referenceLine(area, row));
   const points = [];
-  for (const index of new Set(cells.map((cell) => cell.m))) {
-    drawSeries(area, index, cells.filter((cell) => cell.m === index), state.reference, points);
-  }
+  const shown = [...new Set(cells.map((cell) => cell.m))];
+  const step = apart(area, amounts, shown.length);
+  shown.forEach((index, place) => {
+    const aside = (place - (shown.length - 1) / 2) * step;
+    drawSeries(area, index, cells.filter((cell) => cell.m === index), { aside, reference: state.reference }, points);
+  });
   box.replaceChildren(area.svg);
   explore(area.svg, points);
   explainMarks(state, far);
@@ -105,12 +108,19 @@ function referenceLine(area, row) {
 
 const DENSE = 24; // budgets from which whiskers would hide each other
 
-/** One method: line, spread of one standard deviation, marks, and stars. */
-function drawSeries(area, index, cells, reference, points) {
+/** By how many pixels methods stand beside each other, so that their spreads do not hide each other. */
+function apart(area, amounts, count) {
+  const places = amounts.map((amount) => area.x(amount)).sort((one, other) => one - other);
+  const gaps = places.slice(1).map((place, before) => place - places[before]);
+  return Math.min(9, Math.min(...gaps, area.width / 4) / (2 * count));
+}
+
+/** One method: line, spread of one standard deviation, marks, and stars; `aside` of the budget by so many pixels. */
+function drawSeries(area, index, cells, { aside, reference }, points) {
   const { color, dash } = look(index);
   const ordered = [...cells].sort((one, other) => one.b - other.b);
   const dense = ordered.length > DENSE;
-  const x = (cell) => area.x(data.scores.budgets[cell.b][1]);
+  const x = (cell) => area.x(data.scores.budgets[cell.b][1]) + aside;
   const line = (list, height) => list.map((cell, step) => `${step ? 'L' : 'M'}${x(cell)} ${area.y(height(cell))}`).join('');
   if (dense) area.svg.append(s('path', { d: `${line(ordered, (cell) => cell.mean + (cell.sd || 0))}${line([...ordered].reverse(), (cell) => cell.mean - (cell.sd || 0)).replace('M', 'L')}Z`, fill: color, opacity: 0.1 }));
   area.svg.append(s('path', { d: line(ordered, (cell) => cell.mean), fill: 'none', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash }));
@@ -152,7 +162,7 @@ function explainMarks(state, far) {
   const outside = far.map((row) => `${referenceName(row.title)} (${spread(row)}) lies outside the chart.`).join(' ');
   if (!note) { if (outside) byId('frontier-chart').append(h('p', { class: 'note' }, outside)); return; }
   const title = data.scores.titles[state.reference];
-  note.textContent = `Mean ± one standard deviation over seeds. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after Holm's correction over the budgets. ${outside}`;
+  note.textContent = `Mean ± one standard deviation over seeds, methods side by side at each budget. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after Holm's correction over the budgets. ${outside}`;
 }
 
 /** Every mean as a table: methods by budgets, references below. */
