@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bitplan.core.budget import Budget
@@ -19,25 +20,27 @@ TONES = ("#E69F00", "#56B4E9", "#0072B2", "#0B3C5D")
 def draw_frontier(
     axes: Any, subject: Subject, scores: Scores, titles: Sequence[str], heavy: Sequence[str] = ()
 ) -> None:
-    """Mean ± standard deviation of every method at every budget, with lines for the references."""
+    """Mean ± standard deviation of every method at every budget, side by side, with lines for the references."""
     order = [candidate.title for candidate in subject.candidates]
+    amounts = sorted({float(Budget.parse(cell.budget).amount) for cell in scores.methods})
+    gap = min((later - before for before, later in pairwise(amounts)), default=1.0)
     for title in titles:
         cells = [cell for cell in scores.methods if cell.title == title]
         cells.sort(key=lambda cell: Budget.parse(cell.budget).amount)
         if not cells:
             continue
-        place = order.index(title) % len(COLOURS)
+        turn, place = divmod(order.index(title), len(COLOURS))
         colour = "black" if title in heavy else COLOURS[place]
-        across = [float(Budget.parse(cell.budget).amount) for cell in cells]
+        aside = (titles.index(title) - (len(titles) - 1) / 2) * 0.22 * gap / len(titles)  # or spreads hide each other
+        across = [float(Budget.parse(cell.budget).amount) + aside for cell in cells]
         axes.errorbar(
             across, [cell.mean for cell in cells], yerr=[cell.sd or 0.0 for cell in cells], label=title, color=colour,
-            marker=MARKS[place], linestyle=LINES[place], capsize=1.8, elinewidth=0.8, capthick=0.8,
-            linewidth=1.8 if title in heavy else 1.2, markeredgecolor="white", markeredgewidth=0.4,
+            marker=MARKS[(place + turn) % len(MARKS)], linestyle=LINES[place], capsize=1.8, elinewidth=0.8,
+            capthick=0.8, linewidth=1.8 if title in heavy else 1.2, markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
     _references(axes, scores)
     axes.set_xlabel(axis_label(subject))
     axes.set_ylabel(scores.metric if scores.higher_is_better else f"{scores.metric} (lower is better)")
-    amounts = sorted({float(Budget.parse(cell.budget).amount) for cell in scores.methods})
     axes.set_xticks(amounts[:: -(-len(amounts) // MOST_TICKS)])
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.2)
 

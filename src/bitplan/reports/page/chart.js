@@ -54,8 +54,8 @@ const SHAPES = [
 ];
 const DASHES = ['', '7 3', '2 3', '9 3 2 3', '5 5', '12 4', '3 2', '1 4'];
 
-/** Colour, dash and shape of a method, the same in every chart of the page. */
-const look = (index) => ({ color: `var(--m${index % 8})`, dash: DASHES[index % 8], shape: SHAPES[index % 8] });
+/** Colour, dash and shape of a method, the same in every chart of the page; the ninth has the first colour and the second shape. */
+const look = (index) => ({ color: `var(--m${index % 8})`, dash: DASHES[index % 8], shape: SHAPES[(index + Math.floor(index / 8)) % 8] });
 
 /** A mark of a method at a place. */
 function mark(index, x, y, radius = 4.5) {
