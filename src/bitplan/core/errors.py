@@ -66,7 +66,9 @@ class UnknownName(InputError):
     """A name that is not among the known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        super().__init__(f"unknown {what} {name!r}{suggestion(name, known)}{hint and f'. {hint}'}")
+        near = suggestion(name, known)
+        rest = f"{'' if near.endswith('?') else '.'} {hint}" if hint else ""
+        super().__init__(f"unknown {what} {name!r}{near}{rest}")
         self.name = name
 
 
