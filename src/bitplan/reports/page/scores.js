@@ -112,7 +112,7 @@ const DENSE = 24; // budgets from which whiskers would hide each other
 function apart(area, amounts, count) {
   const places = amounts.map((amount) => area.x(amount)).sort((one, other) => one - other);
   const gaps = places.slice(1).map((place, before) => place - places[before]);
-  return Math.min(9, Math.min(...gaps, area.width / 4) / (2 * count));
+  return gaps.length ? Math.min(9, Math.min(...gaps) / (2 * count)) : Math.min(40, (0.7 * area.width) / count);
 }
 
 /** One method: line, spread of one standard deviation, marks, and stars; `aside` of the budget by so many pixels. */
