@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -22,6 +23,31 @@ EIGHT = Precision.parse("w8a8")
 
 def layer(name, macs=100, weights=10, in_features=256, fixed=None, why=""):
     return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=in_features, fixed=fixed, why=why)
+
+
+@pytest.fixture(scope="session")
+def ray_nodes():
+    """A context in which there is a Ray cluster on this machine, whose workers find what is in a folder.
+
+    It has a head that does no work, and two nodes that do.
+    """
+
+    @contextmanager
+    def running(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            import ray
+            from ray.cluster_utils import Cluster as Nodes
+
+            cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+            for _ in range(2):
+                cluster.add_node(num_cpus=1)
+            yield cluster
+            ray.shutdown()
+            cluster.shutdown()
+
+    return running
 
 
 @pytest.fixture

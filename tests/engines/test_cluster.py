@@ -1,7 +1,6 @@
 """A Ray cluster of several nodes, on this machine, that loses a node or its driver."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,20 +18,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def nodes(monkeypatch):
-    """A head that does no work, and two nodes that do."""
-    paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", paths)
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray.cluster_utils import Cluster as Nodes
-
-    cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(2):
-        cluster.add_node(num_cpus=1)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+def nodes(ray_nodes):
+    with ray_nodes(HERE) as cluster:
+        yield cluster
 
 
 def wait_for(count, folder):

@@ -22,20 +22,9 @@ PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    """A Ray cluster on this machine: a head that does no work, and two nodes that do."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-        from ray.cluster_utils import Cluster as Nodes
-
-        cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
-        for _ in range(2):
-            cluster.add_node(num_cpus=1)
+def nodes(ray_nodes):
+    with ray_nodes(HERE) as cluster:
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class Killer(threading.Thread):
