@@ -101,9 +101,7 @@ def tables(
     which: Annotated[
         str, typer.Option(help="frontier, costs, compression, layers, agreement, differences.")
     ] = "frontier",
-    budgets: Annotated[
-        str, typer.Option(help="Budgets for layers, agreement and differences, chosen anew: 60%,80%.")
-    ] = "",
+    budgets: Annotated[str, typer.Option(help="Budgets for layers and differences, chosen anew: 60%,80%.")] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
 ) -> None:

@@ -99,7 +99,7 @@ def selections(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     return Table(f"{run.study.name}: selections", tuple(map(Column, ("group", "method", "budget", "precision"))), rows)
 
 
-def agreement(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+def agreement(run: RunFolder) -> Table:
     """How alike two methods rank the groups: Spearman's correlation of their gains, a row and a column per method."""
     known = run.gains
     rows = tuple((one, *(rank_correlation(known[one], known[other]) for other in known)) for one in known)
@@ -107,19 +107,11 @@ def agreement(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     return Table(title, (Column("method"), *numbers(*known, digits=2)), rows)
 
 
-def agreements(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """The same, a row per two methods, and how many groups they choose differently within each budget."""
-    within, chosen, known = tuple(budgets) or run.study.budgets, _chosen(run, budgets), run.gains
-    rows = tuple(
-        (
-            one,
-            other,
-            rank_correlation(known[one], known[other]),
-            *(_apart(chosen, run, one, other, at) for at in within),
-        )
-        for one, other in combinations(known, 2)
-    )
-    columns = (Column("method"), Column("other"), *numbers("rank correlation", *(f"differ at {at}" for at in within)))
+def correlations(run: RunFolder) -> Table:
+    """The same, a row per two methods."""
+    known = run.gains
+    rows = tuple((one, other, rank_correlation(known[one], known[other])) for one, other in combinations(known, 2))
+    columns = (Column("method"), Column("other"), *numbers("rank correlation"))
     return Table(f"{run.study.name}: agreement of the methods", columns, rows)
 
 
@@ -135,6 +127,17 @@ def differences(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     of = len(run.graph.selectable) if run.graph else 0
     title = f"{run.study.name}: groups (of {of}) that two methods choose differently at {', '.join(within)}"
     return Table(title, (Column("method"), *(Column(title, number=True) for title in titles)), rows)
+
+
+def distances(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """The same, a row per two methods and a column per budget."""
+    within, chosen = tuple(budgets) or run.study.budgets, _chosen(run, budgets)
+    rows = tuple(
+        (one, other, *(_apart(chosen, run, one, other, budget) for budget in within))
+        for one, other in combinations(run.gains, 2)
+    )
+    columns = (Column("method"), Column("other"), *numbers(*(f"differ at {budget}" for budget in within)))
+    return Table(f"{run.study.name}: groups that two methods choose differently", columns, rows)
 
 
 def compression(run: RunFolder) -> Table:
@@ -158,27 +161,30 @@ def compression(run: RunFolder) -> Table:
 
 TABLES: dict[str, tuple[Callable[[RunFolder], Table], Callable[[RunFolder], Table]]] = {
     "frontier": (frontier, scores),
+    "agreement": (agreement, correlations),
     "costs": (costs, costs),
     "compression": (compression, compression),
 }
 _Chosen = Callable[[RunFolder, Sequence[str]], Table]
 CHOSEN: dict[str, tuple[_Chosen, _Chosen]] = {
     "layers": (layers, selections),
-    "agreement": (agreement, agreements),
-    "differences": (differences, agreements),
+    "differences": (differences, distances),
 }
 
 
 def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()) -> Table:
-    """A table by name; `plain` has one value per cell, for programs; `budgets` others than the study's, where no
-    training is needed."""
+    """A table by name; `plain` has one value per cell, for programs.
+
+    `budgets` may be others than the study's where nothing needs to be trained for them.
+    """
     if which in CHOSEN:
         return CHOSEN[which][plain](run, budgets)
     if which not in TABLES:
         raise UnknownName("table", which, (*TABLES, *CHOSEN))
     if budgets:
         raise InputError(
-            f"the table {which} is of trained networks: budgets are those of the study; {', '.join(CHOSEN)} take others"
+            f"the table {which} is of trained networks, or of no budget: {' and '.join(CHOSEN)} take budgets other "
+            "than the study's"
         )
     return TABLES[which][plain](run)
 
