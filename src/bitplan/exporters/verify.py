@@ -54,7 +54,7 @@ def verify(
     executed = executable(source, exporter, model)
     taps = Taps(source, root_of(model), runtime_of(exporter)) if isinstance(exporter, Onnx | Qonnx) else None
     task: Any = data if hasattr(data, "batches") else None
-    data = task or list(data)  # type: ignore[arg-type]
+    data = list(data) if task is None else task  # type: ignore[arg-type]
     with _reference(model, weights_only=isinstance(exporter, MatMulNBits)):
         both = _Both(model, executed, tolerance, taps)
         scores: dict[str, Any] = {}
@@ -67,12 +67,16 @@ def verify(
         verdict = Verdict(
             file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores
         )
-        if equal and not verdict.unexplained and not verdict.enough:
-            control = _Both(model, Doubled(model), math.inf, None)
-            _run(control, data, min(_CONTROLLED, both.samples), batch_size)
-            share = control.predictions_equal / control.predictions
-            verdict = verdict.model_copy(update={"control": share, "control_samples": control.samples})
-    return verdict
+        if not equal or verdict.unexplained or verdict.enough:
+            return verdict
+        return verdict.model_copy(update=_control(model, data, min(_CONTROLLED, both.samples), batch_size))
+
+
+def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
+    """How often a model predicts the same in double precision."""
+    both = _Both(model, Doubled(model), math.inf, None)
+    _run(both, data, limit, batch_size)
+    return {"control": both.predictions_equal / both.predictions, "control_samples": both.samples}
 
 
 def exporter_of(path: Path) -> Exporter:

@@ -77,6 +77,8 @@ class Compare(Draws):
             found = []
             for batch in self.drawn(job):
                 before, after = (self.task.logits(self.task.forward(one, batch)) for one in both)
+                if not all(scores.isfinite().all() for scores in before):
+                    raise InputError("the network's own answers are NaN or infinite: train it first")
                 found.append(float(divergence(after, before, job.temperature)))
         if not np.isfinite(found).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")

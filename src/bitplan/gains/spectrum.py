@@ -58,12 +58,8 @@ def traces(
     found, seconds = torch.zeros(0, len(curve.weights), dtype=torch.float64), 0.0
     while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
         wanted = range(len(found), min(len(found) + ROUND, probes))
-
-        def round_of(wanted: range = wanted) -> Probed:
-            return Probed(products=tuple(map(tuple, _round(curve, wanted, seed, probes, progress).tolist())))
-
         job = partial(Probes, first=wanted.start, count=len(wanted))
-        probed = _kept(curve, seed, folder, job, Probed, round_of)
+        probed = _kept(curve, seed, folder, job, Probed, partial(_round, curve, wanted, seed, probes, progress))
         seconds += probed.seconds
         found = torch.cat([found, torch.tensor(probed.products, dtype=torch.float64)])
     means, errors = _mean_and_error(found)
@@ -93,18 +89,16 @@ def top_eigenvalues(
 
     Each layer needs products of its own: with all layers' vectors in one product, the blocks beside the diagonal would
     be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Every round
-    of layers is kept in the folder, where there is one, and read from it if it is there already. And the seconds.
+    of layers is kept in the folder, where there is one, and read from it if it is there already. The second value is
+    the seconds that all took.
     """
     names, seconds = list(curve.weights), 0.0
     found: list[float] = []
     for first in range(0, len(names), ROUND):
         places = range(first, min(first + ROUND, len(names)))
-
-        def powers(places: range = places) -> Eigenvalues:
-            return Eigenvalues(values=tuple(_powers(curve, places, iterations, tolerance, seed, progress)))
-
         job = partial(Powers, iterations=iterations, tolerance=tolerance, first=first, count=len(places))
-        tops = _kept(curve, seed, folder, job, Eigenvalues, powers)
+        work = partial(_powers, curve, places, iterations, tolerance, seed, progress)
+        tops = _kept(curve, seed, folder, job, Eigenvalues, work)
         found += tops.values
         seconds += tops.seconds
     return dict(zip(names, found, strict=True)), seconds
@@ -144,7 +138,7 @@ def _timed(work: Callable[[], Outcome]) -> Outcome:
 
 def _powers(
     curve: Curvature, places: range, iterations: int, tolerance: float, seed: int, progress: Progress | None
-) -> list[float]:
+) -> Eigenvalues:
     """The largest eigenvalues of some layers, by their places."""
     weights = list(curve.weights.values())
     vectors = {at: _unit(_gaussian(weights[at], seed, at)) for at in places}
@@ -170,7 +164,7 @@ def _powers(
             break
     if not all(map(math.isfinite, values.values())):
         raise InputError("the curvature of the loss is not finite: check the data and the weights")
-    return list(values.values())
+    return Eigenvalues(values=tuple(values.values()))
 
 
 def _gaussian(weight: Tensor, seed: int, number: int) -> Tensor:
@@ -178,8 +172,8 @@ def _gaussian(weight: Tensor, seed: int, number: int) -> Tensor:
     return torch.randn(weight.shape, generator=generator).to(weight)
 
 
-def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Tensor:
-    """vᵀHv of every layer for some probes, averaged over the batches: (probes, layers)."""
+def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Probed:
+    """vᵀHv of every layer for some probes, averaged over the batches."""
     weights = list(curve.weights.values())
     found = torch.zeros(len(wanted), len(weights), dtype=torch.float64)
     done = wanted.start * len(curve.data.batches)
@@ -195,7 +189,7 @@ def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Pro
         del grads, products  # the graph is large: let it go before the next one is built
     if not found.isfinite().all():
         raise InputError("the curvature of the loss is not finite: check the data and the weights")
-    return found
+    return Probed(products=tuple(map(tuple, found.tolist())))
 
 
 def _mean_and_error(found: Tensor) -> tuple[list[float], list[float]]:
