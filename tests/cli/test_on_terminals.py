@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from bitplan.cli import show, sweeping
+from bitplan.cli import show, show_runs
 from bitplan.core.records import Plan
 from bitplan.reports.formats import Column, Table, numbers
 
@@ -31,7 +31,7 @@ def screen(monkeypatch):
     def make(width, act, *given, colour=False, **options):
         out = io.StringIO()
         made = Console(file=out, width=width, force_terminal=colour, color_system="standard" if colour else None)
-        for module in (show, sweeping):
+        for module in (show, show_runs):
             monkeypatch.setattr(module, "console", lambda: made)
         act(*given, **options)
         return out.getvalue().splitlines()
@@ -40,7 +40,7 @@ def screen(monkeypatch):
 
 
 def test_a_table_that_fits_stands_in_one_piece(screen):
-    lines = screen(160, sweeping.show_table, WIDE)
+    lines = screen(160, show_runs.show_table, WIDE)
     assert sum("method" in line.split()[:1] for line in lines) == 1
     ends = [
         lines[row].index(text) + len(text) for row, text in ((1, "90%"), (3, "88.51 ± 0.18"), (4, "* 90.25 ± 0.34"))
@@ -51,7 +51,7 @@ def test_a_table_that_fits_stands_in_one_piece(screen):
 
 @pytest.mark.parametrize("width", [48, 64, 80])
 def test_a_wide_table_goes_on_below_and_loses_nothing(screen, width):
-    lines = screen(width, sweeping.show_table, WIDE)
+    lines = screen(width, show_runs.show_table, WIDE)
     assert all(len(line.rstrip()) <= width for line in lines)
     text = "\n".join(lines)
     for row in ROWS:
@@ -66,7 +66,7 @@ def test_headings_and_texts_are_folded_before_numbers_are_cut(screen, width):
     columns = (Column("method"), Column("budget"), *numbers("GBOPs without ends", "times smaller"), Column("so"))
     said = "cannot be significant: p is at least 0.1 with 3 and 3 seeds"
     table = Table("t", columns, (("last_to_first", "85%", "0.05161", "1,234,567.89", said),))
-    text = "\n".join(screen(width, sweeping.show_table, table))
+    text = "\n".join(screen(width, show_runs.show_table, table))
     for value in ("last_to_first", "85%", "0.05161", "1,234,567.89"):
         assert value in text
     for word in [*said.split(), *(word for column in columns for word in column.name.split())]:
@@ -74,14 +74,14 @@ def test_headings_and_texts_are_folded_before_numbers_are_cut(screen, width):
 
 
 def test_colour_and_bold_are_for_terminals(screen):
-    assert any("\x1b[" in line for line in screen(80, sweeping.show_table, WIDE, colour=True))
-    assert not any("\x1b" in line for line in screen(80, sweeping.show_table, WIDE))
+    assert any("\x1b[" in line for line in screen(80, show_runs.show_table, WIDE, colour=True))
+    assert not any("\x1b" in line for line in screen(80, show_runs.show_table, WIDE))
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_names_of_layers_stay_whole(screen, graph, width):
     plan = Plan.uniform(graph, 4)
-    lines = screen(width, lambda: sweeping.console().print(show._bars(plan, graph)))
+    lines = screen(width, lambda: show_runs.console().print(show._bars(plan, graph)))
     for layer in graph.layers:
         assert sum(line.split()[:1] == [layer.name] for line in lines) == 1
     assert any("████" in line for line in lines)

@@ -18,7 +18,7 @@ from bitplan.core.errors import FileError
 from bitplan.engines import lease
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
-from bitplan.engines.lease import Holder, Watch, held, read_lease
+from bitplan.engines.lease import Holder, SilentHolders, held, read_lease
 
 HERE = Path(__file__).parent
 
@@ -136,7 +136,7 @@ def test_a_lease_is_exclusive_and_ends_with_its_block(tmp_path):
 def test_a_silent_holder_is_taken_over_after_some_patience_only(tmp_path):
     path = tmp_path / "leases" / "a"
     foreign(path)
-    watch = Watch(patience=0.05)
+    watch = SilentHolders(patience=0.05)
     assert watch.stale(path) is None
     time.sleep(0.06)
     os.utime(path)  # a sign of life

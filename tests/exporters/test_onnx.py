@@ -14,9 +14,9 @@ from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.exporters import onnx_graph
+from bitplan.exporters.divergence import leaves
 from bitplan.exporters.matmulnbits import MatMulNBits
 from bitplan.exporters.onnx_qdq import Onnx
-from bitplan.exporters.ties import leaves
 
 CNN_TO_BERT = ["mixed", "words", "digits_resnet", "digits_transformer", "pspnet", "bert", "vit", "mobilenet"]
 ODD = {"left": "w3a5", "right": "w3a5", "each": "w2a6", "up": "w5a2", "point": "w7a9", "head": "w12a16"}

@@ -15,7 +15,7 @@ from bitplan.adapters.onnxruntime import Session
 from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.errors import FileError, InputError, MissingExtra
 from bitplan.core.verdicts import Verdict
-from bitplan.exporters.ties import Taps
+from bitplan.exporters.divergence import Taps
 
 EXAMPLE = torch.empty(1, 8)
 

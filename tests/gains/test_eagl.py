@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from bitplan.core.checkpoints import Checkpoint
+from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer, Plan
 from bitplan.core.store import save
 from bitplan.gains.base import Context
 from bitplan.gains.counting import modules
-from bitplan.gains.counting.entropy import entropy
 from bitplan.gains.eagl import Eagl
 from bitplan.graph.checkpoint import open_checkpoint
 from bitplan.graph.names import read_graph

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.gains.counting import compiled, histogram, plain, steps
-from bitplan.gains.counting.entropy import bootstrap, entropy
+from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
 from bitplan.graph.files.tensors import Tensor
 

@@ -16,10 +16,10 @@ from bitplan.core.jobs import Tuned
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context
-from bitplan.gains.doubt import Scales
 from bitplan.gains.drift import Drift
-from bitplan.gains.drop import Seen
-from bitplan.gains.racing import AlpsRacing, Table
+from bitplan.gains.drop import MeasuredBatches
+from bitplan.gains.margins import Scales
+from bitplan.gains.racing import AlpsRacing, LossTable
 
 NARROW = (1, 12, 4, 12, 12, 2, 12, 12, 3, 12)  # channels of a network: where there are few, two bits hurt
 
@@ -77,7 +77,7 @@ class Simulated:
         tuner = SimpleNamespace(graph=graph, run=self.run, job=self.job, work=SimpleNamespace(task=Stripes(39_000)))
         tuner.run_of_all = SimpleNamespace(recipe=RECIPE.model_copy(update={"batch_size": 100}))
         monkeypatch.setattr(AlpsRacing, "_tuner", lambda *_: tuner)
-        monkeypatch.setattr(Drift, "measure", lambda *_: Seen(-1 - batches, 1, 0.0))
+        monkeypatch.setattr(Drift, "measure", lambda *_: MeasuredBatches(-1 - batches, 1, 0.0))
         self.noise = noise
 
     def job(self, lowered, *, seed, steps):
@@ -144,16 +144,16 @@ def test_a_race_too_short_to_tell_anything_is_refused(monkeypatch):
 
 
 def test_losses_are_carried_by_a_line():
-    before = Table(np.array([[1.0], [2.0], [3.0], [5.0]]), np.full((4, 1), 0.1))
+    before = LossTable(np.array([[1.0], [2.0], [3.0], [5.0]]), np.full((4, 1), 0.1))
     raced = np.array([True, True, True, False])
-    measured = Table(np.array([[11.0], [12.0], [13.0], [np.nan]]), np.full((4, 1), np.nan))
+    measured = LossTable(np.array([[11.0], [12.0], [13.0], [np.nan]]), np.full((4, 1), np.nan))
     after = before.carried(measured, raced, alike=False)
     assert after.losses.ravel().tolist() == pytest.approx([11, 12, 13, 15])
     assert after.errors.ravel().tolist() == pytest.approx([0, 0, 0, 0.1], abs=1e-9)
-    falling = Table(measured.losses[[2, 1, 0, 3]], measured.errors)
+    falling = LossTable(measured.losses[[2, 1, 0, 3]], measured.errors)
     assert before.carried(falling, raced, alike=False).losses[3, 0] == pytest.approx(12), "never falling"
-    equal = Table(np.array([[1.0], [1.001], [1.0], [5.0]]), np.full((4, 1), 0.1))
-    noisy = Table(np.array([[1.0], [1.3], [1.0], [np.nan]]), np.full((4, 1), np.nan))
+    equal = LossTable(np.array([[1.0], [1.001], [1.0], [5.0]]), np.full((4, 1), 0.1))
+    noisy = LossTable(np.array([[1.0], [1.3], [1.0], [np.nan]]), np.full((4, 1), np.nan))
     assert equal.carried(noisy, raced, alike=True).losses[3, 0] == pytest.approx(5.1, abs=0.3), "noise draws no line"
 
 

@@ -62,6 +62,15 @@ def test_names_say_what_is_inside(path):
     assert not {"utils", "helpers", "manager", "common"} & set(path.with_suffix("").parts)
 
 
+def test_one_class_has_one_name():
+    homes = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT / "src")))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
 def optional_libraries():
     """Library → what the comment beside it in pyproject.toml says."""
     text = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\nbench = [")[0]

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitplan.quant.lsq import FLOOR, code_range, codes, first_step, lsq, positive
+from bitplan.core.codes import code_range
+from bitplan.quant.lsq import FLOOR, codes, first_step, lsq, positive
 
 RANGES = [(bits, signed) for bits in (2, 4, 8) for signed in (True, False)]
 FUSED = pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])

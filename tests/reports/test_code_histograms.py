@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bitplan.reports.weights import entropy, lowered
+from bitplan.core.codes import entropy
+from bitplan.reports.weights import lowered
 
 
 def counts_of(weights, step, bits):

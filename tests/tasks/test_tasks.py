@@ -7,10 +7,10 @@ import torch
 from squads import small_bert
 from torch import nn
 
+from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import TASKS
 from bitplan.tasks.base import load_task
-from bitplan.tasks.classification import evaluating
 
 SMALL = {"train_size": 24, "test_size": 32, "resize": 36, "classes": 3}
 CLASSIFY = ["digits", "cifar10", "imagenet"]
@@ -126,7 +126,7 @@ def test_the_score_repeats_and_leaves_the_model_as_it_was(task, model):
 @pytest.mark.parametrize("task", CLASSIFY, indirect=True)
 def test_the_score_is_the_percent_classified_right(task, model):
     labels = torch.cat([labels for _, labels in passed(task, "test")])
-    with evaluating(model), torch.no_grad():
+    with inference(model), torch.no_grad():
         guesses = torch.cat([model(images).argmax(1) for images, _ in passed(task, "test")])
     assert task.score(model) == pytest.approx(100 * float((guesses == labels).double().mean()))
 

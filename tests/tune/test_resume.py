@@ -187,8 +187,8 @@ def test_a_damaged_folder_is_told_in_one_line(tmp_path, damage):
 
 def test_checkpoints_come_at_intervals_and_leave_no_other_files(tmp_path, monkeypatch):
     saved = []
-    plain = resume.RunFolder.save
-    monkeypatch.setattr(resume.RunFolder, "save", lambda *given: (saved.append(given[-1].step), plain(*given)))
+    plain = resume.TrainingFolder.save
+    monkeypatch.setattr(resume.TrainingFolder, "save", lambda *given: (saved.append(given[-1].step), plain(*given)))
     finetune_(network(), TASK, RECIPE, folder=tmp_path / "rare")
     assert saved == [20]
     saved.clear()
@@ -201,7 +201,7 @@ def test_checkpoints_come_at_intervals_and_leave_no_other_files(tmp_path, monkey
 
 def test_writing_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
-    folder = resume.RunFolder(tmp_path, resume.describe_run(network(), TASK, RECIPE, None, 0))
+    folder = resume.TrainingFolder(tmp_path, resume.describe_run(network(), TASK, RECIPE, None, 0))
     model = network()
     folder.save(model, torch.optim.SGD(model.parameters()), resume.Point(1, 1.0))
     assert not folder.due()

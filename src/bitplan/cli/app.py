@@ -39,7 +39,7 @@ from bitplan.cli.options import (
     TeacherWeights,
     Threads,
 )
-from bitplan.cli.steps import Setting, emit, estimated, graph_and_gains, model_of, only, priced, sureness
+from bitplan.cli.steps import MethodOptions, emit, estimated, graph_and_gains, model_of, only, priced, sureness
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -109,7 +109,7 @@ def plan(
 
     graph, gains = graph_and_gains(
         target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
-        Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
+        MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
     )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
@@ -147,7 +147,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = RuleOptions(first, last, narrow, fix, free, link)
-    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", Setting(seed))
+    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -221,7 +221,7 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    setting = Setting(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
+    setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
     gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows

@@ -8,7 +8,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitplan.cli.sweeping import clock, show_table
+from bitplan.cli.show_runs import show_table
+from bitplan.core.progress import clock
 from bitplan.core.runs import RunFolder
 from bitplan.reports.document import report as write_report
 from bitplan.reports.tables import costs, frontier

@@ -93,7 +93,7 @@ def _of_run(path: Path, pick: Pick, shape: str | None, plan_only: bool) -> Opene
 def _trained(run: RunFolder, result: Result, words: str, threads: int | None) -> Any:
     """The network of a result; says what is trained, and where it scores otherwise than recorded."""
     from bitplan.cli.steps import limit_threads, progress_bar
-    from bitplan.cli.sweeping import clock
+    from bitplan.core.progress import clock
     from bitplan.study.networks import is_kept, trained_network
 
     if is_kept(run, result):

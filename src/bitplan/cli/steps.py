@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodOptions:
     """What a method may use, as typed."""
 
     seed: int = 0
@@ -53,7 +53,7 @@ class Setting:
 
 def graph_and_gains(
     target: str, gain: str, choices: str, option: Sequence[str],
-    shape: str | None, rules: Any, device: str, setting: Setting,
+    shape: str | None, rules: Any, device: str, setting: MethodOptions,
 ) -> tuple[Graph, Gains]:  # fmt: skip
     """Build, trace and estimate; weights are loaded only where the method looks at them."""
     from bitplan.cli.inputs import read_target
@@ -108,7 +108,9 @@ def model_of(name: str | None, device: str) -> Any:
     return load_model(name)[0].to(device)
 
 
-def estimated(method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: Setting) -> Gains:
+def estimated(
+    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: MethodOptions
+) -> Gains:
     """Estimate with a progress bar; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
 
@@ -119,7 +121,9 @@ def estimated(method: str, model: Any, graph: Graph, choices: str, option: Seque
         return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
 
 
-def _announce(method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: Setting) -> None:
+def _announce(
+    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: MethodOptions
+) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
     from bitplan.gains.base import make_gain

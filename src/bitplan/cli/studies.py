@@ -45,14 +45,14 @@ def sweep(
     read = read_study(study)
     folder = run or Path("runs") / read.name
     if dry_run:
-        from bitplan.cli.sweeping import show_forecast
+        from bitplan.cli.show_runs import show_forecast
         from bitplan.study.forecast import forecast
 
         show_forecast(read, folder, forecast(read, folder), as_json=json)
         return
     summary = run_sweep(read, folder, retry=retry, only=only, workers=workers)
     if json:
-        from bitplan.cli.sweeping import print_summary
+        from bitplan.cli.show_runs import print_summary
 
         print_summary(summary, folder)
     else:
@@ -63,7 +63,7 @@ def sweep(
 
 def status(run: RunPath, json: Json = False) -> None:
     """Show how far a run is; from any terminal, at any time."""
-    from bitplan.cli.sweeping import show_status
+    from bitplan.cli.show_runs import show_status
     from bitplan.study.status import status as look
 
     show_status(look(run), as_json=json)
@@ -83,11 +83,11 @@ def compare(
     folder = RunFolder(run)
     chosen = None if against == "all" else against or folder.study.methods[0].title
     if json:
-        from bitplan.cli.sweeping import print_tables
+        from bitplan.cli.show_runs import print_tables
 
         print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=holm)})
         return
-    from bitplan.cli.sweeping import show_table
+    from bitplan.cli.show_runs import show_table
 
     show_table(frontier(folder))
     if chosen is None:
@@ -117,7 +117,7 @@ def tables(
         budgets=[one.strip() for one in budgets.split(",") if one.strip()],
     )
     if form is None and output is None:
-        from bitplan.cli.sweeping import show_table
+        from bitplan.cli.show_runs import show_table
 
         show_table(table)
         return
@@ -139,13 +139,13 @@ def additivity(
     json: Json = False,
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
-    from bitplan.cli.sweeping import show_additivity, watching
+    from bitplan.cli.show_runs import show_additivity, showing_progress
     from bitplan.core.runs import RunFolder
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
     study = folder.study
-    with watching() as progress:
+    with showing_progress() as progress:
         if pairs:
             study_pairs(study, run, progress=progress, count=pairs, samples=samples, by=by)
         if networks:
@@ -195,7 +195,7 @@ def run_sweep(
     study: Study, folder: Path, *, retry: bool = False, only: list[str] | None = None, workers: int | None = None
 ) -> Summary:
     """Sweep with a bar on a terminal, or a line per event where there is none."""
-    from bitplan.cli.sweeping import watching
+    from bitplan.cli.show_runs import showing_progress
     from bitplan.study.sweep import sweep as sweep_study
 
     engine: Any = None
@@ -204,7 +204,7 @@ def run_sweep(
 
         engine = Local(workers=workers)
     try:
-        with watching() as progress:
+        with showing_progress() as progress:
             return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
     except WriteError as error:
         line = " ".join(str(error).split())
@@ -214,7 +214,7 @@ def run_sweep(
 
 def show_run(folder: Path) -> None:
     """The frontier where there is one, and what is not done."""
-    from bitplan.cli.sweeping import show_status, show_table
+    from bitplan.cli.show_runs import show_status, show_table
     from bitplan.core.runs import RunFolder
     from bitplan.reports.tables import frontier
     from bitplan.study.status import status as look

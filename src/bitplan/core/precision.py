@@ -13,13 +13,15 @@ from bitplan.core.errors import InputError
 from bitplan.core.record import Value
 
 _WRITTEN = re.compile(r"w(\d+)a(\d+)")
+LEFT_ALONE_BITS = 16
+"""So many bits mean: not quantized, as it is."""
 
 
 class Precision(Value):
     """Bits of a layer's weights and of its input; written "w4a4". `a16` leaves activations alone."""
 
-    weight_bits: int = Field(ge=2, le=16)
-    act_bits: int = Field(ge=2, le=16)
+    weight_bits: int = Field(ge=2, le=LEFT_ALONE_BITS)
+    act_bits: int = Field(ge=2, le=LEFT_ALONE_BITS)
 
     @model_validator(mode="before")
     @classmethod
@@ -45,6 +47,26 @@ class Precision(Value):
     def __repr__(self) -> str:
         return f"Precision({str(self)!r})"
 
+    @property
+    def quantizes_weights(self) -> bool:
+        """Whether the weights have codes, or are left alone."""
+        return self.weight_bits < LEFT_ALONE_BITS
+
+    @property
+    def quantizes_inputs(self) -> bool:
+        """Whether the inputs have codes, or are left alone."""
+        return self.act_bits < LEFT_ALONE_BITS
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether nothing of the layer is quantized."""
+        return not (self.quantizes_weights or self.quantizes_inputs)
+
+    @classmethod
+    def weights_only(cls, bits: int) -> Precision:
+        """Weights of so many bits, inputs left alone."""
+        return cls(weight_bits=bits, act_bits=LEFT_ALONE_BITS)
+
     def above(self, other: Precision) -> bool:
         """Tell whether neither field is lower than the other's and one is higher."""
         mine, theirs = (self.weight_bits, self.act_bits), (other.weight_bits, other.act_bits)
@@ -57,6 +79,7 @@ class Precision(Value):
 
 
 PrecisionLike = Precision | str | int
+LEFT_ALONE = Precision.weights_only(LEFT_ALONE_BITS)
 
 
 def parse_choices(written: str | Iterable[PrecisionLike]) -> tuple[Precision, ...]:

@@ -5,7 +5,8 @@ bitplan's own entries are entry points too (`pyproject.toml`), so listing the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -63,6 +64,27 @@ class Registry:
             return point.load()
         except (ImportError, AttributeError) as error:
             raise InputError(f"the {self.what} {name!r} ({point.value}) does not load: {error}") from error
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+        """The thing of that name, a dataclass, with these options; an unknown or missing one is said."""
+        factory = self.get(name)
+        known = [option.name for option in dataclasses.fields(factory)]
+        for option in options:
+            if option not in known:
+                raise UnknownName(f"option of {name}", option, known)
+        try:
+            return factory(**options)
+        except TypeError as error:
+            raise InputError(f"{name}: {error}") from None
+
+    def name_of(self, thing: Any) -> str:
+        """The name that a thing's class is registered under; of one that is not, the class's own in lower case."""
+        kind = type(thing)
+        for name, registered in self._registered.items():
+            if registered is kind:
+                return name
+        own = f"{kind.__module__}:{kind.__qualname__}"
+        return next((name for name, point in self._installed.items() if point.value == own), kind.__name__.lower())
 
 
 GAINS = Registry("gain")

@@ -55,9 +55,9 @@ def _find(cost: str | Cost) -> tuple[Cost, str]:
     if not isinstance(cost, str):
         return cost, getattr(cost, "__name__", type(cost).__name__)
     if Path(cost).suffix in (".csv", ".json"):
-        from bitplan.costs.table import Table
+        from bitplan.costs.table import TableCost
 
-        return Table.read(cost), Path(cost).stem
+        return TableCost.read(cost), Path(cost).stem
     found: Cost = COSTS.get(cost)
     return found, cost
 

@@ -12,5 +12,5 @@ STEP_BITS = 32
 @measured_in("bits")
 def memory(layer: Layer, precision: Precision) -> int:
     """Weights at their precision, one step for them and one for the input (none where left alone)."""
-    steps = (precision.weight_bits < 16 and layer.weights > 0) + (precision.act_bits < 16)
+    steps = (precision.quantizes_weights and layer.weights > 0) + precision.quantizes_inputs
     return layer.weights * precision.weight_bits + steps * STEP_BITS

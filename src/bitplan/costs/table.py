@@ -12,7 +12,7 @@ from bitplan.core.tables import Row, read_table
 
 
 @dataclass(frozen=True)
-class Table:
+class TableCost:
     """A cost function that looks its values up."""
 
     path: str
@@ -20,7 +20,7 @@ class Table:
     unit: str = ""
 
     @classmethod
-    def read(cls, path: str | Path) -> Table:
+    def read(cls, path: str | Path) -> TableCost:
         """Read the file; values must be whole numbers ≥ 0, in whichever unit was measured."""
         rows = read_table(path)
         for layer, row in rows.items():

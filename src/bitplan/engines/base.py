@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from bitplan.core.errors import UnknownName
 from bitplan.core.registry import ENGINES
 
 Item = TypeVar("Item")
@@ -45,10 +43,5 @@ def attempt(work: Callable[[Item], Outcome], item: Item) -> Outcome | Failure:
 
 def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
     """The engine of that name with its options."""
-    factory = ENGINES.get(name)
-    known = [option.name for option in dataclasses.fields(factory)]
-    for option in options:
-        if option not in known:
-            raise UnknownName(f"option of {name}", option, known)
-    engine: Engine = factory(**options)
+    engine: Engine = ENGINES.make(name, options)
     return engine

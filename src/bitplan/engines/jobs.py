@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from bitplan.core.record import Record
 from bitplan.core.store import load, save
 from bitplan.engines.base import Engine, Failure
-from bitplan.engines.lease import Watch, held
+from bitplan.engines.lease import SilentHolders, held
 from bitplan.engines.local import Local
 
 Job = TypeVar("Job", bound=Record)
@@ -39,7 +39,7 @@ def run_jobs(
     kept = _Kept(work, kind, folder)
     todo = [_Claim(job) for job in {job.id: job for job in jobs}.values()]
     elsewhere: list[_Claim[Job]] = []
-    watch = Watch()
+    watch = SilentHolders()
     while todo or elsewhere:
         done = [claim for claim in (*todo, *elsewhere) if kept.path(claim.job).is_file()]
         yield from ((claim.job, load(kept.path(claim.job), kind)) for claim in done)

@@ -80,7 +80,7 @@ def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
                 path.unlink()
 
 
-class Watch:
+class SilentHolders:
     """Looks at leases again and again, to find those whose holders have gone silent."""
 
     def __init__(self, patience: float = PATIENCE) -> None:

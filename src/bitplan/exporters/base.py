@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import secrets
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
@@ -82,12 +81,7 @@ def export(
 
 def make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
     """The exporter of that name with these options."""
-    factory = EXPORTERS.get(name)
-    known = [option.name for option in dataclasses.fields(factory)]
-    for option in options:
-        if option not in known:
-            raise UnknownName(f"option of {name}", option, known)
-    exporter: Exporter = factory(**options)
+    exporter: Exporter = EXPORTERS.make(name, options)
     return exporter
 
 

@@ -44,7 +44,7 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
             release_(module)
             adopt_(module, _Embedding)
         elif isinstance(module, WeightedCall):
-            module.__class__ = _Call
+            module.__class__ = _CallMarker
     _show_signature_(marked)
     args, kwargs = inputs_of(example)
     names: list[str] = []
@@ -102,7 +102,7 @@ class _Embedding(Adopted):
         return F.embedding(indices, quantizer(layer.weight) if isinstance(quantizer, _Weight) else layer.weight)
 
 
-class _Call(WeightedCall):
+class _CallMarker(WeightedCall):
     """A function given a parameter, which must be the one of the plan."""
 
     def quantized(self, operand: Tensor, owner: nn.Module) -> Tensor:

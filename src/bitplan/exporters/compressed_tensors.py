@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
-from bitplan.graph.rules import LEFT_ALONE
 
 _NAME = "compressed-tensors"
 
@@ -45,7 +44,7 @@ class CompressedTensors:
         parts = fit(source, TARGET, widen=self.widen)
         groups: dict[tuple[Precision, bool], list[str]] = defaultdict(list)
         for part in parts:
-            if part.precision != LEFT_ALONE:
+            if not part.precision.left_alone:
                 groups[part.precision, self._in_groups(part)].append(literal(part.name))
         config = {
             "quant_method": _NAME,
@@ -53,7 +52,7 @@ class CompressedTensors:
                 f"group_{index}": self._scheme(precision, in_groups, names)
                 for index, ((precision, in_groups), names) in enumerate(groups.items())
             },
-            "ignore": [literal(part.name) for part in parts if part.precision == LEFT_ALONE],
+            "ignore": [literal(part.name) for part in parts if part.precision.left_alone],
         }
         write_json(path, {"quantization_config": config})
 
@@ -74,7 +73,7 @@ class CompressedTensors:
         return {
             "targets": names,
             "weights": weights,
-            "input_activations": inputs if precision.act_bits < 16 else None,
+            "input_activations": inputs if precision.quantizes_inputs else None,
             "output_activations": None,
         }
 
@@ -85,7 +84,7 @@ class CompressedTensors:
             found = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
             for group in config["config_groups"].values():
                 inputs = group["input_activations"]
-                act = inputs["num_bits"] if inputs else 16
+                act = inputs["num_bits"] if inputs else LEFT_ALONE_BITS
                 precision = Precision(weight_bits=group["weights"]["num_bits"], act_bits=act)
                 found |= {unliteral(name): precision for name in group["targets"]}
         return ReadBack(found)

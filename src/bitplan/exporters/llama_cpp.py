@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import final
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.store import read_text
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import Part, Target, fit
-from bitplan.graph.rules import LEFT_ALONE
 
 _NAME = "llama.cpp"
 
 # Bits → type, for rows of whole blocks of 256 weights, and for those of whole blocks of 32 only.
-_BLOCKS_256 = {2: "q2_K", 3: "q3_K", 4: "q4_K", 5: "q5_K", 6: "q6_K", 8: "q8_0", 16: "f16"}
-_BLOCKS_32 = {4: "q4_0", 5: "q5_0", 8: "q8_0", 16: "f16"}
+_BLOCKS_256 = {2: "q2_K", 3: "q3_K", 4: "q4_K", 5: "q5_K", 6: "q6_K", 8: "q8_0", LEFT_ALONE_BITS: "f16"}
+_BLOCKS_32 = {4: "q4_0", 5: "q5_0", 8: "q8_0", LEFT_ALONE_BITS: "f16"}
 _BITS = {kind: bits for types in (_BLOCKS_256, _BLOCKS_32) for bits, kind in types.items()}
 
 _ENDS = {
@@ -61,7 +60,7 @@ def tensor_of(layer: str) -> str | None:
 def _types(part: Part) -> dict[int, str]:
     """The types that a row of this length can have; of an unknown length, those of most models."""
     if (tensor_of(part.name) or "").endswith(_NEVER) or part.row % 32:
-        return {16: "f16"}
+        return {LEFT_ALONE_BITS: "f16"}
     return _BLOCKS_32 if part.row % 256 else _BLOCKS_256
 
 
@@ -104,5 +103,5 @@ class LlamaCpp:
             if name is None or kind not in _BITS:
                 raise FileError(f"{path} is not a recipe for {_NAME} as bitplan writes it: {line!r}")
             bits = _BITS[kind]
-            found[name[1].replace("\\", "")] = Precision(weight_bits=bits, act_bits=16) if bits < 16 else LEFT_ALONE
+            found[name[1].replace("\\", "")] = Precision.weights_only(bits)
         return ReadBack(found)

@@ -52,7 +52,7 @@ class MatMulNBits:
 
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph and put the operator in the place of every product with a quantized weight."""
-        planned = [name for name, precision in source.plan.precisions.items() if precision.act_bits < 16]
+        planned = [name for name, precision in source.plan.precisions.items() if precision.quantizes_inputs]
         if planned and not self.widen:
             raise InputError(
                 f"matmulnbits keeps activations in float, but the plan quantizes the input of {planned[0]!r}"
@@ -80,7 +80,7 @@ class MatMulNBits:
             if layer in plan.precisions and layer not in codes:
                 codes[layer] = _codes_of(node, tensors[node.input[1]])
                 check_range(codes[layer], layer, plan.precisions[layer], path)
-        held = {layer: Precision(weight_bits=one.weight_bits, act_bits=16) for layer, one in plan.precisions.items()}
+        held = {layer: Precision.weights_only(one.weight_bits) for layer, one in plan.precisions.items()}
         return ReadBack(held, {layer: codes[layer] for layer in plan.precisions if layer in codes})
 
     def _multiply(self, draft: Draft) -> None:

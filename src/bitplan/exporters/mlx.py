@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import final
 
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import Part, Target, fit, read_json, reading, write_json
-from bitplan.graph.rules import LEFT_ALONE
 
 _NAME = "mlx"
 _SIZES = (128, 64, 32)
@@ -59,7 +58,7 @@ class Mlx:
         write_json(path, {"quantization": quantization})
 
     def _entry(self, part: Part) -> dict[str, int] | bool:
-        if part.precision == LEFT_ALONE:
+        if part.precision.left_alone:
             return False
         size = next(size for size in _SIZES if size <= self.group_size and part.row % size == 0)
         return {"group_size": size, "bits": part.precision.weight_bits}
@@ -69,7 +68,7 @@ class Mlx:
         with reading(path, _NAME):
             entries = read_json(path)["quantization"]
             found = {
-                name: Precision(weight_bits=entry["bits"], act_bits=16) if entry else LEFT_ALONE
+                name: Precision.weights_only(entry["bits"]) if entry else LEFT_ALONE
                 for name, entry in entries.items()
                 if name not in _TAKEN
             }

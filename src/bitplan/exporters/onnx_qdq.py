@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bitplan.adapters.onnx import onnx
+from bitplan.core.codes import code_bits, code_range
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
@@ -99,7 +100,7 @@ def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:
 def _quantized(draft: Draft, node: Node, about: Mapping[str, Any], widths: tuple[int, ...]) -> list[Node]:
     """QuantizeLinear and DequantizeLinear in the place of an input quantizer."""
     low, high, step = about["low"], about["high"], torch.tensor(about["scale"])
-    bits = (high - low + 1).bit_length() - 1
+    bits = code_bits(low, high)
     width = storage(bits, widths, about["path"])
     path = draft.fresh(about["path"])  # a layer may run twice
     value, nodes = node.input[0], []
@@ -203,8 +204,8 @@ def stored_codes(proto: Any, plan: Plan, path: Path) -> dict[str, Tensor]:
 
 def check_range(codes: Tensor, layer: str, precision: Precision, path: Path) -> None:
     """Raise if a code is outside the range of the layer's precision."""
-    half = 2 ** (precision.weight_bits - 1)
-    if codes.numel() and (int(codes.min()) < -half or int(codes.max()) >= half):
+    low, high = code_range(precision.weight_bits)
+    if codes.numel() and (int(codes.min()) < low or int(codes.max()) > high):
         raise FileError(f"{path}: layer {layer!r} has codes beyond {precision.weight_bits} bits, as the plan says")
 
 
@@ -222,6 +223,6 @@ def _input_ranges(proto: Any) -> dict[str, int]:
         if before is not None and before.name == f"{node.name.removesuffix('.quantize')}.clip":
             ends = before.input[1], makers[before.input[0]].input[1]
             high, low, step = (float(to_array(tensors[name])) for name in (*ends, node.input[1]))
-            bits = round(high / step - low / step + 1).bit_length() - 1
+            bits = code_bits(0, round(high / step - low / step))
         found[node.name.removesuffix(".quantize")] = bits
     return found

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bitplan.adapters.onnx import onnx
+from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
@@ -76,7 +77,7 @@ def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
 
 
 def _input(draft: Draft, node: Node, about: Mapping[str, Any]) -> list[Node]:
-    bits = (about["high"] - about["low"] + 1).bit_length() - 1
+    bits = code_bits(about["low"], about["high"])
     name = draft.fresh(about["path"])  # a layer may run twice
     return [_quant(draft, node.input[0], node.output[0], name, about["scale"], bits, signed=about["low"] < 0)]
 

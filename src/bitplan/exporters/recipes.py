@@ -15,12 +15,11 @@ from typing import Any
 from torch import nn
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.store import read_text
 from bitplan.exporters.base import Source
 from bitplan.graph.names import Names
-from bitplan.graph.rules import LEFT_ALONE
 from bitplan.quant.functions import PRODUCT_NAMES
 from bitplan.quant.sites import Site, find_sites
 
@@ -62,7 +61,7 @@ class Target:
         """The lowest precision at or above the part's that the target has for it."""
         weights = self.weight_bits(part) if part.kind in ("", *self.kinds) else ()
         weight = _at_least(part.precision.weight_bits, weights)
-        act = _at_least(part.precision.act_bits, self.act_bits if weight < 16 else ())
+        act = _at_least(part.precision.act_bits, self.act_bits if weight < LEFT_ALONE_BITS else ())
         return Precision(weight_bits=weight, act_bits=act)
 
     def why(self, part: Part) -> str:
@@ -72,7 +71,7 @@ class Target:
         fitted, asked = self.fit(part), part.precision
         if fitted.weight_bits != asked.weight_bits:
             return f"{asked.weight_bits}-bit weights" + (f" in rows of {part.row}" if part.row else "")
-        return f"{asked.act_bits}-bit activations" + (" beside float weights" if asked.weight_bits == 16 else "")
+        return f"{asked.act_bits}-bit activations" + (" beside float weights" if not asked.quantizes_weights else "")
 
 
 def fit(source: Source, target: Target, *, widen: bool) -> list[Part]:
@@ -91,7 +90,7 @@ def fit(source: Source, target: Target, *, widen: bool) -> list[Part]:
     changed = {name: (parts[name].precision, fitted[name], why) for name, why in reasons.items()}
     if changed and not widen:
         raise InputError(_refusal(target.name, changed))
-    if all(precision == LEFT_ALONE for precision in fitted.values()):
+    if all(precision.left_alone for precision in fitted.values()):
         raise InputError(f"a recipe for {target.name} would leave every layer of {source.plan.model} at 16 bits")
     if changed:
         log.warning("widened for %s: %s", target.name, _listing(changed))
@@ -154,7 +153,7 @@ def _parts(source: Source) -> list[Part]:
             usual = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
             kind = next((what for what, pattern in usual if re.search(pattern, name)), kind)
         if kind == "embedding":  # what it reads are indices
-            precision = Precision(weight_bits=precision.weight_bits, act_bits=16)
+            precision = Precision.weights_only(precision.weight_bits)
         parts.append(Part(name, precision, kind, row))
     return parts
 
@@ -223,7 +222,7 @@ def _lift_once_(
 
 
 def _at_least(bits: int, among: Sequence[int]) -> int:
-    return min(each for each in (*among, 16) if each >= bits)
+    return min(each for each in (*among, LEFT_ALONE_BITS) if each >= bits)
 
 
 Changes = Mapping[str, tuple[Precision, Precision, str]]

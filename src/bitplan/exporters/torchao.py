@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
-from bitplan.graph.rules import LEFT_ALONE
 
 _NAME = "torchao"
 TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
@@ -31,7 +30,7 @@ class Torchao:
         write_json(path, recipe)
 
     def _config(self, part: Part) -> dict[str, Any] | None:
-        if part.precision == LEFT_ALONE:
+        if part.precision.left_alone:
             return None
         dtype = {"_type": "torch.dtype", "_data": f"int{part.precision.weight_bits}"}
         granularity = (
@@ -39,7 +38,7 @@ class Torchao:
             if grouped(part, self.group_size)
             else {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
         )
-        if part.precision.act_bits == 16:
+        if not part.precision.quantizes_inputs:
             data = {"weight_dtype": dtype, "granularity": granularity}
             return {"_type": "IntxWeightOnlyConfig", "_version": 2, "_data": data}
         data = {"weight_dtype": dtype, "weight_granularity": granularity}
@@ -64,6 +63,6 @@ def torchao_config(path: str | Path) -> Any:
 def _precision(config: dict[str, Any] | None) -> Precision:
     if config is None:
         return LEFT_ALONE
-    acts = {"IntxWeightOnlyConfig": 16, "Int8DynamicActivationIntxWeightConfig": 8}
+    acts = {"IntxWeightOnlyConfig": LEFT_ALONE_BITS, "Int8DynamicActivationIntxWeightConfig": 8}
     bits = int(config["_data"]["weight_dtype"]["_data"].removeprefix("int"))
     return Precision(weight_bits=bits, act_bits=acts[config["_type"]])

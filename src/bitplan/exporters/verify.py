@@ -16,14 +16,15 @@ from torch.utils._pytree import tree_map
 from bitplan.adapters.onnx import read
 from bitplan.adapters.onnxruntime import Session
 from bitplan.adapters.qonnx import QuantSession
+from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Verdict
 from bitplan.exporters.base import Exporter
+from bitplan.exporters.divergence import Runtime, Taps, leaves
 from bitplan.exporters.matmulnbits import MatMulNBits
 from bitplan.exporters.onnx_qdq import Onnx
 from bitplan.exporters.packed import Packed, load_packed
 from bitplan.exporters.qonnx import Qonnx
-from bitplan.exporters.ties import Runtime, Taps, leaves
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
@@ -203,19 +204,15 @@ def _row(value: Any, place: int) -> Any:
 @contextmanager
 def _reference(model: nn.Module, *, weights_only: bool) -> Iterator[None]:
     """The model in inference mode; where the file keeps activations float, with its inputs left alone too."""
-    modes = [(module, module.training) for module in model.modules()]
     quiet = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if weights_only else []
-    model.eval()
     for quantizer in quiet:
         quantizer.enabled = False
     try:
-        with torch.no_grad():
+        with inference(model), torch.no_grad():
             yield
     finally:
         for quantizer in quiet:
             quantizer.enabled = True
-        for module, mode in modes:
-            module.training = mode
 
 
 def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
+from bitplan.core.progress import Progress
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
 from bitplan.plan.feasible import check_selectable
-
-Progress = Callable[[int, int, str], None]
-"""Called with how much is done, of how much, and what it was."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +109,10 @@ def looks_at_model(gain: Gain | type[Gain]) -> bool:
 def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:
     """The method of that name with these options, and the name it goes by."""
     if not isinstance(method, str):
-        return method, type(method).__name__.lower()
+        return method, GAINS.name_of(method)
     if Path(method).suffix in (".csv", ".json"):
         method, options = "table", {"path": method, **options}
-    factory = GAINS.get(method)
-    known = [option.name for option in dataclasses.fields(factory)]
-    for option in options:
-        if option not in known:
-            raise UnknownName(f"option of {method}", option, known)
-    try:
-        gain: Gain = factory(**options)
-    except TypeError as error:
-        raise InputError(f"{method}: {error}") from None
+    gain: Gain = GAINS.make(method, options)
     return gain, method
 
 

@@ -18,7 +18,7 @@ from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.drop import Draws, Seen, check_samples, lowered_jobs, one_at_a_time
+from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
@@ -49,7 +49,7 @@ class Drift:
         seen = self.measure(model, graph, choices, context)
         return seen.gains(graph, passes=2 * seen.good.shape[0] * (seen.good.shape[1] - 1))
 
-    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> Seen:
+    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
         task = check_task(context.task, "drift", "runs the network on data", ("batches", "forward", "logits"))
         check_top(model, graph, choices, "drift")
@@ -62,7 +62,7 @@ class Drift:
         low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.zeros((len(low), 1, low.shape[2]))
         samples = 2 * sum(job.batches * job.batch_size for job in jobs)
-        return Seen(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
+        return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,19 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.trials import Recipe
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, try_task
-from bitplan.tasks.base import Batch, Task
-from bitplan.tune.resume import describe_run
+from bitplan.quant.fingerprint import fingerprint
+from bitplan.tasks.base import Batch, Task, title_of
 
 Job = TypeVar("Job", bound=Dropped)
 
 
 @dataclass(frozen=True)
-class Seen:
+class MeasuredBatches:
     """How good each group is at each choice on each batch, (G, C, B), more is better; what that took."""
 
     good: Goodness
@@ -72,7 +71,7 @@ class Drop:
         seen = self.measure(model, graph, choices, context)
         return seen.gains(graph, passes=1 + seen.good.shape[0] * (seen.good.shape[1] - 1))
 
-    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> Seen:
+    def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """Run all, on the same batches."""
         task = check_task(context.task, "drop", "runs the network on data")
         check_top(model, graph, choices, "drop")
@@ -85,7 +84,7 @@ class Drop:
         low = found[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.broadcast_to(found[0], (len(low), 1, low.shape[2]))
         samples = sum(job.batches * job.batch_size for job in jobs)
-        return Seen(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
+        return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)
@@ -147,11 +146,11 @@ def lowered_jobs(
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
     size = min(batch_size, samples, task.size("train"))
-    run = describe_run(model, task, Recipe(steps=1), None, context.seed)
+    own = fingerprint(model)
     return [
         kind(
-            groups=tuple(lowered), layers=layers_of(graph, lowered), network=run.network, weights=run.weights,
-            task=run.task, task_options=options_of_task(task), seed=context.seed,
+            groups=tuple(lowered), layers=layers_of(graph, lowered), network=own.network, weights=own.weights,
+            task=title_of(task), task_options=options_of_task(task), seed=context.seed,
             batches=min(samples, task.size("train")) // size, batch_size=size, **more,
         )
         for lowered in every

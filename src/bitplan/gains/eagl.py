@@ -8,11 +8,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.counting.entropy import bootstrap, entropy
+from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
 from bitplan.gains.counting.steps import KINDS, Kind
 from bitplan.graph.checkpoint import OpenedCheckpoint, learned_step, open_checkpoint

@@ -11,13 +11,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.hessian import Data, curvature
 from bitplan.gains.spectrum import top_eigenvalues, traces
-from bitplan.quant.lsq import code_range, codes
+from bitplan.quant.lsq import codes
 from bitplan.tasks.base import Task
 
 _log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class HawqV1:
 def absmax_quantized(weight: Tensor, bits: int) -> Tensor:
     """Q_b(W) with the step M/2^(b−1), M = max|W| (decision 8); 16 bits leave the weights alone."""
     largest = weight.abs().amax() if weight.numel() else weight.new_zeros(())
-    if bits == 16 or largest == 0:
+    if bits >= LEFT_ALONE_BITS or largest == 0:
         return weight
     low, high = code_range(bits, signed=True)
     step = largest.float() / 2 ** (bits - 1)

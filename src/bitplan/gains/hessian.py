@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
+from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
@@ -95,18 +96,15 @@ def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -
     Nothing but these weights is differentiated by. Layers that share a weight share its curvature.
     """
     parameters = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         for parameter, _ in parameters:
             parameter.requires_grad_(False)
-        with torch.enable_grad(), parametrize.cached():  # a weight computed once is the one that the loss sees
+        # Cached: a weight that a parametrization computes is then the one that the loss sees.
+        with inference(model), torch.enable_grad(), parametrize.cached():
             sites = find_sites(model, layers)
             weights = {name: site.weight for name, site in sites.items()}
             yield Curvature(model, task, data, {n: w.requires_grad_() for n, w in weights.items() if w is not None})
     finally:
-        for module, mode in modes:
-            module.training = mode
         for parameter, wanted in parameters:
             parameter.requires_grad_(wanted)
 

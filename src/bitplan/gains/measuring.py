@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Lowered
 from bitplan.core.record import Record
@@ -72,7 +73,7 @@ def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
 
 def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None) -> list[Batch]:
     """The first batches of the training split in the order of a seed, where the model is."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     batches = list(itertools.islice(task.batches("train", batch_size, seed=seed), count))
     if len(batches) < count:
         raise InputError(f"task {task.name} ran out of batches after {len(batches)} of {count}: check its data")

@@ -17,11 +17,11 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.alps import errors_over_seeds, values_of
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.doubt import Floats, Scales, Weighed
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, shortened
 from bitplan.gains.lowering import by_first_layer
+from bitplan.gains.margins import Floats, Scales, Weighed
 from bitplan.tune.loop import steps_of
 
 _SCREENS: dict[str, type[Drift] | type[Drop]] = {"drift": Drift, "drop": Drop}
@@ -33,7 +33,7 @@ Chosen = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Table:
+class LossTable:
     """Losses with one group lowered, (G, C − 1), all on one scale, and their standard errors, (G, C − 1)."""
 
     losses: Floats
@@ -46,7 +46,7 @@ class Table:
         middle = np.hypot(self.errors[:, 1:], lowest)
         return values, np.concatenate([np.zeros_like(lowest), middle, lowest], axis=1)
 
-    def carried(self, measured: Table, raced: Chosen, *, alike: bool) -> Table:
+    def carried(self, measured: LossTable, raced: Chosen, *, alike: bool) -> LossTable:
         """On the scale of a longer training: what was measured there, and the others by a line through those.
 
         The line is the least-squares one from these losses to the measured ones, never falling. Where both are of
@@ -64,7 +64,7 @@ class Table:
         errors = np.hypot(slope * self.errors, residual)
         moved = residual if len(x) > 2 else errors
         own = np.where(np.isfinite(measured.errors), measured.errors, moved)
-        return Table(np.where(raced[:, None], measured.losses, losses), np.where(raced[:, None], own, errors))
+        return LossTable(np.where(raced[:, None], measured.losses, losses), np.where(raced[:, None], own, errors))
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class AlpsRacing:
     is nearest to another choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps
     all that is in doubt. `spend`, a share of what ALPS takes with an epoch per group, is divided evenly among rounds
     (successive halving): each races the nearest to another choice, as many as its part allows. Losses of groups that
-    stay behind are carried over to the longer training by a line (`Table.carried`), so that all gains are on the scale
-    of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
+    stay behind are carried over to the longer training by a line (`LossTable.carried`), so that all gains are on the
+    scale of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
     `alps`; more than one of `seeds` gives better errors.
     """
 
@@ -196,7 +196,7 @@ class _Race:
     most: Sequence[int]
     trained: dict[str, tuple[Lowered, Tuned]] = field(default_factory=dict)
 
-    def run(self, screen: Table) -> Table:
+    def run(self, screen: LossTable) -> LossTable:
         """From the losses of the screen to those on the scale of the last training that was needed."""
         first, *later = self.options.lengths
         told = self.scales.weigh(*screen.gains())
@@ -214,7 +214,7 @@ class _Race:
             table = table.carried(self._measured(raced, steps), raced, alike=True)
         return table
 
-    def _joined(self, screen: Table, told: Weighed, raced: Chosen, steps: int) -> tuple[Table, Chosen]:
+    def _joined(self, screen: LossTable, told: Weighed, raced: Chosen, steps: int) -> tuple[LossTable, Chosen]:
         """The first round: who is in doubt, or chosen otherwise, once it shows how far the screen is right, joins."""
         while True:
             table = screen.carried(self._measured(raced, steps), raced, alike=False)
@@ -225,7 +225,7 @@ class _Race:
                 return table, raced
             raced = raced | joining
 
-    def _measured(self, raced: Chosen, steps: int) -> Table:
+    def _measured(self, raced: Chosen, steps: int) -> LossTable:
         """Fine-tune what is not yet, for so many steps; NaN for the groups that are not raced and unknown errors."""
         jobs = _jobs(self.tuner, self.choices, raced, steps, self.options.seeds)
         new = [job for job in jobs if job.id not in self.trained]
@@ -237,15 +237,15 @@ class _Race:
         losses[raced] = measured.mean(axis=2)
         if self.options.seeds > 1:
             errors[raced] = errors_over_seeds(measured)
-        return Table(losses, errors)
+        return LossTable(losses, errors)
 
 
-def _screen(good: Floats) -> Table:
+def _screen(good: Floats) -> LossTable:
     """What `drop` measured, (G, C, B), as losses with the standard errors of their rise."""
     low, top = -good[:, :-1], -good[:, -1:]
     batches = good.shape[2]
     errors = (low - top).std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else np.zeros(low.shape[:2])
-    return Table(low.mean(axis=2), errors)
+    return LossTable(low.mean(axis=2), errors)
 
 
 def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int, seeds: int) -> list[Lowered]:
@@ -259,7 +259,7 @@ def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int,
     ]
 
 
-def _ends(table: Table) -> Chosen:
+def _ends(table: LossTable) -> Chosen:
     """The groups of the least loss, with which ALPS compares all others, and of the greatest.
 
     Both are raced: a line from the screen through groups that are nearly equal would be drawn by their noise.

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearFit:
     """A linear fit: one coefficient per group; errors where there were more networks than unknowns."""
 
     coefficients: tuple[float, ...]
@@ -154,7 +154,7 @@ def split(networks: int, groups: int, held_out: float, seed: int) -> tuple[list[
     return sorted(order[held:]), sorted(order[:held])
 
 
-def fit_line(vectors: Sequence[Vector], measured: Sequence[float], fitted: Sequence[int]) -> Line:
+def fit_line(vectors: Sequence[Vector], measured: Sequence[float], fitted: Sequence[int]) -> LinearFit:
     """Ordinary least squares of what was measured on the vectors; of several best fits the smallest coefficients."""
     x = np.array([vectors[row] for row in fitted], dtype=np.float64)
     y = np.array([measured[row] for row in fitted])
@@ -170,7 +170,7 @@ def fit_line(vectors: Sequence[Vector], measured: Sequence[float], fitted: Seque
         variance = float(((y - design @ solution) ** 2).sum()) / (len(x) - unknowns)
         diagonal = np.diag(np.linalg.inv(design.T @ design))[:-1]
         errors = tuple(np.sqrt(np.maximum(variance * diagonal, 0.0)).tolist())
-    return Line(tuple(solution[:-1].tolist()), float(solution[-1]), errors, int(rank))
+    return LinearFit(tuple(solution[:-1].tolist()), float(solution[-1]), errors, int(rank))
 
 
 def describe_fit(

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from bitplan.core.errors import InputError
 from bitplan.core.probes import Eigenvalues, Powers, Probed, Probes
+from bitplan.core.progress import Progress
 from bitplan.core.record import Record
 from bitplan.core.store import load, save
-from bitplan.core.trials import Recipe
-from bitplan.gains.base import Progress
 from bitplan.gains.hessian import Curvature
-from bitplan.tune.resume import describe_run
+from bitplan.quant.fingerprint import fingerprint
+from bitplan.tasks.base import title_of
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
 Outcome = TypeVar("Outcome", Probed, Eigenvalues)
@@ -114,11 +114,11 @@ def _kept(
     """
     if folder is None:
         return _timed(work)
-    run = describe_run(curve.model, curve.task, Recipe(steps=1), None, seed)
+    own = fingerprint(curve.model)
     described = job(
-        network=run.network,
-        weights=run.weights,
-        task=f"{run.task} {curve.task!r}",
+        network=own.network,
+        weights=own.weights,
+        task=f"{title_of(curve.task)} {curve.task!r}",
         layers=tuple(curve.weights),
         sizes=curve.data.sizes,
         seed=seed,

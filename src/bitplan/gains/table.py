@@ -14,7 +14,7 @@ from bitplan.gains.base import Context, LayerGains
 
 
 @dataclass(frozen=True)
-class Table:
+class TableGain:
     """Numbers per layer or per group (by its first layer); those of fixed layers are ignored."""
 
     path: str

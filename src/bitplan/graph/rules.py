@@ -6,12 +6,10 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 
 from bitplan.core.errors import InputError, suggestion
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.record import Value
 from bitplan.core.records import Graph, Layer
 from bitplan.quant.functions import PRODUCT_NAMES
-
-LEFT_ALONE = Precision(weight_bits=16, act_bits=16)
 
 
 class Rules(Value):

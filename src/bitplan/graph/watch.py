@@ -34,7 +34,7 @@ _OF_MODULE = re.compile(r"(.*)\.(?:weight(?:_orig|_g|_v)?|parametrizations\.\w+\
 
 
 @dataclass
-class Seen:
+class SeenLayer:
     """What is known of a layer so far."""
 
     name: str
@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass
-class _Call:
+class _ModuleCall:
     """A running call of a module, and how often it has called each function."""
 
     path: str
@@ -59,13 +59,13 @@ class Watch:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self.values = Values()
-        self.layers: dict[str, Seen] = {}
+        self.layers: dict[str, SeenLayer] = {}
         self.last_weighted: str | None = None
         self.touched: set[str] = set()
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
             self.values.add_parameter(parameter, name)
-        self._stack: list[_Call] = [_Call("", model)]
+        self._stack: list[_ModuleCall] = [_ModuleCall("", model)]
         self._function = ""
         self._product_name = ""
         for path, module in model.named_modules():
@@ -89,7 +89,7 @@ class Watch:
 
     def _enter(self, path: str) -> Any:
         def enter(module: nn.Module, _: Any) -> None:
-            self._stack.append(_Call(path, module))
+            self._stack.append(_ModuleCall(path, module))
 
         return enter
 
@@ -159,10 +159,10 @@ class Watch:
             return second, first
         return first, None
 
-    def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> Seen:
+    def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> SeenLayer:
         seen = self.layers.get(name)
         if seen is None:
-            seen = self.layers[name] = Seen(name, kind or product.kind, weights, product.in_features)
+            seen = self.layers[name] = SeenLayer(name, kind or product.kind, weights, product.in_features)
         elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
             seen.kind, seen.in_features = product.kind, product.in_features
         return seen

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer
@@ -31,7 +32,7 @@ def calibrate_(
     kept = list(batches) if refresh_norms else batches
     run = forward or _call
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
-    with _observing(quantizers), _modes(model, training=False), torch.no_grad():
+    with _observing(quantizers), inference(model), torch.no_grad():
         count = 0
         for batch in kept:
             run(model, batch)
@@ -56,7 +57,7 @@ def _settle_(quantizers: list[InputQuantizer]) -> None:
 def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> None:
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
     momenta = [norm.momentum for norm in norms]
-    with _modes(model, training=False), torch.no_grad():
+    with inference(model), torch.no_grad():
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # torch's word for a plain average
@@ -84,14 +85,3 @@ def _observing(quantizers: list[InputQuantizer]) -> Iterator[None]:
     finally:
         for quantizer in quantizers:
             quantizer.observation = None
-
-
-@contextmanager
-def _modes(model: nn.Module, *, training: bool) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, was in before:
-            module.training = was

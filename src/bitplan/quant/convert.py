@@ -129,9 +129,7 @@ def _sites(model: nn.Module) -> dict[str, Site]:
 
 def _quantized_layers(plan: Plan) -> list[str]:
     """The layers that get quantizers: 16 bits on both sides leave a layer alone."""
-    return [
-        name for name, precision in plan.precisions.items() if (precision.weight_bits, precision.act_bits) != (16, 16)
-    ]
+    return [name for name, precision in plan.precisions.items() if not precision.left_alone]
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:

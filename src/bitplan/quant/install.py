@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import AttentionCall, Bystander, Owner, ProductCall, WeightedCall
 from bitplan.quant.functions import ATTENTION
@@ -18,7 +19,6 @@ from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, channel_axes, 
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
 from bitplan.quant.sites import Site
 
-_LEFT_ALONE = 16  # bits
 _SOFTMAX_BITS = 8
 _SHORTCUTS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
@@ -56,8 +56,7 @@ def install_(
     model: nn.Module, plan: Plan, sites: Mapping[str, Site], options: Options, kept: Mapping[str, Quantizers]
 ) -> None:
     """Quantize every layer of the plan in place."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    factory = _Factory(options, kept, device)
+    factory = _Factory(options, kept, device_of(model))
     leaders = {name: link[0] for link in plan.links for name in link}
     shared: dict[str, nn.Module] = {}
     for layer, site in sites.items():
@@ -114,7 +113,7 @@ class _Factory:
     def weight(self, site: Site, bits: int) -> nn.Module:
         """A quantizer for a site's weight; left alone, an identity."""
         weight = site.weight
-        if bits >= _LEFT_ALONE or weight is None:
+        if bits >= LEFT_ALONE_BITS or weight is None:
             return nn.Identity()
         kept = self.kept.get(site.layer, _NONE).weight
         percentile = self.options.percentile if self.options.method == "faq" else None
@@ -133,7 +132,7 @@ class _Factory:
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
         """The one quantizer of an activation that these members read; left alone, an identity."""
-        if bits >= _LEFT_ALONE:
+        if bits >= LEFT_ALONE_BITS:
             return nn.Identity()
         kept = [quantizer for name in members for quantizer in self.kept.get(name, _NONE).inputs]
         return self.activation(layer, bits, kept[0] if kept else None)
@@ -172,7 +171,7 @@ def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, fact
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
-    if precision.act_bits >= _LEFT_ALONE:
+    if not precision.quantizes_inputs:
         return
     kept = factory.kept.get(site.layer, _NONE).inputs
     attention = site.key.startswith(ATTENTION)

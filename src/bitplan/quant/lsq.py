@@ -24,11 +24,6 @@ _keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
 _CHUNK = 1 << 17  # elements: seven passes over a chunk mostly stay in the cache
 
 
-def code_range(bits: int, signed: bool) -> tuple[int, int]:
-    """Lowest and highest code: (−Qn, Qp) of LSQ, section 2."""
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
-
-
 def first_step(mean_magnitude: Tensor, high: int) -> Tensor:
     """LSQ's first step, 2·mean|v|/√Qp (section 2.1)."""
     return 2 * mean_magnitude / math.sqrt(high)

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.quant.lsq import code_range, codes, first_step, lsq, positive
+from bitplan.quant.lsq import codes, first_step, lsq, positive
 from bitplan.quant.observe import Observation
 
 Method = Literal["lsq", "faq"]

@@ -8,10 +8,10 @@ from typing import Any
 from bitplan.core.budget import Budget
 from bitplan.core.records import Gains, Graph, Plan
 from bitplan.costs.totals import total
+from bitplan.reports.budget_axis import Track, encode, lay_track
 from bitplan.reports.evidence import additivity_data, provenance_data, trials_data
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.subject import Candidate, Subject
-from bitplan.reports.track import Track, encode, lay_track
 from bitplan.reports.weights import histograms, short
 from bitplan.stats.compare import ALPHA
 

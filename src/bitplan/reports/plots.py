@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from bitplan.core.budget import Budget
+from bitplan.core.codes import entropy
 from bitplan.reports.contents import axis_label
 from bitplan.reports.drawing import COLOURS, LINES, MARKS
 from bitplan.reports.scores import Scores
 from bitplan.reports.subject import Subject
-from bitplan.reports.weights import entropy
 
 MOST_TICKS = 9
 TONES = ("#E69F00", "#56B4E9", "#0072B2", "#0B3C5D")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from bitplan.core.codes import entropy
 from bitplan.reports.subject import Subject
 
 MOST_BARS = 256
@@ -53,12 +53,6 @@ def lowered(counts: Sequence[int], bits: int) -> list[int]:
     for target, amount in ((low, old - up), (low + 1, up)):
         np.add.at(made, np.minimum(target + len(made) // 2, len(made) - 1), amount)
     return [int(count) for count in made]
-
-
-def entropy(counts: Sequence[int]) -> float:
-    """Bits per weight that the codes carry, 0 · log 0 = 0 (DESIGN, decision 6)."""
-    whole = sum(counts)
-    return -math.fsum(count / whole * math.log2(count / whole) for count in counts if count) if whole else 0.0
 
 
 def short(value: float) -> float:

@@ -15,12 +15,13 @@ import numpy as np
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
+from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import save
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.engines.base import make_engine
-from bitplan.gains.base import Context, Progress
+from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure, lowered_jobs
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import By, check_task, finish, try_task

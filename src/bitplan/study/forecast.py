@@ -26,7 +26,7 @@ _RECORD_BYTES = 30_000  # a Result with its log, and what its training left
 
 
 @dataclass(frozen=True)
-class Line:
+class TrialForecast:
     """One trial, whether it is done, and about how many seconds it takes."""
 
     trial: Trial
@@ -42,7 +42,7 @@ class Forecast:
     those that train take to estimate; the seconds of others are not known beforehand.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[TrialForecast, ...]
     methods: dict[str, float]
     step_seconds: float
     seconds: float
@@ -92,14 +92,14 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
     return found
 
 
-def _line(setting: Setting, trial: Trial, pace: float, score: float) -> Line:
+def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
     steps = steps_of(setting.task, trial.recipe) if trial.recipe else 0
     share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
     done = (setting.folder / "trials" / f"{trial.id}.json").is_file()
-    return Line(trial, done, steps * pace * share + score)
+    return TrialForecast(trial, done, steps * pace * share + score)
 
 
-def _networks(study: Study, left: Sequence[Line]) -> int:
+def _networks(study: Study, left: Sequence[TrialForecast]) -> int:
     """How many trained networks are kept at most; those that others start from always are."""
     own = starts(study)
     return sum(line.trial not in (own.floating, own.high) for line in left) if study.keep_networks else 0

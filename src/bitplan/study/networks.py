@@ -9,20 +9,20 @@ from pathlib import Path
 from torch import nn
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.progress import Progress
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load
 from bitplan.core.studies import Trained, Training
 from bitplan.core.trials import Result
 from bitplan.engines.lease import held
-from bitplan.gains.base import Progress
 from bitplan.models.zoo import load_model
 from bitplan.quant.checkpoint import load_checkpoint
+from bitplan.study.jobs import Train
 from bitplan.study.setting import Setting
-from bitplan.study.work import Train
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainedNetwork:
     """A trained network, the checkpoint folder that it is kept in, its own score and the one that the run recorded."""
 
     model: nn.Module
@@ -42,7 +42,7 @@ def is_kept(run: RunFolder, result: Result) -> bool:
     return bool(result.training) and kept.is_dir() and kept.with_suffix(".json").is_file()
 
 
-def trained_network(run: RunFolder, result: Result, *, progress: Progress | None = None) -> Network:
+def trained_network(run: RunFolder, result: Result, *, progress: Progress | None = None) -> TrainedNetwork:
     """The network of a trained trial; one that is not kept is trained again, then kept.
 
     On the same machine, with the same versions and number of threads, training again gives the same network; whether
@@ -54,7 +54,7 @@ def trained_network(run: RunFolder, result: Result, *, progress: Progress | None
         _train(setting, job, progress)
     kept = setting.kept(job.id)
     model = load_checkpoint(kept, load_model(setting.study.model)[0])
-    return Network(model, kept, load(kept.with_suffix(".json"), Trained).score, result.score)
+    return TrainedNetwork(model, kept, load(kept.with_suffix(".json"), Trained).score, result.score)
 
 
 def training_of(run: RunFolder, result: Result) -> Training:

@@ -111,11 +111,6 @@ def versions() -> dict[str, str]:
     return {"bitplan": bitplan.__version__, "torch": str(torch.__version__)}
 
 
-def device_of(model: nn.Module) -> str:
-    """Where a model is."""
-    return str(next((parameter.device for parameter in model.parameters()), "cpu"))
-
-
 def uniform(graph: Graph, trial: Trial) -> Plan:
     """The plan of a reference, whose method is a precision."""
     return Plan.uniform(graph, trial.method.split()[0])

@@ -10,6 +10,7 @@ from typing import final
 
 from torch import nn
 
+from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph, Plan
 from bitplan.core.store import load
@@ -18,7 +19,7 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.weights import load_weights_
-from bitplan.study.setting import Setting, device_of, some_batches, summarize, versions
+from bitplan.study.setting import Setting, some_batches, summarize, versions
 from bitplan.study.trials import FLOAT, starts
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import evaluate, finetune_
@@ -51,7 +52,7 @@ class MakeStart:
             higher_is_better=setting.task.higher_is_better,
             log=summarize(log.lines),
             seconds=time.perf_counter() - begin,
-            device=device_of(model),
+            device=str(device_of(model)),
             versions=versions(),
         )
 

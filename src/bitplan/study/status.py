@@ -22,7 +22,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Part:
+class MethodProgress:
     """The trials of one method, reference or start: how many there are, are done, and failed."""
 
     title: str
@@ -43,7 +43,7 @@ class Status:
     failed: tuple[FailedTrial, ...]
     waiting: int
     seconds_left: float | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MethodProgress, ...] = ()
 
 
 def status(folder: str | Path) -> Status:
@@ -73,13 +73,13 @@ def status(folder: str | Path) -> Status:
     )
 
 
-def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[Part, ...]:
+def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[MethodProgress, ...]:
     """Every method and reference in the agenda's order."""
     by_title: dict[str, list[str]] = {}
     for trial in agenda.trials:
         by_title.setdefault(study.title_of(trial), []).append(trial.id)
     return tuple(
-        Part(title, len(ids), len(done.intersection(ids)), len(failed.intersection(ids)))
+        MethodProgress(title, len(ids), len(done.intersection(ids)), len(failed.intersection(ids)))
         for title, ids in by_title.items()
     )
 

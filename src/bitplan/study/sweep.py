@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.errors import UnknownName, WriteError
+from bitplan.core.progress import Progress
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder, file_name
@@ -17,12 +18,12 @@ from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study,
 from bitplan.core.trials import Result, Trial
 from bitplan.engines.base import Engine, Failure, make_engine
 from bitplan.engines.jobs import run_jobs
-from bitplan.gains.base import Progress, estimate
+from bitplan.gains.base import estimate
 from bitplan.plan.base import select
+from bitplan.study.jobs import Estimate, Train
 from bitplan.study.setting import Setting, uniform
 from bitplan.study.starts import MakeStart, is_made
 from bitplan.study.trials import agenda, estimation, starts
-from bitplan.study.work import Estimate, Train
 
 _PAUSE = 5.0
 _STORE_FAILED = "WriteError: cannot write"

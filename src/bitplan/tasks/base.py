@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from bitplan.core.errors import UnknownName
 from bitplan.core.registry import TASKS
 
 Split = Literal["train", "test"]
@@ -52,12 +50,12 @@ class Task(Protocol):
         """The score on the whole test split, in percent; the model's mode is restored."""
 
 
+def title_of(task: Task) -> str:
+    """A task as records call it: its name, its version and how much there is to train on."""
+    return f"{task.name} version {task.version} with {task.size('train')} samples"
+
+
 def load_task(name: str, **options: Any) -> Task:
     """The task of that name with its options, such as the folder of its data."""
-    factory = TASKS.get(name)
-    known = [field.name for field in dataclasses.fields(factory)]
-    for option in options:
-        if option not in known:
-            raise UnknownName(f"option of {name}", option, known)
-    task: Task = factory(**options)
+    task: Task = TASKS.make(name, options)
     return task

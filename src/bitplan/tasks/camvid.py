@@ -17,7 +17,7 @@ from bitplan.tasks.base import Split
 from bitplan.tasks.encoded import parquet_files
 from bitplan.tasks.images import OnCorrupt, check_counts, check_on_corrupt, check_request, order
 from bitplan.tasks.labelled import Labelled
-from bitplan.tasks.scenes import VOID, Crops, Scene, Source, batch_of, label_table, seeds_of
+from bitplan.tasks.scenes import VOID, Crops, Scene, SceneFiles, batch_of, label_table, seeds_of
 from bitplan.tasks.segmentation import Segmentation
 
 _WORDS = {"train": "train", "test": "val"}
@@ -99,11 +99,11 @@ class CamVid(Segmentation):
         return kept
 
 
-def _sources(path: Path) -> Iterator[Source]:
+def _sources(path: Path) -> Iterator[SceneFiles]:
     columns = read_columns(path, _COLUMNS)
     for row, (name, image, label) in enumerate(zip(*(columns[name] for name in _COLUMNS), strict=True)):
         place = f"{name} (row {row} of {path})"
-        yield Source(place, f"label of {place}", image or b"", label or b"", _LABELS)
+        yield SceneFiles(place, f"label of {place}", image or b"", label or b"", _LABELS)
 
 
 def _batches(scenes: list[Scene], batch_size: int, seed: int | None, crops: Crops | None) -> Iterator[Labelled]:

@@ -18,7 +18,7 @@ from bitplan.tasks.base import Split
 from bitplan.tasks.encoded import class_folders
 from bitplan.tasks.images import OnCorrupt, check_counts, check_on_corrupt, check_request, order
 from bitplan.tasks.labelled import Labelled
-from bitplan.tasks.scenes import VOID, Crops, Scene, Source, batch_of, label_table, seeds_of
+from bitplan.tasks.scenes import VOID, Crops, Scene, SceneFiles, batch_of, label_table, seeds_of
 from bitplan.tasks.segmentation import Segmentation
 
 _PARTS = {"train": "train", "test": "val"}
@@ -84,20 +84,20 @@ class Cityscapes(Segmentation):
     def _crops(self) -> Crops:
         return Crops(self.crop, self.min_scale, self.max_scale)
 
-    def _sources(self, split: Split) -> list[Source]:
+    def _sources(self, split: Split) -> list[SceneFiles]:
         check_request(split, 1)
         return self._train if split == "train" else self._test
 
     @cached_property
-    def _train(self) -> list[Source]:
+    def _train(self) -> list[SceneFiles]:
         return _find(Path(self.data), _PARTS["train"])
 
     @cached_property
-    def _test(self) -> list[Source]:
+    def _test(self) -> list[SceneFiles]:
         return _find(Path(self.data), _PARTS["test"])
 
     def _decoded(
-        self, sources: list[Source], batch_size: int, seed: int | None, crops: Crops | None
+        self, sources: list[SceneFiles], batch_size: int, seed: int | None, crops: Crops | None
     ) -> Iterator[Labelled]:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
 
@@ -110,12 +110,12 @@ class Cityscapes(Segmentation):
             if scenes := [scene for scene in read if scene is not None]:
                 yield batch_of(scenes)
 
-    def _scene(self, source: Source, crops: Crops | None, seed: int) -> Scene | None:
+    def _scene(self, source: SceneFiles, crops: Crops | None, seed: int) -> Scene | None:
         scene = source.read((self.height, self.width), self.on_corrupt)
         return crops(scene, seed) if crops and scene else scene
 
 
-def _find(folder: Path, part: str) -> list[Source]:
+def _find(folder: Path, part: str) -> list[SceneFiles]:
     """Every image of a split with its label, by city and name."""
     images, labels = folder / "leftImg8bit" / part, folder / "gtFine" / part
     for root, archive in ((images, "leftImg8bit_trainvaltest.zip"), (labels, "gtFine_trainvaltest.zip")):
@@ -131,7 +131,7 @@ def _find(folder: Path, part: str) -> list[Source]:
     return found
 
 
-def _of_city(images: Path, labels: Path) -> Iterator[Source]:
+def _of_city(images: Path, labels: Path) -> Iterator[SceneFiles]:
     there = set(os.listdir(labels)) if labels.is_dir() else set()
     for file in sorted(os.listdir(images)):
         if not file.endswith(_IMAGE):
@@ -142,4 +142,4 @@ def _of_city(images: Path, labels: Path) -> Iterator[Source]:
             wanted = labels / f"{stem}_gtFine_labelIds.png"
             raise FileError(f"{images / file} has no label: {wanted} is missing, unpack gtFine_trainvaltest.zip again")
         image, label = str(images / file), str(labels / (stem + ending))
-        yield Source(image, label, image, label, _LABELS[ending])
+        yield SceneFiles(image, label, image, label, _LABELS[ending])

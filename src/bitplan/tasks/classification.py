@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from bitplan.tasks.labelled import Labelled as Labelled
 from bitplan.tasks.labelled import LabelledImages
-from bitplan.tasks.labelled import evaluating as evaluating
 
 
 class Classification(LabelledImages):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import Split
 
@@ -47,9 +47,9 @@ class LabelledImages(ABC):
 
     def _measured(self, model: nn.Module, measure: Callable[[Tensor, Tensor], T]) -> list[T]:
         """What `measure` makes of class scores and labels, for each batch of the test split."""
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         found = []
-        with evaluating(model), torch.no_grad():
+        with inference(model), torch.no_grad():
             for images, labels in self.batches("test", self.scored_at_once):
                 batch = images.to(device), labels.to(device)
                 found.append(measure(self.logits(self.forward(model, batch))[0], batch[1]))
@@ -60,15 +60,3 @@ class LabelledImages(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """Only the options travel to another process; the data is read again there."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode, and every module back into its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -30,7 +30,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Source:
+class SceneFiles:
     """Where a scene is: two names for messages, the path or the bytes of image and label, and what labels mean."""
 
     image_name: str

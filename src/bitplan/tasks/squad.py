@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitplan.adapters.tokenizers import WordPieces, load_word_pieces
+from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import Split
-from bitplan.tasks.classification import evaluating
 from bitplan.tasks.images import check_request, order
 from bitplan.tasks.spans import MARKS, Batch, Best, Shape, Windows, best_spans, cut, gather
 from bitplan.tasks.squad_files import Question, read_questions
@@ -129,7 +129,7 @@ class Squad:
     def answers(self, model: nn.Module) -> dict[str, list[str]]:
         """The `n_best` answers to each test question by its id, the best over all windows first."""
         windows = self._windows("test")
-        with evaluating(model), torch.no_grad():
+        with inference(model), torch.no_grad():
             places = gather(windows, self._found(model, windows), self.n_best)
         return {
             one.id: [one.context[begin:end] for begin, end in places.get(number, [])]
@@ -137,7 +137,7 @@ class Squad:
         }
 
     def _found(self, model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Best]]:
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         for batch in self.batches("test", _SCORED_AT_ONCE):
             logits = self.logits(self.forward(model, Batch(*(part.to(device) for part in batch))))
             yield batch.rows, best_spans(logits, windows.parts(batch.rows), self.answer_tokens, self.n_best)

@@ -18,14 +18,16 @@ from accelerate.utils import GradientAccumulationPlugin, send_to_device
 from torch import Tensor, nn
 
 from bitplan.core.errors import Diverged, InputError
+from bitplan.core.progress import Progress
 from bitplan.core.trials import Recipe
 from bitplan.tasks.base import Batch, Task
+from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
+from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, rate, set_rate_
 from bitplan.tune.prepare import deterministic, layout, modes
-from bitplan.tune.resume import Point, RunFolder, describe_run
-from bitplan.tune.watch import Meter, Progress, blame
+from bitplan.tune.resume import Mark, TrainingFolder, describe_run
 
 
 def finetune_(
@@ -51,14 +53,14 @@ def finetune_(
     home = None
     if folder is not None:
         run = describe_run(model, task, recipe, teacher, seed).model_copy(update={"processes": pace.processes})
-        home = RunFolder(folder, run, main=accelerator.is_main_process)
+        home = TrainingFolder(folder, run, main=accelerator.is_main_process)
     with modes(model, teacher), layout(model, teacher, wanted=recipe.channels_last, device=accelerator.device):
         wrapped = accelerator.prepare_model(model)
         model.__dict__.pop("_is_accelerate_prepared", None)  # or a second training would not be prepared
         if teacher is not None:
             teacher.to(accelerator.device)
         optimizer = build_optimizer(model, recipe)
-        point = home.restore_(model, optimizer) if home else Point()
+        point = home.restore_(model, optimizer) if home else Mark()
         loop = _Loop(wrapped, optimizer, task, recipe, teacher, seed, pace, accelerator)
         with deterministic(accelerator.device):
             return _run_(loop, model, home, point, progress, stop)
@@ -109,8 +111,8 @@ class _Loop:
 def _run_(
     loop: _Loop,
     model: nn.Module,
-    home: RunFolder | None,
-    point: Point,
+    home: TrainingFolder | None,
+    point: Mark,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> TrainLog:
@@ -136,10 +138,10 @@ def _run_(
                 file.add(lines[-1])
             if home and file and home.due() and step < total:
                 file.sync()
-                home.save(model, loop.optimizer, Point(step, seconds))
+                home.save(model, loop.optimizer, Mark(step, seconds))
         if home and file and step > point.step:
             file.sync()
-            home.save(model, loop.optimizer, Point(step, seconds))
+            home.save(model, loop.optimizer, Mark(step, seconds))
     loop.accelerator.wait_for_everyone()
     return TrainLog(tuple(lines), complete=step == total)
 

@@ -8,20 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bitplan.adapters.torch import modes_kept
+
 
 @contextmanager
 def modes(model: nn.Module, teacher: nn.Module | None) -> Iterator[None]:
     """The model in training mode, its teacher in inference mode, until the block ends."""
-    both = [model] if teacher is None else [model, teacher]
-    before = [(module, module.training) for one in both for module in one.modules()]
-    model.train()
-    if teacher is not None:
-        teacher.eval()
-    try:
+    with modes_kept(model, *([] if teacher is None else [teacher])):
+        model.train()
+        if teacher is not None:
+            teacher.eval()
         yield
-    finally:
-        for module, was in before:
-            module.training = was
 
 
 @contextmanager

@@ -8,7 +8,6 @@ resume.safetensors    weights and optimizer state as tensors, the rest as JSON i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -22,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bitplan.adapters.safetensors import write_tensors
-from bitplan.core.errors import FileError, InputError, WriteError
+from bitplan.core.errors import FileError, WriteError
 from bitplan.core.store import load, save
 from bitplan.core.trials import Recipe, Run
-from bitplan.quant.convert import is_quantized, options_of, plan_of
-from bitplan.tasks.base import Task
+from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
+from bitplan.tasks.base import Task, title_of
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
 SAVE_SHARE = 0.05  # the most of the time that goes into writing them
@@ -35,14 +34,14 @@ _RUN, _LOG, _STATE = "run.json", "log.jsonl", "resume.safetensors"
 
 
 @dataclass(frozen=True)
-class Point:
+class Mark:
     """Where a checkpoint was taken: after how many steps and seconds."""
 
     step: int = 0
     seconds: float = 0.0
 
 
-class RunFolder:
+class TrainingFolder:
     """The files of one run."""
 
     def __init__(self, path: str | Path, run: Run, *, main: bool = True) -> None:
@@ -67,30 +66,30 @@ class RunFolder:
         """Whether it is time for a checkpoint."""
         return time.perf_counter() - self._saved >= max(SAVE_SECONDS, self._cost / SAVE_SHARE)
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Point) -> None:
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Mark) -> None:
         """Write a checkpoint, whole or not at all; the one before it stays until then."""
         start = time.perf_counter()
         tensors, scalars = _optimizer_state(optimizer)
-        tensors |= {f"model/{name}": value for name, value in _model_state(model)[0].items()}
+        tensors |= {f"model/{name}": value for name, value in state_once(model)[0].items()}
         about = {"run": self._run.id, "step": point.step, "seconds": point.seconds, "optimizer": scalars}
         stored = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         _write(stored, {"bitplan": json.dumps(about)}, self._state)
         self._saved = time.perf_counter()
         self._cost = self._saved - start
 
-    def restore_(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Point:
+    def restore_(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mark:
         """Put model and optimizer where the checkpoint was taken; without one, leave them."""
         if not self._state.exists():
-            return Point()
+            return Mark()
         about, tensors = _read(self._state)
         if about.get("run") != self._run.id:
             raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
-        own, tied = _model_state(model)
+        own, tied = state_once(model)
         try:
             weights = {name: tensors[f"model/{name}"] for name in own}
             model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
             _fill_optimizer_(optimizer, tensors, about["optimizer"])
-            return Point(int(about["step"]), float(about["seconds"]))
+            return Mark(int(about["step"]), float(about["seconds"]))
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             line = str(error).partition("\n")[0]
             raise FileError(
@@ -100,15 +99,14 @@ class RunFolder:
 
 def describe_run(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None, seed: int) -> Run:
     """Everything that the weights at the end depend on; to be called before training."""
-    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.state_dict().items()]
-    plan = (plan_of(model).id, options_of(model)) if is_quantized(model) else None
+    own = fingerprint(model)
     return Run(
         recipe=recipe,
         seed=seed,
-        task=f"{task.name} version {task.version} with {task.size('train')} samples",
-        network=hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12],
-        weights=_hash(model),
-        teacher=None if teacher is None else _hash(teacher),
+        task=title_of(task),
+        network=own.network,
+        weights=own.weights,
+        teacher=None if teacher is None else hash_of_weights(teacher),
     )
 
 
@@ -130,29 +128,6 @@ def _refuse_other(path: Path, there: Run, here: Run) -> None:
             field = next(name for name in Recipe.model_fields if getattr(old, name) != getattr(new, name))
             old, new = f"{field} = {getattr(old, field)}", f"{field} = {getattr(new, field)}"
         raise FileError(f"{path} belongs to a run with another {words} ({old}, not {new}): choose another folder")
-
-
-def _model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor of the model once, and who is tied to whom."""
-    own: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    first: dict[int, str] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            raise InputError(f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold")
-        if id(value) in first:
-            tied[name] = first[id(value)]
-        else:
-            first[id(value)], own[name] = name, value
-    return own, tied
-
-
-def _hash(model: nn.Module) -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for name, value in _model_state(model)[0].items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

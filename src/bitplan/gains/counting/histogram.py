@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.counting import plain
 from bitplan.graph.files.tensors import Tensor
@@ -37,11 +38,6 @@ def _load_loops() -> ModuleType:
 
 
 loops = _load_loops()
-
-
-def code_range(bits: int) -> tuple[int, int]:
-    """The lowest and the highest signed code of so many bits."""
-    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ def count_flat(values: Floats, step: np.float32, bits: int, name: str = "weights
 
 
 def _add_counts(body: Floats, steps: Floats, per: int, bits: int, counts: Counts, name: str) -> None:
-    low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
+    low, high = map(float, code_range(bits))
     if not body.size:
         return
     if bits <= 4:

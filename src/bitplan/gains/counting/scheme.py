@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
-from bitplan.gains.base import Progress
+from bitplan.core.progress import Progress
 from bitplan.gains.counting import histogram, steps
 from bitplan.gains.counting.histogram import Counts, Floats, Lines
 from bitplan.gains.counting.pieces import reduce_pieces

@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.counting import histogram
-from bitplan.gains.counting.histogram import Distribution, Lines, code_range
+from bitplan.gains.counting.histogram import Distribution, Lines
 
 Kind = Literal["lsq", "mse", "absmax"]
 KINDS: tuple[Kind, ...] = ("lsq", "mse", "absmax")

@@ -21,7 +21,7 @@ from bitplan.quant.quantizers import MASK, InputQuantizer
 
 _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
 _SUFFIX = ".dequantize"
-Seen = tuple[Tensor, Tensor, Tensor]
+Tapped = tuple[Tensor, Tensor, Tensor]
 """A value, what it was quantized to, and the step."""
 Runtime = type[Session] | type[QuantSession]
 
@@ -83,9 +83,9 @@ class Taps:
             return name
         return name.rpartition("_")[0]
 
-    def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Seen]], Any]:
+    def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Tapped]], Any]:
         """What each quantizer got and gave, once for linked layers, which quantize one tensor together."""
-        seen: dict[str, list[Seen]] = {path: [] for path in self._quantizers}
+        seen: dict[str, list[Tapped]] = {path: [] for path in self._quantizers}
         hooks = []
         for path, quantizer in self._quantizers.items():
 

@@ -1,8 +1,7 @@
-"""Watching a training: the line that progress shows, and which layer made a loss NaN."""
+"""Which layer made a loss NaN or infinite."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,33 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.tune.log import LogLine
-
-Progress = Callable[[int, int, str], None]
-_PAUSE = 0.1  # seconds between two calls of progress
-
-
-class Meter:
-    """Tells `progress` about steps, not more often than an eye can follow."""
-
-    def __init__(self, progress: Progress | None, total: int, begin: int, batch_size: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._begin = begin
-        self._batch_size = batch_size
-        self._start = time.perf_counter()
-        self._next = 0.0
-
-    def tell(self, line: LogLine) -> None:
-        """Loss, score, speed since the start and time left."""
-        now = time.perf_counter()
-        if self._progress is None or (now < self._next and line.step < self._total):
-            return
-        self._next = now + _PAUSE
-        pace = max(now - self._start, 1e-9) / (line.step - self._begin)
-        score = "" if line.score is None else f" · score {line.score:.4g}"
-        text = f"loss {line.loss:.4g}{score} · {self._batch_size / pace:.4g} samples/s"
-        self._progress(line.step, self._total, f"{text} · {_clock(pace * (self._total - line.step))} left")
 
 
 def blame(model: nn.Module, rerun: Callable[[], Any], batch: Any) -> str:
@@ -84,9 +56,3 @@ def _finite(tree: Any, *, masks: bool = False) -> bool:
     """Whether no tensor in it has NaN or infinite values; −∞ passes as a mask where those are allowed."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return all(bool((tensor < torch.inf if masks else torch.isfinite(tensor)).all()) for tensor in tensors)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from bitplan.cli.show import console, table
+from bitplan.core.progress import clock
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.reports.formats import Column, Table, to_json
 
@@ -33,7 +34,7 @@ _NAMES = 24  # and the first one, which says what a row is about
 
 
 @contextmanager
-def watching() -> Iterator[Callable[[int, int, str], None]]:
+def showing_progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on a terminal; elsewhere a line per event, with the time since the beginning."""
     begin = time.perf_counter()
     if not sys.stderr.isatty():
@@ -138,11 +139,11 @@ def show_status(found: Status, *, as_json: bool, by_method: bool = True) -> None
 
 def _meters(found: Status) -> RichTable:
     """A bar for the whole run, and one for each method and reference."""
-    from bitplan.study.status import Part
+    from bitplan.study.status import MethodProgress
 
     rows = table("", "", ">done", *([">failed"] if found.failed else []))
     rows.show_header = bool(found.failed)
-    whole = Part("all trials", found.total, found.done, len(found.failed))
+    whole = MethodProgress("all trials", found.total, found.done, len(found.failed))
     for part in (whole, *found.parts):
         full = _BAR * part.done // max(1, part.total)
         bar = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
@@ -199,10 +200,3 @@ def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> N
             f"{fit.networks} random plans of {fit.epochs:.3g} epochs, by {fit.metric}: R = {fit.correlation:.4f} on "
             f"those fitted, {held} on those held out (the paper: 0.9996 and 0.9994); residual {fit.residual:.3g}"
         )
-
-
-def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

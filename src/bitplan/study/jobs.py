@@ -6,15 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import final
 
+from bitplan.adapters.torch import device_of
+from bitplan.core.progress import Progress
 from bitplan.core.records import Gains
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import save
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
-from bitplan.gains.base import Context, Progress, estimate
+from bitplan.gains.base import Context, estimate
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
-from bitplan.study.setting import Setting, device_of, summarize, versions
+from bitplan.study.setting import Setting, summarize, versions
 from bitplan.tune.loop import evaluate, finetune_
 
 
@@ -47,7 +49,7 @@ class Train:
             higher_is_better=setting.task.higher_is_better,
             log=summarize(log.lines),
             seconds=time.perf_counter() - begin,
-            device=device_of(model),
+            device=str(device_of(model)),
             versions=versions(),
         )
         if setting.study.keep_networks:

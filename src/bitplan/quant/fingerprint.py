@@ -1,0 +1,51 @@
+"""A model's fingerprint: short hashes of what it is and of its weights, for files that belong to one model alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.core.errors import InputError
+from bitplan.quant.convert import is_quantized, options_of, plan_of
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """`network` is of names, shapes, plan and options; `weights` of the values themselves."""
+
+    network: str
+    weights: str
+
+
+def fingerprint(model: nn.Module) -> Fingerprint:
+    """Both hashes; two models that have the same compute the same."""
+    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.state_dict().items()]
+    plan = (plan_of(model).id, options_of(model)) if is_quantized(model) else None
+    return Fingerprint(hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12], hash_of_weights(model))
+
+
+def hash_of_weights(model: nn.Module) -> str:
+    """Of every tensor's name and bytes, tied ones once."""
+    digest = hashlib.blake2b(digest_size=6)
+    for name, value in state_once(model)[0].items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor of the model once, and who is tied to whom."""
+    own: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name} in the model's state is a {type(value).__name__}, which a checkpoint cannot hold")
+        if id(value) in first:
+            tied[name] = first[id(value)]
+        else:
+            first[id(value)], own[name] = name, value
+    return own, tied
