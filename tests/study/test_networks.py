@@ -13,7 +13,7 @@ from bitplan.core.store import load, save
 from bitplan.core.studies import Study, Trained
 from bitplan.engines.lease import held
 from bitplan.reports.choice import choose
-from bitplan.study import work
+from bitplan.study import jobs
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.networks import is_kept, trained_network
@@ -37,7 +37,7 @@ def untrainable(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(work, "finetune_", refuse)
+    monkeypatch.setattr(jobs, "finetune_", refuse)
 
 
 def test_a_network_is_trained_again_once_and_scores_as_recorded(run, study, request):

@@ -15,7 +15,7 @@ from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.engines.lease import read_lease
-from bitplan.study import work
+from bitplan.study import jobs
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
@@ -164,13 +164,13 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
         (run / "trials" / f"{trial}.json").unlink()
     (run / "trained" / f"{failing.training}.json").unlink()
     (run / "trials" / f"{RunFolder(run).results[-1].trial.id}.json").unlink()
-    real, calls = work.finetune_, []
+    real, calls = jobs.finetune_, []
 
     def broken(*given, **options):
         calls.append(options["seed"])
         raise InputError("the disk of the GPU is on fire")
 
-    monkeypatch.setattr(work, "finetune_", broken)
+    monkeypatch.setattr(jobs, "finetune_", broken)
     summary = sweep(study, run)
     assert len(calls) == 1
     assert [one.trial.id for one in summary.failed] == list(RunFolder(run).agenda.trainings[failing.training])
@@ -180,7 +180,7 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
     assert len(sweep(study, run).failed) == len(summary.failed)
     assert len(calls) == 1, "not tried again unless asked"
     assert status(run).failed == summary.failed
-    monkeypatch.setattr(work, "finetune_", real)
+    monkeypatch.setattr(jobs, "finetune_", real)
     again = sweep(study, run, retry_failed=True)
     assert (again.done, again.failed, again.trained) == (18, (), 1)
     assert table(run) == table(swept)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from bitplan.core.runs import RunFolder
-from bitplan.study import starts, work
+from bitplan.study import jobs, starts
 
 TRAININGS_TAKE = 0.2  # seconds more, where they are written down: so that a kill can meet one
 
@@ -63,7 +63,7 @@ def _noted(finetune):
     return noted
 
 
-for module in (starts, work):
+for module in (starts, jobs):
     module.finetune_ = _noted(module.finetune_)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitplan.core.errors import FileError, RecordError, suggestion
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""The content of a file of an older format → the content of today's."""
 
 
 class Value(BaseModel):
@@ -30,11 +35,22 @@ class Value(BaseModel):
         except ValidationError as error:
             raise RecordError(f"{cls.__name__}: {_one_line(error, cls)}") from None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed; what was worked out from the others is forgotten."""
+        fresh = super().model_copy(update=update, deep=deep)
+        for name in set(fresh.__dict__) - set(type(self).model_fields):
+            del fresh.__dict__[name]
+        return fresh
+
 
 class Record(Value):
     """A noun of the flow: one JSON file, one id."""
 
     format: ClassVar[int] = 1
+    older: ClassVar[Mapping[int, Upgrade]] = {}
+    """Formats of before that are read too, each with what makes its content one of today's."""
+    remake: ClassVar[str] = ""
+    """What to do about a file whose format is no longer read."""
     outside_id: ClassVar[frozenset[str]] = frozenset({"seconds", "device", "versions"})
     kinds: ClassVar[dict[str, type[Record]]] = {}
 
@@ -48,38 +64,77 @@ class Record(Value):
         """The word that names this kind of record in its file."""
         return cls.__name__.lower()
 
-    @property
+    @cached_property
     def id(self) -> str:
         """First 12 hex digits of the SHA-256 of the canonical JSON, run-time facts left out."""
-        content = self.model_dump(mode="json", exclude=set(self.outside_id))
-        content |= {"bitplan": self.kind(), "format": self.format}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return _identity(self.model_dump(mode="json"), type(self), self.format)
 
-    def to_json(self) -> str:
-        """Write as JSON that `from_json` reads back equal."""
-        head = {"bitplan": self.kind(), "format": self.format, "id": self.id}
-        return json.dumps(head | self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+    def to_json(self, *, of: str | None = None) -> str:
+        """Write as JSON that `from_json` reads back equal; `of` says what it belongs to.
+
+        The id names the content. The checksum is of the whole file, run-time facts and `of` included.
+        """
+        head: dict[str, Any] = {"bitplan": self.kind(), "format": self.format, "id": self.id}
+        if of is not None:
+            head["of"] = of
+        content = self.model_dump(mode="json")
+        head["checksum"] = _digest(head | content)[:32]
+        return json.dumps(head | content, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read one record; called on `Record` itself, whichever kind the text says it is."""
-        content = _parse(text)
-        kind = content.pop("bitplan", None)
+    def from_json(cls, text: str | bytes, *, of: str | None = None, sealed: bool = False) -> Self:
+        """Read one record; called on `Record` itself, whichever kind the text says it is.
+
+        A file without its id line was edited on purpose and is taken as it is, unless it must be `sealed`: then id and
+        checksum must be there. `of` is what it must belong to.
+        """
+        whole = _parse(text)
+        content = {key: value for key, value in whole.items() if key not in _HEAD}
+        target = cls._target(whole.get("bitplan"))
+        version = _check_format(target, whole.get("format"))
+        record = target.model_validate(content if version == target.format else target.older[version](dict(content)))
+        if "id" in whole:
+            _check_seal(whole, _identity(content, target, version) if version != target.format else record.id)
+        if sealed and not {"id", "checksum"} <= whole.keys():
+            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; make it again")
+        if of is not None and whole.get("of") != of:
+            raise FileError(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
+        return record
+
+    @classmethod
+    def _target(cls, kind: object) -> type[Self]:
+        """The kind that a file says it is, where it is one that was asked for."""
         target = cls.kinds.get(kind) if isinstance(kind, str) else None
         if target is None:
             raise FileError(f"not a bitplan record: it says {kind!r}{suggestion(str(kind), cls.kinds)}")
         if not issubclass(target, cls):
             raise FileError(f"this is a {kind}, where a {cls.kind()} is needed")
-        _check_format(target, content.pop("format", None))
-        written_id = content.pop("id", None)
-        record = target.model_validate(content)
-        if written_id is not None and written_id != record.id:
-            raise FileError(
-                f"the {kind}'s id {written_id} does not fit its content ({record.id}): the file was "
-                "edited by hand; make it again, or delete its id line to accept the change"
-            )
-        return record
+        return target
+
+
+_HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _identity(content: Mapping[str, Any], target: type[Record], version: int) -> str:
+    """The id of content as it stands in a file of that format."""
+    told = {key: value for key, value in content.items() if key not in target.outside_id}
+    return _digest(told | {"bitplan": target.kind(), "format": version})[:12]
+
+
+def _check_seal(whole: Mapping[str, Any], identity: str) -> None:
+    """Refuse a file whose content is not the one that its id or its checksum was made of."""
+    kind = whole["bitplan"]
+    advice = "the file was edited by hand or damaged; make it again, or delete its id line to accept the change"
+    if whole["id"] != identity:
+        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({identity}): {advice}")
+    rest = {key: value for key, value in whole.items() if key != "checksum"}
+    if "checksum" in whole and whole["checksum"] != _digest(rest)[:32]:
+        raise FileError(f"the {kind}'s checksum does not fit its content: {advice}")
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:
@@ -95,14 +150,17 @@ def _parse(text: str | bytes) -> dict[str, Any]:
     return content
 
 
-def _check_format(target: type[Record], version: object) -> None:
+def _check_format(target: type[Record], version: object) -> int:
+    """The format of a file, where this bitplan reads it."""
     kind, known = target.kind(), target.format
     if not isinstance(version, int) or isinstance(version, bool):
         raise FileError(f"the {kind} says no format version (expected {known})")
     if version > known:
         raise FileError(f"{kind} format {version} is newer than this bitplan reads ({known}): upgrade bitplan")
-    if version < known:
-        raise FileError(f"{kind} format {version} is no longer read (now {known}): make the {kind} again")
+    if version < known and version not in target.older:
+        advice = target.remake or f"make the {kind} again"
+        raise FileError(f"{kind} format {version} is no longer read (now {known}): {advice}")
+    return version
 
 
 def _one_line(error: ValidationError, target: type[BaseModel]) -> str:

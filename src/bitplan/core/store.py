@@ -52,10 +52,10 @@ def save(record: Record, path: str | Path) -> Path:
     return write_text(path, record.to_json())
 
 
-def load(path: str | Path, kind: type[AnyRecord]) -> AnyRecord:
-    """Read a record of the given kind (`Record` itself: of any kind)."""
+def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord:
+    """Read a record of the given kind (`Record` itself: of any kind); `of` and `sealed` as for `from_json`."""
     text = read_text(path)
     try:
-        return kind.from_json(text)
+        return kind.from_json(text, of=of, sealed=sealed)
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
