@@ -6,10 +6,11 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
-from bitplan.core.trials import Count, NotNegative, Recipe, Trial
+from bitplan.core.trials import OLD_RUN, Count, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -64,6 +65,8 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
 
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
 
     name: Name
@@ -98,6 +101,8 @@ class Study(Record):
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        if trial.role != "choice":
+            return trial.method
         for method in self.methods:
             same = (method.name, method.options, method.recipe) == (trial.method, trial.options, trial.gain_recipe)
             if same and method.selector in (None, trial.selector):
@@ -114,6 +119,9 @@ class Agenda(Record):
 
     `trainings` says, once plans are there, which trials each training serves: those with the same precisions share it.
     """
+
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
 
     study: str
     trials: tuple[Trial, ...]
@@ -160,7 +168,11 @@ class Trained(Record):
 class FailedTrial(Record):
     """A trial that did not end with a score, and why."""
 
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
+
     trial: Trial
+    fault: Fault
     error: str
     traceback: str = ""
     seconds: NotNegative = 0.0

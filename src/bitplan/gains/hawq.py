@@ -65,8 +65,7 @@ class _ByTrace(ABC):
                 least=min(self.min_probes, self.probes),
                 tolerance=self.tolerance,
                 seed=context.seed,
-                folder=context.store,
-                progress=context.progress,
+                context=context,
             )
             with torch.no_grad():
                 moved = {name: self._distances(weight, choices) for name, weight in curve.weights.items()}
@@ -132,8 +131,7 @@ class HawqV1:
                 iterations=self.iterations,
                 tolerance=self.tolerance,
                 seed=context.seed,
-                folder=context.store,
-                progress=context.progress,
+                context=context,
             )
             sizes = {name: weight.numel() for name, weight in curve.weights.items()}
         each = {name: max(0.0, value) / sizes[name] for name, value in found.items()}

@@ -35,7 +35,12 @@ def starts(study: Study) -> Starts:
         source = _digest(Path(start.weights), "weights") if start.weights else "random weights"
         source += f" but {', '.join(start.fresh)}" if start.fresh else ""
         floating = Trial(
-            **base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed
+            **base,
+            start=f"{source}, {_task_name(study)}",
+            role="float",
+            method=FLOAT,
+            recipe=start.float_recipe,
+            seed=start.seed,
         )
     _check_teacher(study, floating)
     origin = floating.id if floating else _task_name(study)
@@ -44,7 +49,9 @@ def starts(study: Study) -> Starts:
     high = Trial(
         **base,
         start=origin,
+        role="start",
         method=f"{study.choices[-1]} start",
+        precision=study.choices[-1],
         options={**start.options, "rules": study.rules.model_dump(mode="json")},
         recipe=start.recipe if start.checkpoint is None else None,
         seed=start.seed,
@@ -59,9 +66,14 @@ def trials(study: Study) -> list[Trial]:
     listed = [trial for trial in (found.floating, found.high) if trial is not None]
     if study.references:
         ends = (study.choices[0], study.choices[-1])
-        listed += [Trial(**base, method=str(choice), seed=seed) for choice in ends for seed in study.seeds]
+        listed += [
+            Trial(**base, role="reference", method=str(choice), precision=choice, seed=seed)
+            for choice in ends
+            for seed in study.seeds
+        ]
     for method in study.methods:
         chosen = base | {
+            "role": "choice",
             "method": method.name,
             "options": method.options,
             "selector": selector_of(method),
