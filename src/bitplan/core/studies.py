@@ -43,12 +43,13 @@ class RuleSet(Value):
 class Start(Value):
     """Where every trial starts: the float network, and the one at the highest choice.
 
-    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack); without it, or on
-    top of it, `float_recipe` trains. `recipe` then trains the network at the highest choice, with the float one as
+    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
+    the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the highest choice, with the float one as
     teacher where it distills; `checkpoint` names one that is ready instead.
     """
 
     weights: str | None = None
+    weights_from: str = ""
     fresh: tuple[str, ...] = ()
     float_recipe: Recipe | None = None
     recipe: Recipe | None = None
