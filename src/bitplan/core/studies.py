@@ -44,8 +44,8 @@ class Start(Value):
     """Where every trial starts: the float network, and the one at the highest choice.
 
     `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
-    the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the highest choice, with the float one as
-    teacher where it distills; `checkpoint` names one that is ready instead.
+    the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
+    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead.
     """
 
     weights: str | None = None
