@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import secrets
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,9 @@ import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.checkpoints import Checkpoint
-from bitplan.core.errors import FileError, InputError, UnknownName, WriteError
+from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
-from bitplan.core.store import load, save
+from bitplan.core.store import load, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
@@ -49,16 +46,9 @@ def save_checkpoint(
         tied=tied,
         versions={"bitplan": bitplan.__version__, "torch": torch.__version__},
     )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir(parents=True)
+    with whole_folder(target) as temporary:
         write_tensors(tensors, temporary / _TENSORS)
-        save(about, temporary / _ABOUT)
-        _swap_(temporary, target)
-    except OSError as error:
-        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / _ABOUT).write_text(about.to_json(), encoding="utf-8")
     return target
 
 
@@ -123,20 +113,6 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         plain = positive(tensor) if id(value) in steps else tensor
         stored[name] = plain.to("cpu", copy=True).contiguous()
     return stored, tied
-
-
-def _swap_(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_empty_folder(path: Path) -> bool:

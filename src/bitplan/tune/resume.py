@@ -7,10 +7,7 @@ resume.safetensors    weights and optimizer state as tensors, the rest as JSON i
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from bitplan.adapters.safetensors import write_tensors
-from bitplan.core.errors import FileError, WriteError
-from bitplan.core.store import load, save
+from bitplan.core.errors import FileError
+from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
@@ -162,18 +159,10 @@ def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 
 
 def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
+    with whole_file(path) as temporary:
         for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed while writing
             left.unlink()
         write_tensors(tensors, temporary, header)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
