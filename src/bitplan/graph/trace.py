@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
 from bitplan.core.records import Graph, Layer
-from bitplan.graph.checkpoint import OpenedCheckpoint
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import Rules, apply_rules
 from bitplan.graph.shadow import Shadow
 from bitplan.graph.watch import Watch, layer_name
+from bitplan.weights.opened import OpenedCheckpoint
 
 
 def trace(

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.networks import find_network
-from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
+from bitplan.quant.loading import aligned, fill_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.weights import fill_, read_safetensors, read_weights
+from bitplan.weights.torch_tensors import read_safetensors, read_weights, write_tensors
 
 _TENSORS = "model.safetensors"
 _ABOUT = "checkpoint.json"
@@ -65,7 +65,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         if model is None:
             raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
         filled = copy.deepcopy(model)
-        fill_(filled, read_weights(source), source)
+        fill_(filled, aligned(read_weights(source), filled.state_dict()), source)
         return filled
     about = load(source / _ABOUT, Checkpoint)
     base = from_zoo(about.spec, source) if model is None else model
@@ -74,7 +74,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     else:
         options: Any = about.options
         filled = quantize(base, about.plan, **options)
-    tensors = read_safetensors(source / _TENSORS)
+    tensors, _ = read_safetensors(source / _TENSORS)
     for name, stored in about.tied.items():
         if stored not in tensors:
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {_TENSORS}")

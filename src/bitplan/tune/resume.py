@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.errors import FileError
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
+from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
 SAVE_SHARE = 0.05  # the most of the time that goes into writing them
@@ -166,11 +165,10 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the header says in JSON, and the tensors."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = json.loads((file.metadata() or {})["bitplan"])
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        tensors, texts = read_safetensors(path)
+        return json.loads(texts["bitplan"]), tensors
+    except (ValueError, KeyError) as error:  # a FileError is a ValueError
         line = str(error).partition("\n")[0]
         raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
-    return about, tensors

@@ -9,10 +9,10 @@ import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.gains.counting.scheme import Weights
-from bitplan.graph.files.pickled import as_tensor
-from bitplan.graph.files.tensors import Layout
 from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
 from bitplan.quant.layers import original
+from bitplan.weights.tensors import Layout
+from bitplan.weights.torch_tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
