@@ -23,6 +23,7 @@ from pathlib import Path
 
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import FileError
+from bitplan.core.naming import step_keys, weight_names
 from bitplan.core.records import Plan
 from bitplan.core.store import load
 from bitplan.weights.refusals import refuse_foreign, refuse_packed, unreadable
@@ -45,11 +46,11 @@ class OpenedCheckpoint:
     plan: Plan | None = None
 
     def weight(self, layer: str) -> Tensor | None:
-        """The weight of a layer: the tensor "<layer>.weight", or else the tensor of that very name.
+        """The weight of a layer, under the first of the names that it may have.
 
         Where a model has a part that it calls `module`, the layer's name keeps what was taken off the file's.
         """
-        names = (f"{layer}.weight", layer)
+        names = weight_names(layer)
         known = (*names, *map(_without_wrapper, names))
         return next((self.tensors[name] for name in known if name in self.tensors), None)
 
@@ -67,11 +68,9 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
 
 
 def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """The weight step that a quantized layer learned, if the checkpoint has one (names as `quant/install.py` makes)."""
-    owner, _, call = layer.rpartition(".")
-    inside = f"{owner}.call_quantizers.{call}" if owner else f"call_quantizers.{call}"
-    found = (tensors.get(f"{place}.weight_quantizer.step") for place in (layer, inside))
-    return next((step for step in found if step is not None and step.dtype in FLOATS), None)
+    """The weight step that a quantized layer learned, if the checkpoint has one."""
+    steps = [tensors[key] for key in step_keys(layer) if key in tensors]
+    return next((step for step in steps if step.dtype in FLOATS), None)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
