@@ -128,7 +128,7 @@ class _Factory:
         return made
 
     def _first_step(self, module: nn.Module, weight: Tensor, bits: int) -> Tensor:
-        """One step, or one per output channel: of the weight's dimensions, with size 1 where a step is shared."""
+        """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared."""
         percentile = self.options.percentile if self.options.method == "faq" else None
         axes = channel_axes(module, weight) if self.options.per_channel else None
         if axes == (0, 2):  # a transposed convolution in groups: (in, out / groups, …) → (groups, in / groups, …)
