@@ -6,10 +6,10 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 
 from bitplan.core.errors import InputError, suggestion
+from bitplan.core.naming import PRODUCT_NAMES, function_of
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.record import Value
 from bitplan.core.records import Graph, Layer
-from bitplan.quant.functions import PRODUCT_NAMES
 
 
 class Rules(Value):
@@ -80,7 +80,7 @@ def _apply(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Layer:
 def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> tuple[Precision | None, str]:
     """The precision that a rule gives to a layer, and the reason; the first rule that speaks decides."""
     if not layer.weights:
-        function = layer.name.rpartition(".")[2].rstrip("0123456789").rstrip("_")
+        function = function_of(layer.name)
         known = function in PRODUCT_NAMES
         return (rules.products, "product of activations") if known else (LEFT_ALONE, f"{function} is not quantized")
     if layer.kind == "recurrent":
