@@ -13,7 +13,7 @@ from bitplan.exporters.compressed_tensors import CompressedTensors
 from bitplan.exporters.qonnx import Qonnx
 from bitplan.reports.scores import answer, gather
 from bitplan.reports.subject import run_subject
-from bitplan.study import work
+from bitplan.study import jobs
 
 HOME = Path(__file__).parents[1] / "study"
 
@@ -44,7 +44,7 @@ def untrainable(monkeypatch):
         def fail(*_, **__):
             raise AssertionError("something was trained")
 
-        monkeypatch.setattr(work, "finetune_", fail)
+        monkeypatch.setattr(jobs, "finetune_", fail)
 
     return refuse
 
