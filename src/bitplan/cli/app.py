@@ -40,6 +40,7 @@ from bitplan.cli.options import (
     Threads,
 )
 from bitplan.cli.steps import MethodOptions, emit, estimated, graph_and_gains, model_of, only, priced, sureness
+from bitplan.core.defaults import CHOICES, COST, END, NARROW
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -49,8 +50,6 @@ app = typer.Typer(
     add_completion=False,
     help="How many bits each layer of a neural network should get, under a budget.",
 )
-
-TWO = "w2a2,w4a4"
 
 
 def _version(wanted: bool) -> None:
@@ -75,8 +74,8 @@ def plan(
     target: Target,
     budget: Budgets,
     gain: Gain = "eagl",
-    cost: Cost = ["bmac"],
-    choices: Choices = TWO,
+    cost: Cost = [COST],
+    choices: Choices = CHOICES,
     option: Option = [],
     selector: Selector = None,
     levels: Levels = None,
@@ -85,9 +84,9 @@ def plan(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     threads: Threads = None,
     device: Device = "cpu",
     task: TaskName = None,
@@ -104,11 +103,12 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.inputs import RuleOptions
+    from bitplan.core.rules import Rules
     from bitplan.plan.base import select as select_plan
 
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
     graph, gains = graph_and_gains(
-        target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
+        target, gain, choices, option, input, rules, link, device,
         MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
     )  # fmt: skip
     costs = priced(graph, cost, budget, choices)
@@ -127,27 +127,27 @@ def frontier(
     target: Target,
     at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
     gain: Gain = "eagl",
-    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = "bmac",
-    choices: Choices = TWO,
+    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
+    choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
-    from bitplan.cli.inputs import RuleOptions
     from bitplan.cli.show import show_frontier
+    from bitplan.core.rules import Rules
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = RuleOptions(first, last, narrow, fix, free, link)
-    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", MethodOptions(seed))
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, link, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -159,16 +159,18 @@ def trace(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     output: Output = None,
     json: Json = False,
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
-    from bitplan.cli.inputs import RuleOptions, read_target
+    from bitplan.cli.inputs import read_target
+    from bitplan.core.rules import Rules
 
-    graph = read_target(target, input, RuleOptions(first, last, narrow, fix, free, link)).graph
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    graph = read_target(target, input, rules, link).graph
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 
@@ -179,7 +181,7 @@ def trace(
 def price(
     cost: Annotated[str, typer.Argument(help="A cost by name, or a table (.csv, .json).")],
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
-    choices: Choices = TWO,
+    choices: Choices = CHOICES,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -200,7 +202,7 @@ def estimate(
     method: Annotated[str, typer.Argument(help="A method by name, or a table of gains (.csv, .json).")],
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
     model: Annotated[str | None, typer.Option(help="The model, for methods that look at it.")] = None,
-    choices: Choices = TWO,
+    choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
     threads: Threads = None,

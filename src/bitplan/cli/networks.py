@@ -12,8 +12,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.store import load
 
 if TYPE_CHECKING:
-    from bitplan.cli.inputs import RuleOptions
     from bitplan.core.records import Graph
+    from bitplan.core.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Network:
     name: str
     spec: str | None
 
-    def graph(self, shape: str | None, rules: RuleOptions) -> Graph:
+    def graph(self, shape: str | None, rules: Rules) -> Graph:
         """Trace it, with its own example unless a shape is given."""
         from bitplan.cli.inputs import example_of
         from bitplan.graph.trace import trace
@@ -33,7 +33,7 @@ class Network:
         example = example_of(shape) if shape else self.example
         if example is None:
             raise InputError(f"{self.name} gives no example input: add --input, such as --input 1x3x224x224")
-        return trace(self.model, example, rules=rules.rules(), name=self.name)
+        return trace(self.model, example, rules=rules, name=self.name)
 
 
 def load_network(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
+    from bitplan.core.rules import Rules
     from bitplan.gains.base import Context
     from bitplan.plan.confidence import Confidence
 
@@ -53,7 +54,7 @@ class MethodOptions:
 
 def graph_and_gains(
     target: str, gain: str, choices: str, option: Sequence[str],
-    shape: str | None, rules: Any, device: str, setting: MethodOptions,
+    shape: str | None, rules: Rules, link: Sequence[str], device: str, setting: MethodOptions,
 ) -> tuple[Graph, Gains]:  # fmt: skip
     """Build, trace and estimate; weights are loaded only where the method looks at them."""
     from bitplan.cli.inputs import read_target
@@ -64,7 +65,7 @@ def graph_and_gains(
     needs = looks_at_model(method)
     if needs:
         _refuse_without_weights(target, gain)
-    found = read_target(target, shape, rules, weights=needs)
+    found = read_target(target, shape, rules, link, weights=needs)
     check_selectable(found.graph)
     model: Any = found.model if needs else None
     if hasattr(model, "to"):  # a module, not an opened checkpoint

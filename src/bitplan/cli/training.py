@@ -29,6 +29,7 @@ from bitplan.cli.options import (
     Weights,
 )
 from bitplan.cli.steps import limit_threads, progress_bar
+from bitplan.core.defaults import END, NARROW
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def quantize(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
@@ -80,10 +81,11 @@ def quantize(
     network = load_network(source, weights, fresh, model, seed)
     chosen = _read_plan(plan)
     if chosen is None:
-        from bitplan.cli.inputs import RuleOptions
         from bitplan.core.records import Plan
+        from bitplan.core.rules import Rules
 
-        chosen = Plan.uniform(network.graph(input, RuleOptions(first, last, narrow, fix, free)), to or "")
+        rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+        chosen = Plan.uniform(network.graph(input, rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(network.model, chosen, **told)
     if task is not None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from bitplan.core.errors import suggestion
+from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
-from bitplan.core.record import Record, Value
+from bitplan.core.record import Record, Upgrade, Value, _identity
+from bitplan.core.rules import RuleName
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
 
 
 class Layer(Value):
-    """One operation with weights, or one product of activations; `macs` are those of the example."""
+    """One operation with weights, or one product of activations; `macs` are those of the example.
+
+    A fixed layer says which `rule` fixed it, and `why` in words. Where it is fixed only because it is linked to another
+    layer, both are that layer's, which `linked_to` names.
+    """
 
     name: Name
     kind: Name
@@ -26,13 +32,22 @@ class Layer(Value):
     weights: Count
     in_features: Count
     fixed: Precision | None = None
+    rule: RuleName | None = None
+    linked_to: str = ""
     why: str = ""
 
     @model_validator(mode="after")
     def _reasoned(self) -> Self:
-        if (self.fixed is None) != (not self.why):
-            raise ValueError(f"layer {self.name!r}: a fixed precision and its reason go together")
+        if not (self.fixed is None) == (self.rule is None) == (not self.why):
+            raise ValueError(f"layer {self.name!r}: a fixed precision, its rule and its reason go together")
+        if self.linked_to and self.rule is None:
+            raise ValueError(f"layer {self.name!r} shares the rule of {self.linked_to!r} but is not fixed")
         return self
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
+        return self.rule in ("first", "last") and not self.linked_to
 
 
 class Link(Value):
@@ -66,6 +81,9 @@ class Group(Value):
 class Graph(Record):
     """The layers of a network in execution order, and which of them are linked."""
 
+    format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
+
     model: Name
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     links: tuple[Link, ...] = ()
@@ -83,6 +101,12 @@ class Graph(Record):
             if len({layers[name].fixed for name in link.layers}) > 1:
                 raise ValueError(f"linked layers {', '.join(link.layers)} are fixed differently")
         return self
+
+    @cached_property
+    def id(self) -> str:
+        """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
+        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to"}}})
+        return _identity(told, type(self), 1)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
+from bitplan.core.rules import Rules
 from bitplan.core.trials import Count, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,16 +28,6 @@ class Method(Value):
     def title(self) -> str:
         """The label, or else the name."""
         return self.label or self.name
-
-
-class RuleSet(Value):
-    """The rules that fix layers, as the command line writes them: `free` switches one off."""
-
-    first: str = "w8a8"
-    last: str = "w8a8"
-    narrow: Annotated[int, Field(ge=0)] = 128
-    fix: tuple[str, ...] = ()
-    free: tuple[str, ...] = ()
 
 
 class Start(Value):
@@ -70,7 +61,7 @@ class Study(Record):
     task: Name
     task_options: dict[str, JsonValue] = {}
     model: Name
-    rules: RuleSet = RuleSet()
+    rules: Rules = Rules()
     choices: tuple[Precision, ...]
     cost: Name = "bmac"
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]

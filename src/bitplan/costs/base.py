@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from bitplan.core.defaults import CHOICES as CHOICES
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.records import Costs, Graph, Layer
@@ -14,7 +15,6 @@ from bitplan.core.registry import COSTS
 
 Cost = Callable[[Layer, Precision], int]
 AnyCost = TypeVar("AnyCost", bound=Cost)
-CHOICES = "w2a2,w4a4"
 log = logging.getLogger(__name__)
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link
+from bitplan.core.rules import Rules
 from bitplan.graph.checkpoint import OpenedCheckpoint, open_checkpoint
 from bitplan.graph.files.tensors import FLOATS, Layout, Tensor
-from bitplan.graph.rules import Rules, apply_rules
+from bitplan.graph.rules import apply_rules
 
 
 @dataclass(frozen=True)

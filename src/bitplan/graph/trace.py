@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
 from bitplan.core.records import Graph, Layer
+from bitplan.core.rules import Rules
 from bitplan.graph.checkpoint import OpenedCheckpoint
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
-from bitplan.graph.rules import Rules, apply_rules
+from bitplan.graph.rules import apply_rules
 from bitplan.graph.shadow import Shadow
 from bitplan.graph.watch import Watch, layer_name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from bitplan.core.budget import Budget
@@ -14,13 +15,10 @@ def check_selectable(graph: Graph) -> None:
     """Raise when the rules leave nothing to choose, saying which rule took how many layers."""
     if graph.selectable:
         return
-    narrow = sum("fewer than" in layer.why for layer in graph.layers)
-    others: dict[str, int] = {}
-    for layer in graph.layers:
-        if "fewer than" not in layer.why:
-            others[layer.why] = others.get(layer.why, 0) + 1
-    counts = ({"the rule on input features": narrow} if narrow else {}) | others
-    shown = ", ".join(f"{count} by {reason}" for reason, count in counts.items())
+    narrow = [layer for layer in graph.layers if layer.rule == "narrow"]
+    reasons = ["the rule on input features"] * len(narrow)
+    reasons += [layer.why for layer in graph.layers if layer.rule != "narrow"]
+    shown = ", ".join(f"{count} by {reason}" for reason, count in Counter(reasons).items())
     hint = (
         "relax that rule with --narrow 0 (Rules(narrow=0))"
         if narrow

@@ -22,8 +22,9 @@ from typing import Any
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
-from bitplan.core.studies import Method, RuleSet, Start, Study
+from bitplan.core.studies import Method, Start, Study
 from bitplan.core.trials import Recipe
 
 _TOP = (
@@ -64,7 +65,7 @@ def _study(content: Content, home: Path) -> Study:
         **plain,
         task=_named(task, "task"),
         task_options=_located({key: value for key, value in task.items() if key != "name"}, DATA, home),
-        rules=_section(RuleSet, _table(content, "rules"), "[rules]"),
+        rules=_section(Rules, _table(content, "rules"), "[rules]"),
         choices=tuple(_list(content, "choices")),
         cost=_located({"cost": content.get("cost", "bmac")}, (), home)["cost"],
         budgets=tuple(str(Budget.parse(budget)) for budget in _list(content, "budgets")),
