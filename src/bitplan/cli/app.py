@@ -242,9 +242,11 @@ def select(
     json: Json = False,
 ) -> None:
     """Choose under a budget: graph + gains + costs → plan. Files in any order."""
+    from bitplan.core.budget import Budget
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.core.store import load
+    from bitplan.costs.base import add_limited
     from bitplan.plan.base import select as select_plan
 
     records = [load(file, Record) for file in files]
@@ -252,6 +254,7 @@ def select(
     costs = [record for record in records if isinstance(record, Costs)]
     if not costs:
         raise InputError("no costs among the files: make some with `bitplan price`")
+    costs = add_limited(costs, [Budget.parse(one) for one in budget], graph, gains.choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan

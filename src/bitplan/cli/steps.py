@@ -139,17 +139,13 @@ def _announce(
 
 
 def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
-    """The costs asked for, and those that a budget names."""
+    """The costs asked for, and those that a budget names or brings; never none, so that `--explain` can show one."""
     from bitplan.core.budget import Budget
-    from bitplan.core.registry import COSTS
     from bitplan.costs.base import price as price_graph
+    from bitplan.costs.base import price_for
 
-    parsed = [Budget.parse(budget) for budget in budgets]
-    named = [budget.cost for budget in parsed if budget.cost in COSTS]
-    wanted = [*names, *(name for name in named if name and name not in names)]
-    if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
-        wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
-    return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+    found = price_for([Budget.parse(budget) for budget in budgets], names, graph, choices)
+    return found or [price_graph("memory", graph, choices)]
 
 
 def sureness(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, StrictInt, model_validator
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, StrictInt, model_serializer, model_validator
 
 from bitplan.core.errors import suggestion
 from bitplan.core.older import graph_of_format_1
@@ -181,12 +181,16 @@ class Gains(_Rows):
 
 
 class Costs(_Rows):
-    """What each group costs at each choice, and each fixed layer, in whole units."""
+    """What each group costs at each choice, and each fixed layer, in whole numbers.
+
+    They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0.
+    """
 
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
     fixed: dict[str, Count] = {}
+    lacking: tuple[Name, ...] = ()
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -194,15 +198,24 @@ class Costs(_Rows):
             _check_width(name, row, self.choices)
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "lacking", unless=bool(self.lacking))
+
 
 class Limit(Value):
-    """One budget of a plan: what was asked for, what that is in units, and what the plan costs."""
+    """One budget of a plan: what was asked for, what that is in units, and what the plan costs.
+
+    Both count the choosable layers. `fixed` is what the fixed ones take of a budget for the whole network, beside that;
+    None where they stand outside the budget.
+    """
 
     budget: str
     cost_name: Name
     capacity: Count
     cost: Count
     shadow_price: float = 0.0
+    fixed: Count | None = None
 
     @model_validator(mode="after")
     def _within(self) -> Self:
@@ -214,6 +227,10 @@ class Limit(Value):
     def slack(self) -> int:
         """Units left over."""
         return self.capacity - self.cost
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "fixed", unless=self.fixed is not None)
 
 
 class Plan(Record):
@@ -269,3 +286,8 @@ def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], laye
 def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: tuple[Precision, ...]) -> None:
     if len(row) != len(choices):
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
+
+
+def _leave_out(content: dict[str, Any], key: str, *, unless: bool) -> dict[str, Any]:
+    """Write a key only where it says something: files of before it have the same id as ever."""
+    return content if unless else {name: value for name, value in content.items() if name != key}
