@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from pathlib import Path
 
 from bitplan.core.record import Record
+from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.cluster import Cluster
 from bitplan.engines.jobs import run_jobs
@@ -38,7 +38,7 @@ def seconds_of(engine: Engine, jobs: int, seconds: float = 0.0) -> float:
     """Seconds from the first outcome to the last, so that starting processes is left out; outcomes are files."""
     with tempfile.TemporaryDirectory() as folder:
         todo = [Turn(number=number, seconds=seconds) for number in range(jobs + 2)]
-        found = run_jobs(turn, todo, Turned, folder=Path(folder) / "jobs", engine=engine)
+        found = run_jobs(turn, todo, shelf=Shelf.at(folder).holding(Turned), engine=engine)
         times = []
         for _, outcome in found:
             assert not isinstance(outcome, Failure), outcome.traceback

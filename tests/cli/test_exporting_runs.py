@@ -121,7 +121,7 @@ def test_a_network_that_scores_otherwise_than_recorded_is_called_so(run, folder)
     result = recommended(folder)
     for one in folder.results:
         if one.training == result.training:
-            save(one.model_copy(update={"score": 12.5}), folder.path / f"trials/{one.trial.id}.json")
+            folder.trials.keep(one.trial.id, one.model_copy(update={"score": 12.5}))
     words = ("--method", folder.study.title_of(result.trial), "--budget", *result.trial.budgets)
     for place in range(2):
         code, _, err = run("export", "run", "--to", "packed", "-o", f"net{place}", *words)

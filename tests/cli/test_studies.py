@@ -121,7 +121,7 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
 
     failing = RunFolder(tmp_path / "run").results[2].trial
-    save(FailedTrial(trial=failing, error="no luck"), tmp_path / f"run/failures/{failing.id}.json")
+    RunFolder(tmp_path / "run").failed.keep(failing.id, FailedTrial(trial=failing, fault="code", error="no luck"))
     (tmp_path / f"run/trials/{failing.id}.json").unlink()
     code, out, _ = run("sweep", swept, "--run", "run")
     assert code == 1
@@ -185,12 +185,11 @@ def test_awkward_texts_are_escaped():
 def constructed(folder, worth):
     """The demo's study, every trial done: a method is worth its number, or 90, and a tenth more with every seed."""
     study = demo_study()
-    for name, record in {"study": study, "agenda": Agenda(study=study.id, trials=tuple(trials(study)))}.items():
-        save(record, folder / f"{name}.json")
+    RunFolder(folder).keep(study, Agenda(study=study.id, trials=tuple(trials(study))))
     for trial in trials(study):
         score = worth.get(study.title_of(trial), 90.0) + trial.seed / 10
         made = Result(trial=trial, plan=trial.id, score=score, metric="top-1", higher_is_better=True)
-        save(made, folder / f"trials/{trial.id}.json")
+        RunFolder(folder).trials.keep(trial.id, made)
     return RunFolder(folder)
 
 

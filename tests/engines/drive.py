@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from errands import Errand, Square, Squared
+from errands import Errand, Square, shelf
 
 from bitplan.engines.base import make_engine
 from bitplan.engines.jobs import run_jobs
@@ -16,7 +16,7 @@ def main() -> None:
     (Path(folder) / "diary").mkdir(parents=True, exist_ok=True)
     work = Square(Path(folder) / "diary", seconds=float(seconds))
     jobs = [Errand(number=number) for number in range(int(count))]
-    outcomes = run_jobs(work, jobs, Squared, folder=Path(folder) / "jobs", engine=make_engine(name, options))
+    outcomes = run_jobs(work, jobs, shelf=shelf(Path(folder)), engine=make_engine(name, options))
     sys.stdout.write(f"{sorted(outcome.value for _, outcome in outcomes)}\n")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.record import Record
+from bitplan.core.shelf import Shelf
 
 
 class Errand(Record):
@@ -19,6 +20,11 @@ class Squared(Record):
     """The answer."""
 
     value: int
+
+
+def shelf(folder: Path) -> Shelf[Squared]:
+    """Where the answers are kept."""
+    return Shelf(folder / "jobs", Squared, folder / "leases")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from errands import Errand, Square, Squared
+from errands import Errand, Square, shelf
 
 from bitplan.core.errors import InputError
 from bitplan.engines.cluster import Cluster
@@ -50,7 +50,7 @@ def test_a_node_and_the_driver_may_die_and_no_finished_job_is_done_again(tmp_pat
     work = Square(tmp_path / "diary", seconds=0.2)
     jobs = [Errand(number=number) for number in range(12)]
     outcomes = {}
-    for job, outcome in run_jobs(work, jobs, Squared, folder=folder, engine=Cluster(address=nodes.address)):
+    for job, outcome in run_jobs(work, jobs, shelf=shelf(tmp_path), engine=Cluster(address=nodes.address)):
         outcomes[job.number] = outcome.value
         if len(outcomes) == len(finished) + 3:
             nodes.remove_node(next(node for node in nodes.worker_nodes), allow_graceful=False)

@@ -58,7 +58,7 @@ def test_an_item_whose_worker_is_killed_is_done_by_another(tmp_path, name, optio
 
 def test_an_item_that_kills_every_worker_fails_and_says_how_often():
     outcomes = dict(Local(workers=1, retries=1).run(always_dies, [1]))
-    assert outcomes[1] == Failure("its worker died (killed by SIGKILL), 2 times in all")
+    assert outcomes[1] == Failure("its worker died (killed by SIGKILL), 2 times in all", fault="worker")
 
 
 def test_a_cluster_gives_up_too():

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from errands import Errand, Square, Squared
+from errands import Errand, Square, Squared, shelf
 
 from bitplan.core.errors import FileError
 from bitplan.engines import lease
@@ -61,8 +61,8 @@ def diary(folder):
 
 def test_what_is_done_is_read_not_done_again(tmp_path, work):
     jobs = errands(3)
-    first = dict(run_jobs(work, jobs[:2], Squared, folder=tmp_path / "jobs"))
-    again = dict(run_jobs(work, jobs, Squared, folder=tmp_path / "jobs"))
+    first = dict(run_jobs(work, jobs[:2], shelf=shelf(tmp_path)))
+    again = dict(run_jobs(work, jobs, shelf=shelf(tmp_path)))
     assert first == {job: Squared(value=job.number**2) for job in jobs[:2]}
     assert again == {job: Squared(value=job.number**2) for job in jobs}
     assert [work.times(n) for n in range(3)] == [1, 1, 1]
@@ -70,25 +70,23 @@ def test_what_is_done_is_read_not_done_again(tmp_path, work):
 
 
 def test_the_same_job_given_twice_is_done_once(tmp_path, work):
-    assert len(list(run_jobs(work, errands(1) * 2, Squared, folder=tmp_path / "jobs"))) == 1
+    assert len(list(run_jobs(work, errands(1) * 2, shelf=shelf(tmp_path)))) == 1
     assert work.times(0) == 1
 
 
 def test_a_failure_is_not_kept(tmp_path, work):
     failing = Square(work.diary, fails=frozenset({1}))
-    outcomes = {
-        job.number: outcome for job, outcome in run_jobs(failing, errands(2), Squared, folder=tmp_path / "jobs")
-    }
+    outcomes = {job.number: outcome for job, outcome in run_jobs(failing, errands(2), shelf=shelf(tmp_path))}
     assert isinstance(outcomes[1], Failure)
-    assert dict(run_jobs(work, errands(2), Squared, folder=tmp_path / "jobs"))[errands(2)[1]].value == 1
+    assert dict(run_jobs(work, errands(2), shelf=shelf(tmp_path)))[errands(2)[1]].value == 1
 
 
 def test_an_outcome_that_was_damaged_is_refused_by_name(tmp_path, work):
-    list(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))
+    list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
     (path,) = (tmp_path / "jobs").iterdir()
     path.write_text(path.read_text()[:20])
     with pytest.raises(FileError, match=path.name):
-        list(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))
+        list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
 
 
 def test_two_drivers_at_once_do_each_job_once(tmp_path):
@@ -191,6 +189,6 @@ def test_a_lease_is_kept_alive_while_it_is_held(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, work):
     (tmp_path / "leases").write_text("in the way")
-    outcome = dict(run_jobs(work, errands(1), Squared, folder=tmp_path / "jobs"))[errands(1)[0]]
+    outcome = dict(run_jobs(work, errands(1), shelf=shelf(tmp_path)))[errands(1)[0]]
     assert isinstance(outcome, Failure)
     assert outcome.error.startswith("WriteError: cannot write")

@@ -10,6 +10,7 @@ from test_hessian import exact_blocks
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.engines.local import Local
 from bitplan.gains.base import Context
 from bitplan.gains.hawq import Hawq, HawqV1, HawqV2, absmax_quantized
 from bitplan.gains.hessian import Data
@@ -156,6 +157,32 @@ def test_eigenvalues_found_before_a_kill_are_not_looked_for_again(tmp_path, monk
     assert seen == list(range(41, 81))
     assert bitplan.estimate(gain, model, graph, context=context).id == whole.id
     assert len(seen) == 40
+
+
+@pytest.mark.parametrize("gain", [Hawq(probes=25, min_probes=25), HawqV1(iterations=3)], ids=["traces", "eigenvalues"])
+def test_rounds_run_on_any_engine_and_are_kept_once(gain, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitplan.gains.spectrum.ROUND", 10 if isinstance(gain, Hawq) else 1)
+    model, graph = made(quantized=True)
+    here = bitplan.estimate(gain, model, graph, context=Context(task=Points(), seed=4))
+    told = []
+    context = Context(
+        Points(), seed=4, store=tmp_path, engine=Local(workers=2), progress=lambda *what: told.append(what)
+    )
+    there = bitplan.estimate(gain, model, graph, context=context)
+    assert there.id == here.id
+    jobs = 3 if isinstance(gain, Hawq) else len(graph.selectable)
+    assert len(list(tmp_path.glob("*.json"))) == jobs == len(told)
+    assert told[-1][:2] == (jobs, jobs)
+    monkeypatch.setattr(Local, "run", None)
+    assert bitplan.estimate(gain, model, graph, context=Context(Points(), seed=4, store=tmp_path, engine=Never())).id
+
+
+class Never:
+    """An engine that has nothing to do, since all is kept."""
+
+    def run(self, work, items):
+        assert not list(items)
+        return iter(())
 
 
 def test_progress_ends_at_the_end_or_stops_early():

@@ -1,4 +1,4 @@
-"""Figures that follow from structure alone (DESIGN, decision 9); docs/paper.md lists them."""
+"""Figures that follow from structure alone (docs/decisions/0009, 9); docs/paper.md lists them."""
 
 from fractions import Fraction
 

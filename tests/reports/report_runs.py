@@ -10,8 +10,7 @@ import torch
 import bitplan
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link, Plan
-from bitplan.core.runs import file_name
-from bitplan.core.store import save
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import FailedTrial, Fit, Method, Pair, Pairs, Start, Study
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.gains.base import Context
@@ -37,9 +36,12 @@ def study_of(model="digits_resnet", methods=("eagl", "uniform", "first_to_last")
 
 def trial_of(study: Study, method: str, budget: str | None, seed: int, options=None, selector="exact") -> Trial:
     recipe = study.start.float_recipe if method == "float" else study.recipe
+    role = "choice" if budget else "float" if method == "float" else "reference"
+    precision = method if role == "reference" else None
     return Trial(
-        task=study.task, model=study.model, start="0" * 12, method=method, options=options or {}, selector=selector,
-        cost=study.cost, budgets=(budget,) if budget else (), choices=study.choices, recipe=recipe, seed=seed,
+        task=study.task, model=study.model, start="0" * 12, role=role, method=method, precision=precision,
+        options=options or {}, selector=selector, cost=study.cost, budgets=(budget,) if budget else (),
+        choices=study.choices, recipe=recipe, seed=seed,
     )  # fmt: skip
 
 
@@ -58,11 +60,10 @@ def result_of(trial: Trial, score: float, plan: Plan | None = None) -> Result:
 
 def write_run(folder: Path, study: Study, graph: Graph, gains: dict[str, Gains], costs: Costs) -> None:
     """The part of a run that needs no training."""
-    save(study, folder / "study.json")
-    save(graph, folder / "graph.json")
-    save(costs, folder / "costs.json")
+    run = RunFolder(folder)
+    run.keep(study, graph, costs)
     for title, one in gains.items():
-        save(one, folder / "gains" / f"{file_name(title)}.json")
+        run.keep_gains(title, one)
 
 
 def write_results(
@@ -75,22 +76,22 @@ def write_results(
             if (method.title, budget) in leave_out:
                 continue
             plan = bitplan.select(graph, gains[method.title], costs, budget=budget)
-            save(plan, folder / "plans" / f"{plan.id}.json")
+            RunFolder(folder).keep_plans([plan])
             lost = 100 - float(budget.rstrip("%"))
             for seed in study.seeds:
                 score = 97.2 - 0.035 * lost * (1.8 - LEVEL.get(method.name, 0.5)) + draw.gauss(0, 0.12)
                 trial = trial_of(study, method.name, budget, seed, method.options, gains[method.title].selector)
-                save(result_of(trial, score, plan), folder / "trials" / f"{trial.id}.json")
+                RunFolder(folder).trials.keep(trial.id, result_of(trial, score, plan))
     for title, mean in (("w2a2", 93.9), ("w4a4", 97.1), ("float", 97.5)):
         for seed in study.seeds[:1] if title == "float" else study.seeds:
             trial = trial_of(study, title, None, seed)
-            save(result_of(trial, mean + draw.gauss(0, 0.12)), folder / "trials" / f"{trial.id}.json")
+            RunFolder(folder).trials.keep(trial.id, result_of(trial, mean + draw.gauss(0, 0.12)))
 
 
 def write_failure(folder: Path, study: Study, method: str, budget: str, seed: int, error: str, options=None) -> None:
     trial = trial_of(study, method, budget, seed, options)
-    (folder / "trials" / f"{trial.id}.json").unlink(missing_ok=True)
-    save(FailedTrial(trial=trial, error=error, seconds=3.0), folder / "failures" / f"{trial.id}.json")
+    RunFolder(folder).trials.remove(trial.id)
+    RunFolder(folder).failed.keep(trial.id, FailedTrial(trial=trial, fault="code", error=error, seconds=3.0))
 
 
 def write_additivity(folder: Path, graph: Graph) -> None:
@@ -102,9 +103,8 @@ def write_additivity(folder: Path, graph: Graph) -> None:
         first, second = draw.sample(names, 2)
         both = alone[first] + alone[second]
         pairs.append(Pair(first=first, second=second, predicted=both, measured=both * 1.02 + draw.gauss(0, 0.15)))
-    save(
+    RunFolder(folder).keep(
         Pairs(graph=graph.id, metric="top-1", alone=alone, pairs=tuple(pairs), correlation=0.98),
-        folder / "additivity/pairs.json",
     )
     vectors = tuple(tuple(draw.randrange(2) for _ in names) for _ in range(60))
     predicted = tuple(
@@ -116,7 +116,7 @@ def write_additivity(folder: Path, graph: Graph) -> None:
         intercept=93.0, vectors=vectors, measured=measured, predicted=predicted, held_out=tuple(range(0, 60, 10)),
         correlation=0.993, correlation_held_out=0.987, residual=0.1, networks=60,
     )  # fmt: skip
-    save(fit, folder / "additivity/fit.json")
+    RunFolder(folder).keep(fit)
 
 
 def digits_run(folder: Path, *, results=True, **fields) -> Path:
@@ -162,5 +162,5 @@ def large_run(folder: Path, layers=1000, methods=8, budgets=100, seeds=5) -> Pat
         for budget in percents:
             for seed in study.seeds:
                 trial = trial_of(study, one.name, budget, seed, one.options)
-                save(result_of(trial, 90 + draw.random()), folder / "trials" / f"{trial.id}.json")
+                RunFolder(folder).trials.keep(trial.id, result_of(trial, 90 + draw.random()))
     return folder

@@ -14,8 +14,7 @@ from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link, Plan
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import load, save
-from bitplan.core.trials import Result
+from bitplan.core.store import save
 from bitplan.costs.totals import total
 from bitplan.reports.contents import contents
 from bitplan.reports.document import escaped, render, report, report_plan
@@ -39,7 +38,7 @@ def filled(folder, scores, **fields):
     for (method, budget), values in scores.items():
         for seed, score in enumerate(values):
             trial = trial_of(study, method, budget, seed, options.get(method))
-            save(result_of(trial, score), folder / "trials" / f"{trial.id}.json")
+            RunFolder(folder).trials.keep(trial.id, result_of(trial, score))
     return folder
 
 
@@ -161,8 +160,9 @@ def test_the_score_is_called_as_the_task_calls_it(tmp_path):
     folder = filled(tmp_path, {("eagl", "80%"): [90.0, 91.0]})
     assert page_data(folder)["scores"]["metric"] == "top-1"
     assert "top-1 by" in frontier(RunFolder(folder)).title
-    for path in (folder / "trials").iterdir():
-        save(load(path, Result).model_copy(update={"metric": ""}), path)
+    trials = RunFolder(folder).trials
+    for name, result in trials.read_all().items():
+        trials.keep(name, result.model_copy(update={"metric": ""}))
     assert page_data(folder)["scores"]["metric"] == "score"
     assert "score by" in frontier(RunFolder(folder)).title
 
@@ -175,7 +175,7 @@ def test_a_lower_score_can_be_the_better_one(tmp_path):
         for seed in range(2):
             trial = trial_of(study, method, "80%", seed, options)
             lower = result_of(trial, score + seed).model_copy(update={"higher_is_better": False})
-            save(lower, folder / "trials" / f"{trial.id}.json")
+            RunFolder(folder).trials.keep(trial.id, lower)
     assert page_data(folder)["answer"]["method"] == "uniform"
 
 

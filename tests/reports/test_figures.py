@@ -9,7 +9,7 @@ from report_runs import digits_run, result_of, study_of, trial_of, write_run
 
 from bitplan.core.errors import MissingExtra
 from bitplan.core.records import Gains
-from bitplan.core.store import save
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Method
 from bitplan.reports.figures import write_figures
 
@@ -74,7 +74,7 @@ def test_the_oracle_has_its_own_frontier(run, tmp_path):
             for seed in study.seeds:
                 trial = trial_of(study, method, budget, seed)
                 score = 90 + len(method) + seed / 10 + float(budget.rstrip("%")) / 50
-                save(result_of(trial, score), tmp_path / "trials" / f"{trial.id}.json")
+                RunFolder(tmp_path).trials.keep(trial.id, result_of(trial, score))
     found = write_figures(tmp_path, tmp_path / "figures")
     assert {"oracle", "frontier"} <= {path.stem for path in found.paths}
     assert "oracle" not in found.left_out

@@ -21,8 +21,10 @@ def study_of(seeds=(0, 1, 2, 3, 4), budgets=("90%", "70%")):
 
 
 def result(method, budget, seed, score, *, plan="", higher=True, recipe=RECIPE, **changes):
+    role = "choice" if budget else "float" if method == "float" else "reference"
     trial = Trial(
         **{
+            "role": role, "precision": method if role == "reference" else None,
             "task": "digits", "model": "digits_resnet", "start": "x", "method": method, "seed": seed,
             "choices": ("w2a2", "w4a4"), "recipe": recipe, "budgets": (budget,) if budget else (),
         }

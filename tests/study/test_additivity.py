@@ -118,12 +118,12 @@ def test_both_experiments_on_a_run(swept, tmp_path):
     assert len(pairs.pairs) == 3
     assert isinstance(fit, Fit)
     assert fit.networks == len(fit.vectors) >= 5
-    high = Setting(study, run).start(starts(study).high.id)
+    high = Setting(study, RunFolder(run)).start(starts(study).high.id)
     again = pair_drops(
         high,
         RunFolder(run).graph,
         study.choices,
-        Context(task=Setting(study, run).task),
+        Context(task=Setting(study, RunFolder(run)).task),
         count=3,
         samples=64,
         by="loss",

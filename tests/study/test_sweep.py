@@ -14,6 +14,7 @@ from tiny import diary_of, sweep_telling
 from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
+from bitplan.core.shelf import Shelf
 from bitplan.engines.lease import read_lease
 from bitplan.study import jobs
 from bitplan.study.clean import clean_, find_waste
@@ -228,6 +229,25 @@ def test_a_store_that_cannot_be_written_is_one_line(swept, tmp_path, study):
         sweep(study, run / "study.json" / "below a file")
 
 
+def test_no_folder_is_listed_once_per_event(tmp_path, swept, study, monkeypatch):
+    run = shutil.copytree(swept, tmp_path / "run")
+    listed, plain = [], Shelf.ids
+    monkeypatch.setattr(Shelf, "ids", lambda shelf: (listed.append(shelf.folder.name), plain(shelf))[1])
+    counts = []
+    for only in (["uniform"], None):
+        for result in RunFolder(run).results[2:]:
+            (run / "trials" / f"{result.trial.id}.json").unlink()
+        listed.clear()
+        told = []
+        sweep(study, run, only=only, progress=lambda *what, told=told: told.append(what))
+        counts.append((len(told), sorted(listed)))
+    (few, once), (many, again) = counts
+    assert many > few + 8
+    assert once == again, "as many looks for sixteen trials as for four"
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert told[-1][:2] == (18, 18)
+
+
 def test_only_some_methods_may_be_asked_for(tmp_path, swept, study):
     run = shutil.copytree(swept, tmp_path / "run")
     for result in RunFolder(run).results[2:]:
@@ -293,7 +313,6 @@ def test_the_status_tells_done_running_failed_and_waiting(swept, tmp_path, study
     assert status(run).waiting == len(trials)
     (run / "running" / job).mkdir(parents=True)
     (run / "running" / job / "log.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
-    (run / "running" / job / "log.jsonl").write_text('{"step": 3}\n{"step": 4}\n')
     with held(run / "leases" / f"trained-{job}") as mine:
         assert mine
         found = status(run)

@@ -37,7 +37,9 @@ class Opened:
 
 def is_run(path: Path) -> bool:
     """Tell whether a folder is that of a run."""
-    return (path / "study.json").is_file()
+    from bitplan.core.runs import RunFolder
+
+    return RunFolder.is_one(path)
 
 
 def open_source(path: Path, pick: Pick, own: str | None, shape: str | None, *, plan_only: bool = False) -> Opened:
@@ -85,7 +87,7 @@ def _of_run(path: Path, pick: Pick, shape: str | None, plan_only: bool) -> Opene
     from bitplan.cli.inputs import example_of
     from bitplan.study.setting import Setting
 
-    model, setting = _trained(run, result, words, pick.threads), Setting(run.study, path)
+    model, setting = _trained(run, result, words, pick.threads), Setting(run.study, run)
     example = example_of(shape) if shape else setting.task.example()
     return Opened(model, example, setting.spec, run.graph, setting.task)
 

@@ -1,22 +1,26 @@
 """What can go wrong, as one tree; every message says what happened and what to do about it.
 
 BitplanError
-├── InputError             the user's input cannot be used (the command line exits with 2)
-│   ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
-│   ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
-│   │   └── WriteError     a file cannot be written: full, read-only … (a sweep that it stops exits with 1)
-│   ├── RecordError        the values of a record contradict each other
-│   ├── BudgetError        a budget cannot be read or cannot be met
-│   ├── TraceError         the model cannot be traced with this example input
-│   ├── Diverged           training gave a loss that is NaN or infinite
-│   └── MissingExtra       an optional library is not installed
-└── NothingToChoose        every layer is fixed, so there is no search space (also an InputError)
+└── InputError             the user's input cannot be used (the command line exits with 2)
+    ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
+    ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
+    │   └── WriteError     a file cannot be written: full, read-only … (a sweep that it stops exits with 1)
+    ├── RecordError        the values of a record contradict each other
+    ├── BudgetError        a budget cannot be read or cannot be met
+    ├── TraceError         the model cannot be traced with this example input
+    ├── Diverged           training gave a loss that is NaN or infinite
+    ├── NothingToChoose    every layer is fixed by a rule, so there is nothing to select
+    └── MissingExtra       an optional library is not installed
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
+
+Fault = Literal["input", "training", "store", "worker", "code"]
+"""Whose fault a failure is: what was asked for, a loss that became NaN, the disk, a worker that died, or the code."""
 
 
 class BitplanError(Exception):
@@ -70,6 +74,15 @@ class UnknownName(InputError):
         rest = f"{'' if near.endswith('?') else '.'} {hint}" if hint else ""
         super().__init__(f"unknown {what} {name!r}{near}{rest}")
         self.name = name
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Whose fault an error is."""
+    if isinstance(error, WriteError):
+        return "store"
+    if isinstance(error, Diverged):
+        return "training"
+    return "input" if isinstance(error, InputError) else "code"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

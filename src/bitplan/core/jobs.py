@@ -13,6 +13,13 @@ from bitplan.core.studies import Finite
 from bitplan.core.trials import Count, NotNegative, Run
 
 
+def _lowered(groups: tuple[str, ...], layers: dict[str, Precision]) -> str:
+    if not groups:
+        return "the network as it is"
+    shown = ", ".join(groups[:3]) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
+    return f"{shown} at {', '.join(sorted({str(precision) for precision in layers.values()}))}"
+
+
 class Lowered(Record):
     """A job: lower some groups of a network, then train it; everything that the outcome depends on.
 
@@ -25,6 +32,16 @@ class Lowered(Record):
     run: Run
     task_options: dict[str, str] = {}
     scored: bool = False
+
+    @property
+    def words(self) -> str:
+        """What it lowers, for people."""
+        return _lowered(self.groups, self.layers)
+
+    @property
+    def seed(self) -> int:
+        """That of the training."""
+        return self.run.seed
 
 
 class Tuned(Record):
@@ -54,6 +71,11 @@ class Dropped(Record):
     seed: int
     batches: Count
     batch_size: Count
+
+    @property
+    def words(self) -> str:
+        """What it lowers, for people."""
+        return _lowered(self.groups, self.layers)
 
 
 class Drifted(Dropped):

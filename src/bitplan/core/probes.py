@@ -24,12 +24,22 @@ class Probes(Record):
     first: Annotated[int, Field(ge=0)]
     count: Count
 
+    @property
+    def words(self) -> str:
+        """Which probes, for people."""
+        return f"Hessian probes {self.first + 1} to {self.first + self.count}"
+
 
 class Powers(Probes):
     """A job: power iterations of the layers number `first` and following."""
 
     iterations: Count
     tolerance: NotNegative
+
+    @property
+    def words(self) -> str:
+        """Which layers, for people."""
+        return f"power iteration of layers {self.first + 1} to {self.first + self.count}"
 
 
 class Probed(Record):

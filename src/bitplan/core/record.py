@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -64,10 +63,13 @@ class Record(Value):
         """The word that names this kind of record in its file."""
         return cls.__name__.lower()
 
-    @cached_property
+    @property
     def id(self) -> str:
         """First 12 hex digits of the SHA-256 of the canonical JSON, run-time facts left out."""
-        return _identity(self.model_dump(mode="json"), type(self), self.format)
+        known = self.__dict__.get(_ID)  # worked out once: a run asks for the ids of thousands of trials
+        if known is None:
+            known = self.__dict__[_ID] = _identity(self.model_dump(mode="json"), type(self), self.format)
+        return str(known)
 
     def to_json(self, *, of: str | None = None) -> str:
         """Write as JSON that `from_json` reads back equal; `of` says what it belongs to.
@@ -112,6 +114,7 @@ class Record(Value):
         return target
 
 
+_ID = "_id"  # pydantic shows no name like this as a field
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
 

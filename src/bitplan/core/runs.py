@@ -1,119 +1,262 @@
-"""The folder of a run: one file per record, each whole or not there.
+"""The folder of a run: who owns its files. Every path in it and every write to it goes through `RunFolder`.
 
 RUN/
 ├── study.json  agenda.json  what is compared, and the trials that this takes
 ├── graph.json  costs.json
-├── gains/LABEL.json         one per method
+├── gains/TITLE.json         one per method, for people: a copy of its estimate
 ├── plans/ID.json
 ├── trials/ID.json           the Result of a trial that is done
 ├── failures/ID.json         a trial that failed
-├── estimates/ID.json        the same gains, by what they depend on
+├── estimates/ID.json        gains, by what they depend on
 ├── trained/ID.json          what a training gave; trials with the same precisions share it
 ├── running/ID/              where a killed training goes on
 ├── jobs/ID.json             what methods measured on the way, such as ALPS's fine-tuned groups
-├── leases/ID                who works on what right now
+├── leases/PART-ID           who works on what right now
 ├── starts/ID/               checkpoints that trials start from
 ├── networks/ID/  ID.json    a trained network as a checkpoint, by its training, and what that training gave
 └── additivity/pairs.json  additivity/fit.json
+
+What holds: `core/shelf.py` says it for records by id, and it holds for the single ones too. Checkpoints are whole or
+not there, and carry a hash of their weights. Reading never writes. Nothing but these files is kept, so that any process
+that sees the folder knows all there is to know; where a run lies is known here and in `core/store.py` alone.
 """
 
 from __future__ import annotations
 
-import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote_plus
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import FileError, WriteError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.shelf import Shelf, keep_text
 from bitplan.core.store import load
-from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study
+from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
 from bitplan.core.trials import Result
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+Single = Study | Graph | Costs | Agenda | Pairs | Fit
+_FILES: dict[type[Record], str] = {
+    Study: "study.json",
+    Graph: "graph.json",
+    Costs: "costs.json",
+    Agenda: "agenda.json",
+    Pairs: "additivity/pairs.json",
+    Fit: "additivity/fit.json",
+}
+"""Where the records are that a run has one of."""
+
+
+class LeaseFile(NamedTuple):
+    """The lease of a job: the part of the run that its outcome goes to, its id, and the file."""
+
+    part: str
+    job: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders by id that others fill, such as checkpoints."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """The folder of an id, there or not."""
+        return self.folder / name
+
+    def has(self, name: str) -> bool:
+        """Whether it is there."""
+        return self.path(name).is_dir()
+
+    def clear(self, name: str) -> None:
+        """Remove it; what cannot be removed stays, and does no harm."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where the records of a run are, and what they say; reading never writes."""
+    """A run: what was asked for, how far it is, and what was found."""
 
     path: Path
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a folder is that of a run."""
+        return (path / _FILES[Study]).is_file()
+
+    # What it is about.
 
     @property
     def study(self) -> Study:
         """What is compared here."""
-        if not (self.path / "study.json").is_file():
+        if not self.is_one(self.path):
             raise FileError(
-                f"{self.path} is not the folder of a run: it has no study.json; make one with `bitplan sweep`"
+                f"{self.path} is not the folder of a run: it has no {_FILES[Study]}; make one with `bitplan sweep`"
             )
-        return load(self.path / "study.json", Study)
+        return load(self.path / _FILES[Study], Study, sealed=True)
 
     @property
     def graph(self) -> Graph | None:
         """The network's graph, once it is traced."""
-        return self._maybe("graph.json", Graph)
+        return self._one(Graph)
 
     @property
     def costs(self) -> Costs | None:
         """What the groups cost."""
-        return self._maybe("costs.json", Costs)
-
-    @property
-    def gains(self) -> dict[str, Gains]:
-        """The gains of each method that is done, by its title."""
-        found = {}
-        for method in self.study.methods:
-            gains = self._maybe(f"gains/{file_name(method.title)}.json", Gains)
-            if gains is not None:
-                found[method.title] = gains
-        return found
-
-    @property
-    def plans(self) -> dict[str, Plan]:
-        """Every plan, by its id."""
-        return {plan.id: plan for plan in self._all("plans", Plan)}
+        return self._one(Costs)
 
     @property
     def agenda(self) -> Agenda | None:
         """All trials of the study, done or not."""
-        return self._maybe("agenda.json", Agenda)
+        return self._one(Agenda)
+
+    def keep(self, *records: Single) -> None:
+        """Write down what the run is about, or what it has one of, each whole and unless it is there already."""
+        for record in records:
+            keep_text(self.path / _FILES[type(record)], record.to_json())
+
+    # What was found, by id.
+
+    @property
+    def trials(self) -> Shelf[Result]:
+        """Results by the id of their trial."""
+        return self._shelf("trials", Result)
+
+    @property
+    def failed(self) -> Shelf[FailedTrial]:
+        """Failures by the id of their trial."""
+        return self._shelf("failures", FailedTrial)
+
+    @property
+    def estimates(self) -> Shelf[Gains]:
+        """Gains by the id of their estimation."""
+        return self._shelf("estimates", Gains)
+
+    @property
+    def trained(self) -> Shelf[Trained]:
+        """What trainings gave, by their id."""
+        return self._shelf("trained", Trained)
+
+    @property
+    def jobs(self) -> Shelf[Record]:
+        """Outcomes of the jobs of methods, of whichever kind."""
+        return self._shelf("jobs", Record)
+
+    @property
+    def kept(self) -> Shelf[Trained]:
+        """What the trainings of networks that are kept gave; a network without it is not whole."""
+        return self._shelf("networks", Trained)
+
+    @property
+    def starts(self) -> Places:
+        """Checkpoints by the trial that made them."""
+        return Places(self.path / "starts")
+
+    @property
+    def networks(self) -> Places:
+        """Checkpoints of trained networks, by their training."""
+        return Places(self.path / "networks")
+
+    @property
+    def running(self) -> Places:
+        """Where trainings are under way, by their id."""
+        return Places(self.path / "running")
+
+    # The same for those who read.
+
+    @property
+    def gains(self) -> dict[str, Gains]:
+        """The gains of each method that is done, by its title."""
+        found = {method.title: self.gains_of(method.title) for method in self.study.methods}
+        return {title: gains for title, gains in found.items() if gains is not None}
+
+    def gains_of(self, title: str) -> Gains | None:
+        """The gains of a method by its title, if they are there."""
+        path = self.path / gains_file(title)
+        return load(path, Gains, of=title, sealed=True) if path.is_file() else None
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """Every plan, by its id."""
+        return self._shelf("plans", Plan).read_all()
 
     @property
     def results(self) -> list[Result]:
         """The trials of the study that are done, in the agenda's order; what earlier studies left is not among them."""
-        found = {result.trial.id: result for result in self._all("trials", Result)}
-        return [found[one] for one in self._wanted(found) if one in found]
+        found = self.trials.read_all()
+        return [found[name] for name in self._wanted(found) if name in found]
 
     @property
     def failures(self) -> list[FailedTrial]:
         """The trials of the study that failed."""
-        found = {failed.trial.id: failed for failed in self._all("failures", FailedTrial)}
-        return [found[one] for one in self._wanted(found) if one in found]
+        found = self.failed.read_all()
+        return [found[name] for name in self._wanted(found) if name in found]
 
     @property
     def pairs(self) -> Pairs | None:
         """The first additivity experiment, if it was done."""
-        return self._maybe("additivity/pairs.json", Pairs)
+        return self._one(Pairs)
 
     @property
     def fit(self) -> Fit | None:
         """The second additivity experiment, if it was done."""
-        return self._maybe("additivity/fit.json", Fit)
+        return self._one(Fit)
+
+    def keep_gains(self, title: str, gains: Gains) -> None:
+        """Write down the gains of a method under its title."""
+        keep_text(self.path / gains_file(title), gains.to_json(of=title))
+
+    def keep_plans(self, plans: Iterable[Plan]) -> None:
+        """Write down plans under their ids, each once."""
+        shelf = self._shelf("plans", Plan)
+        for name, plan in {plan.id: plan for plan in plans}.items():
+            shelf.keep(name, plan)
+
+    # Looking after it.
+
+    def leases(self) -> list[LeaseFile]:
+        """Every lease that is there, whoever holds it."""
+        files = sorted(self._leases.glob("[!.]*"))
+        split = [(path, *path.name.rpartition("-")[::2]) for path in files]
+        return [LeaseFile(part, job, path) for path, part, job in split]
+
+    def parts(self) -> dict[str, list[Path]]:
+        """What is kept by id: the files and folders of every part."""
+        names = ("trials", "failures", "plans", "estimates", "trained", "networks", "jobs", "running", "starts")
+        return {name: sorted((self.path / name).glob("[!.]*")) for name in names}
+
+    @property
+    def _leases(self) -> Path:
+        return self.path / "leases"
+
+    def _shelf(self, part: str, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
+        return Shelf(self.path / part, kind, self._leases)
 
     def _wanted(self, found: Iterable[str]) -> list[str]:
         agenda = self.agenda
         return list(found) if agenda is None else [trial.id for trial in agenda.trials]
 
-    def _maybe(self, name: str, kind: type[AnyRecord]) -> AnyRecord | None:
-        path = self.path / name
-        return load(path, kind) if path.is_file() else None
-
-    def _all(self, folder: str, kind: type[AnyRecord]) -> list[AnyRecord]:
-        return [load(path, kind) for path in sorted((self.path / folder).glob("[!.]*.json"))]
+    def _one(self, kind: type[AnyRecord]) -> AnyRecord | None:
+        path = self.path / _FILES[kind]
+        return load(path, kind, sealed=True) if path.is_file() else None
 
 
-def file_name(title: str) -> str:
-    """A title as a file may be called."""
-    return re.sub(r"[^\w.+-]+", "-", title).strip("-.") or "method"
+def gains_file(title: str) -> str:
+    """Where the gains of a method are, from the run's folder; two titles never share a file."""
+    name = quote_plus(title)
+    hidden = name.startswith(".")
+    return f"gains/{'%2E' + name[1:] if hidden else name}.json"
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders of a run; what prevents it is said in one line."""
+    for path in paths:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"cannot remove {path}: {error.strerror or error}") from None

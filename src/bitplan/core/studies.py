@@ -6,11 +6,12 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
 from bitplan.core.rules import Rules
-from bitplan.core.trials import Count, NotNegative, Recipe, Trial
+from bitplan.core.trials import OLD_RUN, Count, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -33,12 +34,13 @@ class Method(Value):
 class Start(Value):
     """Where every trial starts: the float network, and the one at the highest choice.
 
-    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack); without it, or on
-    top of it, `float_recipe` trains. `recipe` then trains the network at the highest choice, with the float one as
-    teacher where it distills; `checkpoint` names one that is ready instead.
+    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
+    the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
+    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead.
     """
 
     weights: str | None = None
+    weights_from: str = ""
     fresh: tuple[str, ...] = ()
     float_recipe: Recipe | None = None
     recipe: Recipe | None = None
@@ -55,6 +57,8 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
 
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
 
     name: Name
@@ -89,6 +93,8 @@ class Study(Record):
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        if trial.role != "choice":
+            return trial.method
         for method in self.methods:
             same = (method.name, method.options, method.recipe) == (trial.method, trial.options, trial.gain_recipe)
             if same and method.selector in (None, trial.selector):
@@ -105,6 +111,9 @@ class Agenda(Record):
 
     `trainings` says, once plans are there, which trials each training serves: those with the same precisions share it.
     """
+
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
 
     study: str
     trials: tuple[Trial, ...]
@@ -151,7 +160,11 @@ class Trained(Record):
 class FailedTrial(Record):
     """A trial that did not end with a score, and why."""
 
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
+
     trial: Trial
+    fault: Fault
     error: str
     traceback: str = ""
     seconds: NotNegative = 0.0

@@ -13,6 +13,7 @@ from bitplan.core.records import Name
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+OLD_RUN = "it is of a run by bitplan before 0.2: sweep its study into a new folder, or read it with that bitplan"
 
 
 class Recipe(Record):
@@ -74,16 +75,27 @@ class Run(Record):
     processes: Count = 1
 
 
+Role = Literal["float", "start", "reference", "choice"]
+"""What a trial is for: the float network, the one that others start from, one alike in all layers, or a method's."""
+
+
 class Trial(Record):
     """One network to train: everything that its score depends on. Its id names its file.
 
-    Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are what the method estimated with.
+    `method` is the name of a gain where the trial is a choice, and else what people call it; `precision` is that of all
+    layers of a start or a reference. Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are
+    what the method estimated with.
     """
+
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
 
     task: Name
     model: Name
     start: str
+    role: Role = "choice"
     method: Name
+    precision: Precision | None = None
     options: dict[str, JsonValue] = {}
     selector: Name = "exact"
     cost: Name = "bmac"
@@ -94,6 +106,14 @@ class Trial(Record):
     gain_recipe: Recipe | None = None
     gain_seed: int = 0
 
+    @model_validator(mode="after")
+    def _as_its_role_says(self) -> Self:
+        if (self.precision is not None) != (self.role in ("start", "reference")):
+            raise ValueError(f"a {self.role} has {'one' if self.precision is None else 'no'} precision for all layers")
+        if self.budgets and self.role != "choice":
+            raise ValueError(f"a {self.role} has no budget")
+        return self
+
 
 class Result(Record):
     """The score a trial reached, and with which plan.
@@ -102,6 +122,8 @@ class Result(Record):
     `metric` is what the task calls its score; empty in files from before it was written down.
     """
 
+    format: ClassVar[int] = 2
+    remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
 
     trial: Trial

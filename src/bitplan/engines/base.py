@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from bitplan.core.errors import Fault, fault_of
 from bitplan.core.registry import ENGINES
 
 Item = TypeVar("Item")
@@ -15,10 +16,12 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong with one item: one line, and the traceback."""
+    """What went wrong with one item: one line, the traceback, whose fault it is, and what the error itself says."""
 
     error: str
     traceback: str = ""
+    fault: Fault = "code"
+    message: str = field(default="", compare=False)
 
 
 class Engine(Protocol):
@@ -38,7 +41,7 @@ def attempt(work: Callable[[Item], Outcome], item: Item) -> Outcome | Failure:
     try:
         return work(item)
     except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc(), fault_of(error), str(error))
 
 
 def make_engine(name: str, options: Mapping[str, Any]) -> Engine:

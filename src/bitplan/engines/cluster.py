@@ -95,7 +95,8 @@ def _outcome(ray: ModuleType, reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:  # its worker or node died once too often
-        return Failure(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", str(error))
+        line = str(error).strip().splitlines()[0]
+        return Failure(f"{type(error).__name__}: {line}", str(error), fault="worker")
 
 
 def _connected(address: str | None) -> ModuleType:

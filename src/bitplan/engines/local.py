@@ -59,7 +59,8 @@ class Local:
                         continue
                     lost[index] += 1
                     if lost[index] > self.retries:
-                        yield items[index], Failure(f"its worker died ({death}), {lost[index]} times in all")
+                        line = f"its worker died ({death}), {lost[index]} times in all"
+                        yield items[index], Failure(line, fault="worker")
                     else:
                         _log.warning("a worker died (%s): its item is tried again", death)
                         waiting.append(index)

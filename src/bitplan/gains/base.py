@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
+from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
+from bitplan.core.shelf import Shelf
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
@@ -24,7 +26,7 @@ class Context:
     """What a method may use besides the model and its graph; most use little of it.
 
     `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
-    `engine`, and their outcomes are kept in the folder `store`, from where a killed estimate goes on.
+    `engine`; their outcomes are kept in `store`, a folder or a shelf of a run, from where a killed estimate goes on.
     """
 
     task: Any = None
@@ -32,8 +34,13 @@ class Context:
     teacher: Any = None
     seed: int = 0
     engine: Engine | None = None
-    store: Path | None = None
+    store: str | Path | Shelf[Record] | None = None
     progress: Progress | None = None
+
+    @property
+    def shelf(self) -> Shelf[Record] | None:
+        """The store as what keeps outcomes; None where nothing is kept."""
+        return self.store if self.store is None or isinstance(self.store, Shelf) else Shelf.at(self.store)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ ALONE = Context()
 
 @dataclass(frozen=True)
 class Eagl:
-    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (decision 3).
+    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (docs/decisions/0009, 3).
 
     `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel
     (output) or group (of `group_size` inputs). Unless given: learned where there are any; a float file gets

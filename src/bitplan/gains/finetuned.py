@@ -118,9 +118,9 @@ class Tuner:
 
     def expected(self, jobs: Sequence[Lowered]) -> Expected:
         """How much there is to do, by measuring a few steps of the first job that is not done."""
-        store = self.context.store
         once = {job.id: job for job in jobs}
-        left = [job for id_, job in once.items() if store is None or not (store / f"{id_}.json").is_file()]
+        there = set() if self.context.shelf is None else self.context.shelf.ids()
+        left = [job for name, job in once.items() if name not in there]
         counts = [steps_of(self.work.task, job.run.recipe) for job in left]
         samples = sum(count * job.run.recipe.batch_size for count, job in zip(counts, left, strict=True))
         seconds = sum(counts) * self._seconds_per_step(left[0]) if left else 0.0

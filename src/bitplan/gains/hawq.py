@@ -65,8 +65,7 @@ class _ByTrace(ABC):
                 least=min(self.min_probes, self.probes),
                 tolerance=self.tolerance,
                 seed=context.seed,
-                folder=context.store,
-                progress=context.progress,
+                context=context,
             )
             with torch.no_grad():
                 moved = {name: self._distances(weight, choices) for name, weight in curve.weights.items()}
@@ -83,7 +82,7 @@ class _ByTrace(ABC):
 @final
 @dataclass(frozen=True)
 class Hawq(_ByTrace):
-    """HAWQ-v3 as in the paper: average Hessian trace × ‖Q_c(W) − Q_c0(W)‖², c0 the lowest choice (decision 3)."""
+    """HAWQ-v3 as in the paper: average Hessian trace × ‖Q_c(W) − Q_c0(W)‖², c0 the lowest (docs/decisions/0009, 3)."""
 
     def _distances(self, weight: Tensor, choices: Sequence[Precision]) -> list[float]:
         lowest = absmax_quantized(weight, choices[0].weight_bits)
@@ -132,8 +131,7 @@ class HawqV1:
                 iterations=self.iterations,
                 tolerance=self.tolerance,
                 seed=context.seed,
-                folder=context.store,
-                progress=context.progress,
+                context=context,
             )
             sizes = {name: weight.numel() for name, weight in curve.weights.items()}
         each = {name: max(0.0, value) / sizes[name] for name, value in found.items()}
@@ -145,7 +143,7 @@ class HawqV1:
 
 
 def absmax_quantized(weight: Tensor, bits: int) -> Tensor:
-    """Q_b(W) with the step M/2^(b−1), M = max|W| (decision 8); 16 bits leave the weights alone."""
+    """Q_b(W) with the step M/2^(b−1), M = max|W| (docs/decisions/0009, 8); 16 bits leave the weights alone."""
     largest = weight.abs().amax() if weight.numel() else weight.new_zeros(())
     if bits >= LEFT_ALONE_BITS or largest == 0:
         return weight

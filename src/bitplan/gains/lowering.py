@@ -48,7 +48,7 @@ def lower(model: nn.Module, layers: Mapping[str, Precision]) -> nn.Module:
 
 
 def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """What was measured of whole groups, by layer: it belongs to the first, the others add 0 (DESIGN, decision 3)."""
+    """What was measured of whole groups, by layer: it is the first one's, others add 0 (docs/decisions/0009, 3)."""
     return {
         layer.name: tuple(rows[group.name]) if number == 0 else (0.0,) * len(rows[group.name])
         for group in graph.selectable

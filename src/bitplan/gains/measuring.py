@@ -7,23 +7,25 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import device_of
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, WriteError
 from bitplan.core.jobs import Dropped, Lowered
+from bitplan.core.probes import Probes
 from bitplan.core.record import Record
+from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import Context
 from bitplan.tasks.base import Batch, Task
 
 By = Literal["loss", "score"]
-Job = TypeVar("Job", bound=Lowered | Dropped)
+Job = TypeVar("Job", bound=Lowered | Dropped | Probes)
 Outcome = TypeVar("Outcome", bound=Record)
 
 _NEEDED = ("batches", "forward", "loss", "batch_score")
@@ -107,44 +109,43 @@ def finish(
     Where outcomes are kept, the others are finished before a failed one is raised: they are not done again.
     """
     once = {job.id: job for job in jobs}
+    shelf = None if context.shelf is None else context.shelf.holding(kind)
+    there = 0 if shelf is None else len(shelf.ids() & once.keys())
     done: dict[str, Outcome] = {}
     failed: list[tuple[Job, Failure]] = []
     start = time.perf_counter()
-    there = sum(context.store is not None and (context.store / f"{one}.json").is_file() for one in once)
-    for job, outcome in run_jobs(work, list(once.values()), kind, folder=context.store, engine=context.engine):
+    for job, outcome in run_jobs(work, list(once.values()), shelf=shelf, engine=context.engine):
         if isinstance(outcome, Failure):
             failed.append((job, outcome))
-            if context.store is None:
+            if shelf is None:
                 break
         else:
             done[job.id] = outcome
         if context.progress is not None:
             ended = len(done) + len(failed)
-            each = (time.perf_counter() - start) / max(1, ended - there)
-            left = f" · about {each * (len(once) - ended):.0f} s left" if ended > there else ""
-            context.progress(ended, len(once), f"{title(job)}{left}")
+            left = _left(time.perf_counter() - start, ended - there, len(once) - ended)
+            context.progress(ended, len(once), f"{job.words}{left}")
     if failed:
-        _raise(failed, len(once), context, method)
+        _raise(failed, len(once), shelf, method)
     return done
 
 
-def title(job: Lowered | Dropped) -> str:
-    """What a job lowers, for people."""
-    if not job.groups:
-        return "the network as it is"
-    shown = ", ".join(job.groups[:3]) + (f" and {len(job.groups) - 3} more" if len(job.groups) > 3 else "")
-    return f"{shown} at {', '.join(sorted({str(precision) for precision in job.layers.values()}))}"
+def _left(seconds: float, done_now: int, to_do: int) -> str:
+    """How long the rest will take at the pace of those that were done now, for people."""
+    return f" · about {seconds / done_now * to_do:.0f} s left" if done_now > 0 else ""
 
 
-def _raise(failed: Sequence[tuple[Lowered | Dropped, Failure]], total: int, context: Context, method: str) -> None:
+def _raise(failed: Sequence[tuple[Job, Failure]], total: int, shelf: Shelf[Outcome] | None, method: str) -> NoReturn:
+    """Say what failed first; a disk that cannot be written is nobody's fault but its own."""
     job, failure = failed[0]
-    seed = job.run.seed if isinstance(job, Lowered) else job.seed
+    if failure.fault == "store":
+        raise WriteError(failure.message)
     many = "" if len(failed) == 1 else f", and {len(failed) - 1} more of {total} jobs"
     then = (
         "nothing was kept, for there is no store"
-        if context.store is None
-        else f"the other outcomes are kept in {context.store}, so that only what failed is done again"
+        if shelf is None
+        else f"the other outcomes are kept in {shelf.folder}, so that only what failed is done again"
     )
-    error = InputError(f"{method} failed with {title(job)} (seed {seed}){many}: {failure.error}; {then}")
+    error = InputError(f"{method} failed with {job.words} (seed {job.seed}){many}: {failure.error}; {then}")
     error.add_note(failure.traceback)
     raise error

@@ -62,7 +62,7 @@ class Random:
 
 
 def _by_group(graph: Graph, choices: tuple[Precision, ...], value: Callable[[int], float]) -> LayerGains:
-    """The value of a link belongs to its first layer, the others add 0 (DESIGN, decision 4)."""
+    """The value of a link belongs to its first layer, the others add 0 (docs/decisions/0009, 4)."""
     values: dict[str, tuple[float, ...]] = {}
     for position, group in enumerate(graph.selectable):
         own = value(position)

@@ -1,33 +1,34 @@
 """What is estimated from Hessian products: the trace and the largest eigenvalue of every layer's block.
 
 For Hutchinson's estimate Tr H_l ≈ mean of v_lᵀ(Hv)_l, v ∈ {±1}, one product of the whole network serves every layer at
-once, since the signs of different layers are independent. Eigenvalues take products of each layer's own.
+once, since the signs of different layers are independent. Eigenvalues take products of each layer's own. Rounds of
+probes, or of layers, are jobs like those of other methods: on any engine, and kept where there is a store.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.probes import Eigenvalues, Powers, Probed, Probes
 from bitplan.core.progress import Progress
-from bitplan.core.record import Record
-from bitplan.core.store import load, save
-from bitplan.gains.hessian import Curvature
+from bitplan.gains.base import Context
+from bitplan.gains.hessian import Curvature, Data, curvature
+from bitplan.gains.measuring import finish
 from bitplan.quant.fingerprint import fingerprint
-from bitplan.tasks.base import title_of
+from bitplan.tasks.base import Task, title_of
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
 Outcome = TypeVar("Outcome", Probed, Eigenvalues)
+ALONE = Context()
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,25 @@ def traces(
     least: int,
     tolerance: float,
     seed: int,
-    folder: Path | None = None,
+    context: Context = ALONE,
     progress: Progress | None = None,
 ) -> Traces:
     """Hutchinson's estimate for every layer, by at most `probes` products of the whole network with the Hessian.
 
-    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. Every round
-    of probes is kept in the folder, where there is one, and read from it if it is there already.
+    It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. The rounds
+    that are needed in any case are jobs at once, every further one is a job alone.
     """
-    found, seconds = torch.zeros(0, len(curve.weights), dtype=torch.float64), 0.0
-    while len(found) < probes and not (len(found) >= least and _settled(found, tolerance)):
-        wanted = range(len(found), min(len(found) + ROUND, probes))
-        job = partial(Probes, first=wanted.start, count=len(wanted))
-        probed = _kept(curve, seed, folder, job, Probed, partial(_round, curve, wanted, seed, probes, progress))
-        seconds += probed.seconds
-        found = torch.cat([found, torch.tensor(probed.products, dtype=torch.float64)])
+    about = _about(curve, seed)
+    jobs = [Probes(**about, first=first, count=min(ROUND, probes - first)) for first in range(0, probes, ROUND)]
+    work = _Probing.of(curve, progress or context.progress, total=probes)
+    found = torch.zeros(0, len(curve.weights), dtype=torch.float64)  # (probes so far, layers)
+    seconds, done = 0.0, 0
+    while done < len(jobs) and not (len(found) >= least and _settled(found, tolerance)):
+        wave = jobs[done : done + (1 if done else max(1, -(-least // ROUND)))]
+        outcomes = _finished(work, wave, Probed, context)
+        found = torch.cat([found, *(torch.tensor(one.products, dtype=torch.float64) for one in outcomes)])
+        seconds += sum(outcome.seconds for outcome in outcomes)
+        done += len(wave)
     means, errors = _mean_and_error(found)
     names = list(curve.weights)
     return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found), seconds)
@@ -82,114 +87,141 @@ def top_eigenvalues(
     iterations: int,
     tolerance: float,
     seed: int,
-    folder: Path | None = None,
+    context: Context = ALONE,
     progress: Progress | None = None,
 ) -> tuple[dict[str, float], float]:
     """The eigenvalue of largest magnitude of every layer's block, by power iteration (HAWQ, Dong et al. 2019).
 
     Each layer needs products of its own: with all layers' vectors in one product, the blocks beside the diagonal would
-    be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Every round
-    of layers is kept in the folder, where there is one, and read from it if it is there already. The second value is
-    the seconds that all took.
+    be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Rounds of
+    layers are jobs, all at once. The second value is the seconds that all took.
     """
-    names, seconds = list(curve.weights), 0.0
-    found: list[float] = []
-    for first in range(0, len(names), ROUND):
-        places = range(first, min(first + ROUND, len(names)))
-        job = partial(Powers, iterations=iterations, tolerance=tolerance, first=first, count=len(places))
-        work = partial(_powers, curve, places, iterations, tolerance, seed, progress)
-        tops = _kept(curve, seed, folder, job, Eigenvalues, work)
-        found += tops.values
-        seconds += tops.seconds
-    return dict(zip(names, found, strict=True)), seconds
+    names, about = list(curve.weights), _about(curve, seed) | {"iterations": iterations, "tolerance": tolerance}
+    jobs = [Powers(**about, first=first, count=min(ROUND, len(names) - first)) for first in range(0, len(names), ROUND)]
+    work = _Iterating.of(curve, progress or context.progress, total=len(names))
+    outcomes = _finished(work, jobs, Eigenvalues, context)
+    values = [value for outcome in outcomes for value in outcome.values]
+    return dict(zip(names, values, strict=True)), sum(outcome.seconds for outcome in outcomes)
 
 
-def _kept(
-    curve: Curvature, seed: int, folder: Path | None, job: Callable[..., Record], kind: type[Outcome],
-    work: Callable[[], Outcome],
-) -> Outcome:  # fmt: skip
-    """The outcome of a job, read from the folder where it is there, else worked out and kept.
-
-    `job` takes what every outcome depends on.
-    """
-    if folder is None:
-        return _timed(work)
+def _about(curve: Curvature, seed: int) -> dict[str, Any]:
+    """What every outcome depends on, besides which probes or layers it is of."""
     own = fingerprint(curve.model)
-    described = job(
-        network=own.network,
-        weights=own.weights,
-        task=f"{title_of(curve.task)} {curve.task!r}",
-        layers=tuple(curve.weights),
-        sizes=curve.data.sizes,
-        seed=seed,
-    )
-    path = folder / f"{described.id}.json"
-    if path.is_file():
-        return load(path, kind)
-    found = _timed(work)
-    save(found, path)
-    return found
+    return {
+        "network": own.network,
+        "weights": own.weights,
+        "task": f"{title_of(curve.task)} {curve.task!r}",
+        "layers": tuple(curve.weights),
+        "sizes": curve.data.sizes,
+        "seed": seed,
+    }
 
 
-def _timed(work: Callable[[], Outcome]) -> Outcome:
-    start = time.perf_counter()
-    return work().model_copy(update={"seconds": time.perf_counter() - start})
+def _finished(work: _OnCurve, jobs: Sequence[Probes], kind: type[Outcome], context: Context) -> list[Outcome]:
+    """The outcomes in the order of the jobs. Here the work itself tells of every product; others tell of whole jobs."""
+    if context.engine is None and context.shelf is None:
+        return [work(job) for job in jobs]
+    if context.engine is None:
+        context = dataclasses.replace(context, progress=None)
+    done = finish(work, jobs, kind, context, "hawq")
+    return [done[job.id] for job in jobs]
 
 
-def _powers(
-    curve: Curvature, places: range, iterations: int, tolerance: float, seed: int, progress: Progress | None
-) -> Eigenvalues:
-    """The largest eigenvalues of some layers, by their places."""
-    weights = list(curve.weights.values())
-    vectors = {at: _unit(_gaussian(weights[at], seed, at)) for at in places}
-    values = dict.fromkeys(places, 0.0)
-    moving = list(places)
-    for turn in range(iterations):
-        products = {at: torch.zeros_like(weights[at]) for at in moving}
+@dataclass(frozen=True)
+class _OnCurve:
+    """Work on the loss of some data by the weights of some layers; it travels to other processes without `progress`."""
+
+    model: nn.Module
+    task: Task
+    data: Data
+    layers: tuple[str, ...]
+    total: int
+    progress: Progress | None = None
+
+    @classmethod
+    def of(cls, curve: Curvature, progress: Progress | None, *, total: int) -> Any:
+        """The work that belongs to a curve that is at hand."""
+        return cls(curve.model, curve.task, curve.data, tuple(curve.weights), total, progress)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"progress": None}
+
+    def __call__(self, job: Any) -> Any:
+        """Take the curve, do the job, and say how long it took."""
+        start = time.perf_counter()
+        with curvature(self.model, self.task, self.data, self.layers) as curve:
+            found = self._on(curve, job)
+        return found.model_copy(update={"seconds": time.perf_counter() - start})
+
+    def _on(self, curve: Curvature, job: Any) -> Any:
+        raise NotImplementedError
+
+    def _tell(self, done: int, total: int, what: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, what)
+
+
+class _Probing(_OnCurve):
+    """vᵀHv of every layer for some probes, averaged over the batches."""
+
+    def _on(self, curve: Curvature, job: Probes) -> Probed:
+        weights = list(curve.weights.values())
+        found = torch.zeros(job.count, len(weights), dtype=torch.float64)
+        batches = len(curve.data.batches)
+        done = job.first * batches
         for share, grads in curve.gradients():
+            for row in range(job.count):
+                signs = probe(weights, job.seed, job.first + row)
+                products = curve.product(grads, signs)
+                along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
+                found[row] += share * torch.stack(along).cpu()
+                done += 1
+                self._tell(done, self.total * batches, "Hessian probes")
+            del grads, products  # the graph is large: let it go before the next one is built
+        if not found.isfinite().all():
+            raise InputError("the curvature of the loss is not finite: check the data and the weights")
+        return Probed(products=tuple(map(tuple, found.tolist())))
+
+
+class _Iterating(_OnCurve):
+    """The largest eigenvalues of some layers, by their places."""
+
+    def _on(self, curve: Curvature, job: Powers) -> Eigenvalues:
+        weights = list(curve.weights.values())
+        places = range(job.first, job.first + job.count)
+        vectors = {at: _unit(_gaussian(weights[at], job.seed, at)) for at in places}
+        values = dict.fromkeys(places, 0.0)
+        moving = list(places)
+        for turn in range(job.iterations):
+            products = _products(curve, vectors, moving)
+            before = dict(values)
             for at in moving:
-                products[at] += share * curve.product(grads, [vectors[at]], only=at)[0]
-        still = []
-        for at in moving:
-            before, values[at] = values[at], float((vectors[at] * products[at]).sum(dtype=torch.float64))
-            vectors[at] = _unit(products[at])
-            if abs(values[at] - before) > tolerance * abs(values[at]):
-                still.append(at)
-        moving = still
-        if progress is not None:
-            done = places.start * iterations + len(places) * (turn + 1)
+                values[at] = float((vectors[at] * products[at]).sum(dtype=torch.float64))
+                vectors[at] = _unit(products[at])
+            moving = [at for at in moving if abs(values[at] - before[at]) > job.tolerance * abs(values[at])]
+            done = places.start * job.iterations + len(places) * (turn + 1)
             left = f"layers {places.start + 1} to {places.stop}, {len(moving)} of them left"
-            progress(done, len(weights) * iterations, f"power iteration, {left}")
-        if not moving:
-            break
-    if not all(map(math.isfinite, values.values())):
-        raise InputError("the curvature of the loss is not finite: check the data and the weights")
-    return Eigenvalues(values=tuple(values.values()))
+            self._tell(done, self.total * job.iterations, f"power iteration, {left}")
+            if not moving:
+                break
+        if not all(map(math.isfinite, values.values())):
+            raise InputError("the curvature of the loss is not finite: check the data and the weights")
+        return Eigenvalues(values=tuple(values.values()))
+
+
+def _products(curve: Curvature, vectors: Mapping[int, Tensor], places: Sequence[int]) -> dict[int, Tensor]:
+    """Each layer's block of the Hessian times its own vector, averaged over the batches."""
+    weights = list(curve.weights.values())
+    products = {at: torch.zeros_like(weights[at]) for at in places}
+    for share, grads in curve.gradients():
+        for at in places:
+            products[at] += share * curve.product(grads, [vectors[at]], only=at)[0]
+    return products
 
 
 def _gaussian(weight: Tensor, seed: int, number: int) -> Tensor:
     generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
     return torch.randn(weight.shape, generator=generator).to(weight)
-
-
-def _round(curve: Curvature, wanted: range, seed: int, total: int, progress: Progress | None) -> Probed:
-    """vᵀHv of every layer for some probes, averaged over the batches."""
-    weights = list(curve.weights.values())
-    found = torch.zeros(len(wanted), len(weights), dtype=torch.float64)
-    done = wanted.start * len(curve.data.batches)
-    for share, grads in curve.gradients():
-        for row, number in enumerate(wanted):
-            signs = probe(weights, seed, number)
-            products = curve.product(grads, signs)
-            along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
-            found[row] += share * torch.stack(along).cpu()
-            done += 1
-            if progress is not None:
-                progress(done, total * len(curve.data.batches), "Hessian probes")
-        del grads, products  # the graph is large: let it go before the next one is built
-    if not found.isfinite().all():
-        raise InputError("the curvature of the loss is not finite: check the data and the weights")
-    return Probed(products=tuple(map(tuple, found.tolist())))
 
 
 def _mean_and_error(found: Tensor) -> tuple[list[float], list[float]]:

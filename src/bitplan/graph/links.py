@@ -1,4 +1,4 @@
-"""Linked layers: those that read the same tensor (DESIGN, decision 1)."""
+"""Linked layers: those that read the same tensor (docs/decisions/0009, 1)."""
 
 from __future__ import annotations
 

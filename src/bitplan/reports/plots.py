@@ -53,12 +53,12 @@ def _references(axes: Any, scores: Scores) -> None:
     span = high - low
     far = []
     for cell in scores.references:
-        name = cell.title if cell.title == "float" else f"uniform {cell.title}"
+        name = cell.title if cell.role == "float" else f"uniform {cell.title}"
         if not low - 1.5 * span < cell.mean < high + 1.5 * span:
             far.append(f"{name}: {cell.mean:.2f}")
             continue
         above = cell.mean > (low + high) / 2  # the curves come near it at the right, so its name stands at the left
-        axes.axhline(cell.mean, color="#333333", linewidth=0.8, linestyle="--" if cell.title == "float" else ":")
+        axes.axhline(cell.mean, color="#333333", linewidth=0.8, linestyle="--" if cell.role == "float" else ":")
         axes.annotate(
             name, (0.005 if above else 0.995, cell.mean), xycoords=("axes fraction", "data"),
             ha="left" if above else "right", va="bottom", fontsize=6, color="#333333",

@@ -8,7 +8,7 @@ from functools import cached_property
 from bitplan.core.budget import Budget
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.runs import RunFolder, file_name
+from bitplan.core.runs import RunFolder, gains_file
 from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
 from bitplan.core.units import Account
@@ -70,7 +70,7 @@ class Subject:
     def reproduce(self, candidate: Candidate, budget: str) -> str:
         """The command that makes the plan of a method at a budget."""
         selector = "" if candidate.selector == candidate.gains.selector else f" --selector {candidate.selector}"
-        return self.command.format(gains=file_name(candidate.title), budget=budget, selector=selector)
+        return self.command.format(gains=gains_file(candidate.title), budget=budget, selector=selector)
 
 
 def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
@@ -96,7 +96,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         candidates=candidates,
         budget=chosen,
         budgets=tuple(dict.fromkeys((*study.budgets, chosen))),
-        command=f"bitplan select {folder}/graph.json {folder}/costs.json {folder}/gains/{{gains}}.json "
+        command=f"bitplan select {folder}/graph.json {folder}/costs.json {folder}/{{gains}} "
         "--budget {budget}{selector} -o plan.json",
         study=study,
         results=tuple(run.results),

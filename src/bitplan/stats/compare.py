@@ -10,7 +10,7 @@ from itertools import combinations
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
-from bitplan.core.trials import Result, Trial
+from bitplan.core.trials import Result, Role, Trial
 from bitplan.stats.ranksum import floor, holm, holm_floor, rank_sum
 from bitplan.stats.summary import Area, area, deviation, mean
 
@@ -32,6 +32,7 @@ class Cell:
     mean: float
     sd: float | None
     shared_with: tuple[str, ...] = ()
+    role: Role = "choice"
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def belongs(study: Study, trial: Trial) -> bool:
     """Tell whether a trial is one of the study's, not left over from another recipe, budget or seed."""
     if (trial.task, trial.model, trial.choices) != (study.task, study.model, study.choices):
         return False
-    if not trial.budgets:
+    if trial.role != "choice":
         return _is_reference(study, trial)
     matching = [one for one in study.methods if (one.name, one.options) == (trial.method, trial.options)]
     return (
@@ -124,10 +125,11 @@ def belongs(study: Study, trial: Trial) -> bool:
 
 def _is_reference(study: Study, trial: Trial) -> bool:
     """The float network, or a uniform one at either end of the choices that was trained as the mixed ones were."""
-    if trial.method == "float":
+    if trial.role == "float":
         return study.start.float_recipe in (None, trial.recipe)
-    ends = (str(study.choices[0]), str(study.choices[-1]))
-    return trial.method in ends and trial.recipe == study.recipe and trial.seed in study.seeds
+    if trial.role != "reference" or trial.precision not in (study.choices[0], study.choices[-1]):
+        return False
+    return trial.recipe == study.recipe and trial.seed in study.seeds
 
 
 def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str, Area]:
@@ -186,13 +188,16 @@ def _pair(pairs: Sequence[tuple[Cell, Cell]], higher_is_better: bool) -> list[Co
 def _cell(key: tuple[str, str], by_seed: Mapping[int, Result], same: Sequence[tuple[str, str]]) -> Cell:
     seeds = tuple(sorted(by_seed))
     scores = tuple(by_seed[seed].score for seed in seeds)
-    return Cell(*key, seeds, scores, mean(scores), deviation(scores), tuple(title for title, _ in same))
+    shared_with = tuple(title for title, _ in same)
+    role = by_seed[seeds[0]].trial.role
+    return Cell(*key, seeds, scores, mean(scores), deviation(scores), shared_with, role)
 
 
-def _titles(study: Study, found: Iterable[tuple[str, str]]) -> list[str]:
-    """References in the order of their names, `float` last, then the methods as the study has them."""
+def _titles(study: Study, found: Mapping[tuple[str, str], Mapping[int, Result]]) -> list[str]:
+    """References in the order of their names, the float network last, then the methods as the study has them."""
     methods = [method.title for method in study.methods]
-    references = sorted({title for title, _ in found} - set(methods), key=lambda title: (title == "float", title))
+    roles = {title: next(iter(by_seed.values())).trial.role for (title, _), by_seed in found.items()}
+    references = sorted(roles.keys() - set(methods), key=lambda title: (roles[title] == "float", title))
     return references + methods
 
 

@@ -15,7 +15,7 @@ MOST = 100  # values per side; the count of all splits then still fits into floa
 
 
 def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
-    """The two-sided p of the Wilcoxon rank-sum test: exact, tied values share their mean rank (decision 7).
+    """The two-sided p of the Wilcoxon rank-sum test: exact, tied values share their mean rank (docs/decisions/0009, 7).
 
     Every split of the pooled values is counted, not sampled. Two-sided is twice the smaller tail, at most 1, as in
     scipy's permutation test.

@@ -18,7 +18,6 @@ from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context
@@ -72,34 +71,34 @@ def pair_drops(
 
 def study_pairs(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Pairs:
     """The first experiment on a run's network at the highest choice; kept in its folder."""
-    setting = Setting(study, Path(folder))
-    model, graph, context = _ready(setting, progress)
+    run = RunFolder(Path(folder))
+    model, graph, context = _ready(Setting(study, run), progress)
     found = pair_drops(model, graph, study.choices, context, **options)
-    save(found, setting.folder / "additivity" / "pairs.json")
+    run.keep(found)
     return found
 
 
 def study_fit(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Fit:
     """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
-    setting = Setting(study, Path(folder))
-    model, graph, context = _ready(setting, progress)
+    run = RunFolder(Path(folder))
+    model, graph, context = _ready(Setting(study, run), progress)
     found = Regression(**options).fit(model, graph, study.choices, context)
-    save(found, setting.folder / "additivity" / "fit.json")
+    run.keep(found)
     return found
 
 
 def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
-    study, graph = setting.study, RunFolder(setting.folder).graph
+    study, run, graph = setting.study, setting.run, setting.run.graph
     high = starts(study).high
-    if graph is None or not is_made(setting.folder, high):
-        raise InputError(f"{setting.folder} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
+    if graph is None or not is_made(run, high):
+        raise InputError(f"{run.path} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
     context = Context(
         task=setting.task,
         recipe=study.recipe,
         teacher=setting.teacher(study.recipe),
         seed=study.gain_seed,
         engine=make_engine(study.engine, study.engine_options),
-        store=setting.folder / "jobs",
+        store=run.jobs,
         progress=progress,
     )
     return setting.start(high.id), graph, context

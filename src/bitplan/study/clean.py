@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.errors import FileError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
+from bitplan.core.runs import LeaseFile, RunFolder, remove
 from bitplan.core.studies import Study
-from bitplan.core.trials import Result
 from bitplan.engines.lease import read_lease
 from bitplan.study.trials import estimation, starts, trials
 
@@ -30,36 +26,54 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     What methods and trainings left on the way is waste once all trials of these studies are done.
     """
     run, given = RunFolder(Path(folder)), list(studies)
-    own = [one for study in given for one in (starts(study).floating, starts(study).high) if one is not None]
-    wanted = {trial.id for study in given for trial in trials(study)}
-    results = [load(path, Result) for path in _files(run.path / "trials") if path.stem in wanted]
-    kept = {"trials": wanted, "failures": wanted, "starts": {trial.id for trial in own}}
-    if run.graph is not None:
-        graph = run.graph.id
-        kept["estimates"] = {estimation(study, graph, method).id for study in given for method in study.methods}
-    signs = {path: sign for path in _files(run.path / "leases") if (sign := read_lease(path)) is not None}
-    if wanted <= {result.trial.id for result in results}:  # nothing is left that may go on from what is there
-        busy = {path.name.rpartition("-")[2] for path, sign in signs.items() if not sign.holder.gone}
-        trainings = {one.training for one in results}
-        kept |= {"plans": {one.plan for one in results}, "trained": trainings, "networks": trainings}
-        kept |= {"jobs": set(), "running": busy}  # an export may be training a network again
-    waste = [path for name, needed in kept.items() for path in _files(run.path / name) if path.stem not in needed]
-    waste += [path for path, sign in signs.items() if sign.holder.gone]
-    return Waste(tuple(waste), sum(map(_size, waste)))
+    held, abandoned = _leases(run)
+    needed = _needed(run, given) | _needed_when_done(run, given, held)
+    paths = [
+        path for part, there in run.parts().items() if part in needed for path in there if path.stem not in needed[part]
+    ]
+    paths += [lease.path for lease in abandoned]
+    return Waste(tuple(paths), sum(map(_size, paths)))
 
 
 def clean_(waste: Waste) -> None:
     """Remove what was found."""
-    for path in waste.paths:
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot remove {path}: {error.strerror or error}") from None
+    remove(waste.paths)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[!.]*")) if folder.is_dir() else []
+def _needed(run: RunFolder, studies: Sequence[Study]) -> dict[str, set[str]]:
+    """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
+    wanted = {trial.id for study in studies for trial in trials(study)}
+    own = [trial for study in studies for trial in (starts(study).floating, starts(study).high)]
+    needed = {"trials": wanted, "failures": wanted, "starts": {trial.id for trial in own if trial is not None}}
+    graph = run.graph
+    if graph is not None:
+        needed["estimates"] = {estimation(study, graph.id, method).id for study in studies for method in study.methods}
+    return needed
+
+
+def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[LeaseFile]) -> dict[str, set[str]]:
+    """The same for what lies on the way to a result; nothing is judged as long as a trial may go on from it."""
+    wanted = {trial.id for study in studies for trial in trials(study)}
+    if not wanted <= run.trials.ids():
+        return {}
+    results = [run.trials.read(name) for name in sorted(wanted)]
+    trainings = {result.training for result in results}
+    return {
+        "plans": {result.plan for result in results},
+        "trained": trainings,
+        "networks": trainings,
+        "jobs": set(),
+        "running": {lease.job for lease in held},  # an export may be training a network again
+    }
+
+
+def _leases(run: RunFolder) -> tuple[list[LeaseFile], list[LeaseFile]]:
+    """Those that somebody holds, and those whose holder is known to be gone."""
+    seen = [(lease, read_lease(lease.path)) for lease in run.leases()]
+    held = [lease for lease, sign in seen if sign is not None and not sign.holder.gone]
+    return held, [lease for lease, sign in seen if sign is not None and sign.holder.gone]
 
 
 def _size(path: Path) -> int:
-    return sum(one.stat().st_size for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file())
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())

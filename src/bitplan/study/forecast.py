@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from bitplan.core.records import Graph, Plan
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import FLOAT, estimation, starts, trials
+from bitplan.study.trials import estimation, starts, trials
 from bitplan.tune.loop import finetune_, steps_of
 
 STEPS = 3
@@ -52,8 +53,8 @@ class Forecast:
 
 def forecast(study: Study, run_folder: str | Path) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
-    setting = Setting(study, Path(run_folder))
-    graph = setting.graph()
+    setting = Setting(study, RunFolder(Path(run_folder)))
+    graph = setting.trace()
     setting.costs(graph)
     network = setting.network(study.start.seed)
     high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
@@ -63,7 +64,7 @@ def forecast(study: Study, run_folder: str | Path) -> Forecast:
     float_pace = _step_seconds(setting, network, study.recipe.model_copy(update={"distill": 0.0}), None)
     score = _score_seconds(setting, high)
     lines = tuple(
-        _line(setting, trial, float_pace if trial.method == FLOAT else pace, score) for trial in trials(study)
+        _line(setting, trial, float_pace if trial.role == "float" else pace, score) for trial in trials(study)
     )
     methods = _estimates(setting, high, network, graph)
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
@@ -84,7 +85,7 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
         job = estimation(study, graph.id, method)
-        if not hasattr(gain, "expected") or (setting.folder / "estimates" / f"{job.id}.json").is_file():
+        if not hasattr(gain, "expected") or setting.run.estimates.has(job.id):
             continue
         teacher = network if job.recipe and job.recipe.distill else None
         context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
@@ -95,7 +96,7 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
 def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
     steps = steps_of(setting.task, trial.recipe) if trial.recipe else 0
     share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
-    done = (setting.folder / "trials" / f"{trial.id}.json").is_file()
+    done = setting.run.trials.has(trial.id)
     return TrialForecast(trial, done, steps * pace * share + score)
 
 

@@ -9,8 +9,6 @@ from typing import final
 from bitplan.adapters.torch import device_of
 from bitplan.core.progress import Progress
 from bitplan.core.records import Gains
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, estimate
@@ -35,10 +33,8 @@ class Train:
         """
         begin = time.perf_counter()
         setting = self.setting
-        graph = RunFolder(setting.folder).graph
-        assert graph is not None, "prepare() wrote it"
-        model = quantize(setting.start(job.start), setting.plan(graph, dict(job.precisions)))
-        teacher, folder = setting.teacher(job.recipe), setting.running(job.id)
+        model = quantize(setting.start(job.start), setting.plan(dict(job.precisions)))
+        teacher, folder = setting.teacher(job.recipe), setting.run.running.path(job.id)
         log = finetune_(
             model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
         )
@@ -53,8 +49,9 @@ class Train:
             versions=versions(),
         )
         if setting.study.keep_networks:
-            kept = save_checkpoint(model, setting.kept(job.id), spec=setting.spec, graph_id=graph.id)
-            save(trained, kept.with_suffix(".json"))
+            place = setting.run.networks.path(job.id)
+            save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id)
+            setting.run.kept.keep(job.id, trained)
         return trained
 
 
@@ -70,16 +67,14 @@ class Estimate:
     def __call__(self, job: Estimation) -> Gains:
         """Estimate from the network at the highest choice."""
         setting = self.setting
-        graph = RunFolder(setting.folder).graph
-        assert graph is not None, "prepare() wrote it"
         context = Context(
             task=setting.task,
             recipe=job.recipe,
             teacher=setting.teacher(job.recipe),
             seed=job.seed,
             engine=self.engine,
-            store=setting.folder / "jobs",
+            store=setting.run.jobs,
             progress=lambda done, total, what: self.progress(done, total, f"{job.method}: {what}"),
         )
         model = setting.start(job.start)
-        return estimate(job.method, model, graph, choices=job.choices, context=context, **job.options)
+        return estimate(job.method, model, setting.graph, choices=job.choices, context=context, **job.options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from torch import nn
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.progress import Progress
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
-from bitplan.core.studies import Trained, Training
+from bitplan.core.studies import Training
 from bitplan.core.trials import Result
 from bitplan.engines.lease import held
 from bitplan.models.zoo import load_model
@@ -38,8 +36,7 @@ class TrainedNetwork:
 
 def is_kept(run: RunFolder, result: Result) -> bool:
     """Whether the network of a result is there, whole and with its score."""
-    kept = Setting(run.study, run.path).kept(result.training)
-    return bool(result.training) and kept.is_dir() and kept.with_suffix(".json").is_file()
+    return bool(result.training) and run.networks.has(result.training) and run.kept.has(result.training)
 
 
 def trained_network(run: RunFolder, result: Result, *, progress: Progress | None = None) -> TrainedNetwork:
@@ -48,20 +45,20 @@ def trained_network(run: RunFolder, result: Result, *, progress: Progress | None
     On the same machine, with the same versions and number of threads, training again gives the same network; whether
     it did is what `as_recorded` says.
     """
-    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run.path)
+    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run)
     job = training_of(run, result)
     if not is_kept(run, result):
         _train(setting, job, progress)
-    kept = setting.kept(job.id)
-    model = load_checkpoint(kept, load_model(setting.study.model)[0])
-    return TrainedNetwork(model, kept, load(kept.with_suffix(".json"), Trained).score, result.score)
+    place = run.networks.path(job.id)
+    model = load_checkpoint(place, load_model(setting.study.model)[0])
+    return TrainedNetwork(model, place, run.kept.read(job.id).score, result.score)
 
 
 def training_of(run: RunFolder, result: Result) -> Training:
     """The training that gave a result: what its plan, its start, its recipe and its seed make."""
     words, plan, recipe = run.study.words(result.trial), run.plans.get(result.plan), result.trial.recipe
     if not result.training or recipe is None:
-        raise InputError(f"{words} was not trained from a plan: its network is in {run.path}/starts/{result.trial.id}")
+        raise InputError(f"{words} was not trained from a plan: its network is in {run.starts.path(result.trial.id)}")
     if plan is None:
         raise FileError(f"{run.path} no longer has the plan of {words} ({result.plan}): go on with `bitplan sweep`")
     trial = result.trial
@@ -76,10 +73,12 @@ def training_of(run: RunFolder, result: Result) -> Training:
 
 def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
     """Train once more, under the lease that a sweep would take for it."""
-    if not (setting.folder / "starts" / job.start).is_dir():
-        raise FileError(f"{setting.folder} no longer has the network that its trials start from (starts/{job.start})")
-    with held(setting.folder / "leases" / f"trained-{job.id}") as mine:
+    run = setting.run
+    if not run.starts.has(job.start):
+        raise FileError(f"{run.path} no longer has the network that its trials start from (starts/{job.start})")
+    with held(run.trained.lease(job.id)) as mine:
         if not mine:
-            raise FileError(f"another process trains this network right now ({setting.kept(job.id)}): try again later")
+            place = run.networks.path(job.id)
+            raise FileError(f"another process trains this network right now ({place}): try again later")
         Train(setting, progress)(job)
-        shutil.rmtree(setting.running(job.id), ignore_errors=True)
+        run.running.clear(job.id)

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +18,9 @@ import bitplan
 from bitplan.core.budget import Budget
 from bitplan.core.records import Costs, Graph, Plan
 from bitplan.core.registry import COSTS, MODELS
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
-from bitplan.core.trials import Recipe, Trial
+from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
@@ -37,7 +37,7 @@ class Setting:
     """A study and the folder of its run; small, so that it can travel to another process."""
 
     study: Study
-    folder: Path
+    run: RunFolder
 
     @property
     def task(self) -> Task:
@@ -55,7 +55,14 @@ class Setting:
             torch.default_generator.manual_seed(seed)
             return load_model(self.study.model)[0]
 
+    @property
     def graph(self) -> Graph:
+        """The graph that the run is about."""
+        graph = self.run.graph
+        assert graph is not None, "a sweep writes it down before any job starts"
+        return graph
+
+    def trace(self) -> Graph:
         """The network traced on the task's example, under the study's rules."""
         model, _ = load_model(self.study.model, weightless=True)
         return trace(model, self.task.example(), rules=self.study.rules, name=self.study.model)
@@ -68,7 +75,7 @@ class Setting:
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""
-        return copy.deepcopy(_checkpoint(str(self.folder / "starts" / trial), self.study.model))
+        return copy.deepcopy(_checkpoint(str(self.run.starts.path(trial)), self.study.model))
 
     def teacher(self, recipe: Recipe | None) -> nn.Module | None:
         """The float network where a recipe distills."""
@@ -78,18 +85,10 @@ class Setting:
         assert floating is not None, "starts() refuses a study that distills without a float network"
         return self.start(floating.id)
 
-    def plan(self, graph: Graph, precisions: dict[str, Any]) -> Plan:
+    def plan(self, precisions: dict[str, Any]) -> Plan:
         """A plan of nothing but precisions and links, the same for all that choose alike."""
-        links = tuple(link.layers for link in graph.links)
+        links = tuple(link.layers for link in self.graph.links)
         return Plan(model=self.study.model, precisions=precisions, links=links, method="", selector="")
-
-    def running(self, job: str) -> Path:
-        """Where a killed training goes on."""
-        return self.folder / "running" / job
-
-    def kept(self, job: str) -> Path:
-        """Where the network of a training is, if it is kept."""
-        return self.folder / "networks" / job
 
 
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:
@@ -107,11 +106,6 @@ def summarize(lines: Sequence[LogLine]) -> tuple[dict[str, Any], ...]:
 def versions() -> dict[str, str]:
     """With what a result was made."""
     return {"bitplan": bitplan.__version__, "torch": str(torch.__version__)}
-
-
-def uniform(graph: Graph, trial: Trial) -> Plan:
-    """The plan of a reference, whose method is a precision."""
-    return Plan.uniform(graph, trial.method.split()[0])
 
 
 def _mean_line(lines: Sequence[LogLine]) -> dict[str, Any]:

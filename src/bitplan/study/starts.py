@@ -11,9 +11,9 @@ from typing import final
 from torch import nn
 
 from bitplan.adapters.torch import device_of
-from bitplan.core.errors import InputError
-from bitplan.core.records import Graph, Plan
-from bitplan.core.store import load
+from bitplan.core.errors import InputError, WriteError
+from bitplan.core.records import Plan
+from bitplan.core.runs import RunFolder
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
@@ -38,11 +38,10 @@ class MakeStart:
         """Make, train where the trial has a recipe, keep and score."""
         begin = time.perf_counter()
         setting = self.setting
-        model = self._float() if trial.method == FLOAT else self._high()
+        model = self._float() if trial.role == "float" else self._high()
         log = self._train(model, trial) if trial.recipe else TrainLog((), complete=True)
-        graph = load(setting.folder / "graph.json", Graph)
         score = evaluate(model, setting.task)
-        save_checkpoint(model, setting.folder / "starts" / trial.id, spec=setting.spec, graph_id=graph.id)
+        save_checkpoint(model, setting.run.starts.path(trial.id), spec=setting.spec, graph_id=setting.graph.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT
         return Result(
             trial=trial,
@@ -72,9 +71,9 @@ class MakeStart:
             return self._ready(study.start.checkpoint)
         floating = starts(study).floating
         assert floating is not None, "read_study wants weights, a float recipe or a checkpoint"
-        graph = load(setting.folder / "graph.json", Graph)
         options = dict(study.start.options)
-        model = quantize(setting.start(floating.id), Plan.uniform(graph, study.choices[-1]), **options)  # type: ignore[arg-type]
+        highest = Plan.uniform(setting.graph, study.choices[-1])
+        model = quantize(setting.start(floating.id), highest, **options)  # type: ignore[arg-type]
         recipe = study.start.recipe or study.recipe
         batches = some_batches(setting.task, recipe.batch_size, study.start.seed, CALIBRATION)
         calibrate_(model, batches, forward=setting.task.forward)
@@ -83,8 +82,7 @@ class MakeStart:
     def _ready(self, checkpoint: str) -> nn.Module:
         """A checkpoint that somebody trained: it must follow the graph and the highest choice of this study."""
         model = load_checkpoint(checkpoint, self.setting.network(self.setting.study.start.seed))
-        graph = load(self.setting.folder / "graph.json", Graph)
-        wanted = Plan.uniform(graph, self.setting.study.choices[-1]).precisions
+        wanted = Plan.uniform(self.setting.graph, self.setting.study.choices[-1]).precisions
         found = plan_of(model).precisions if is_quantized(model) else {}
         for layer, precision in wanted.items():
             if found.get(layer) != precision:
@@ -103,14 +101,13 @@ class MakeStart:
             recipe,
             teacher=self.setting.teacher(recipe),
             seed=trial.seed,
-            folder=self.setting.running(trial.id),
+            folder=self.setting.run.running.path(trial.id),
         )
 
 
-def is_made(folder: Path, trial: Trial) -> bool:
+def is_made(run: RunFolder, trial: Trial) -> bool:
     """Whether a start is there, result and network; one without the other is made again."""
-    result, network = folder / "trials" / f"{trial.id}.json", folder / "starts" / trial.id
-    if result.is_file() and not network.is_dir():
-        with contextlib.suppress(OSError):
-            result.unlink()
-    return result.is_file()
+    if run.trials.has(trial.id) and not run.starts.has(trial.id):
+        with contextlib.suppress(WriteError):
+            run.trials.remove(trial.id)
+    return run.trials.has(trial.id)

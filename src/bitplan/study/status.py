@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
-from bitplan.core.studies import Agenda, FailedTrial, Study, Trained
+from bitplan.core.studies import Agenda, FailedTrial, Study
 from bitplan.engines.lease import read_lease
+from bitplan.tune.log import LOG
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def status(folder: str | Path) -> Status:
     failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
     lost = {failure.trial.id for failure in failed}
     names = {trial.id: study.words(trial) for trial in listed.trials}
-    working = _working(run.path)
+    working = _working(run)
     busy = {trial for _, job in working for trial in listed.trainings.get(job, (job,)) if trial in names}
     served = {trial for trials in listed.trainings.values() for trial in trials if trial in names}
     return Status(
@@ -63,12 +63,10 @@ def status(folder: str | Path) -> Status:
         total=len(names),
         done=len(done),
         shared=len(served) - sum(bool(set(trials) & names.keys()) for trials in listed.trainings.values()),
-        running=tuple(
-            Running(_what(kind, job, listed, names), _step(run.path / "running" / job)) for kind, job in working
-        ),
+        running=tuple(Running(_what(part, job, listed, names), _step(run.running.path(job))) for part, job in working),
         failed=failed,
         waiting=len(names.keys() - done - busy - lost),
-        seconds_left=_seconds_left(run.path, listed, done | lost, len(working)),
+        seconds_left=_seconds_left(run, listed, done | lost, len(working)),
         parts=_parts(study, listed, done, lost),
     )
 
@@ -84,12 +82,10 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
     )
 
 
-def _working(folder: Path) -> list[tuple[str, str]]:
-    """What living processes hold leases of: the folder that the outcome goes to, and the job's id."""
-    leases = sorted((folder / "leases").glob("[!.]*"))
-    signs = {path.name: read_lease(path) for path in leases}
-    alive = [name for name, sign in signs.items() if sign is not None and not sign.holder.gone]
-    return [(name.rpartition("-")[0], name.rpartition("-")[2]) for name in alive]
+def _working(run: RunFolder) -> list[tuple[str, str]]:
+    """What living processes hold leases of: the part of the run that the outcome goes to, and the job's id."""
+    signs = [(lease, read_lease(lease.path)) for lease in run.leases()]
+    return [(lease.part, lease.job) for lease, sign in signs if sign is not None and not sign.holder.gone]
 
 
 def _what(kind: str, job: str, agenda: Agenda, names: dict[str, str]) -> str:
@@ -104,18 +100,22 @@ def _what(kind: str, job: str, agenda: Agenda, names: dict[str, str]) -> str:
 def _step(folder: Path) -> int:
     """The last step that a training wrote down."""
     try:
-        with (folder / "log.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 400))
+        with (folder / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 1000))
             lines = file.read().decode(errors="replace").splitlines()
-        return int(json.loads(lines[-1])["step"])
-    except (OSError, ValueError, IndexError, KeyError):
+    except OSError:
         return 0
+    for line in reversed(lines):  # the last one may be cut off: it is being written
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
 
 
-def _seconds_left(folder: Path, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
+def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
     """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
-    there = {job: folder / "trained" / f"{job}.json" for job in agenda.trainings}
-    took = [load(path, Trained).seconds for path in there.values() if path.is_file()]
+    took = [run.trained.read(job).seconds for job in run.trained.ids() & agenda.trainings.keys()]
     known = {trial for trials in agenda.trainings.values() for trial in trials}
     left = sum(not settled >= set(trials) for trials in agenda.trainings.values())
     left += sum(trial.id not in settled | known for trial in agenda.trials)

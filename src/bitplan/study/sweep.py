@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitplan.core.errors import UnknownName, WriteError
 from bitplan.core.progress import Progress
-from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.runs import RunFolder, file_name
-from bitplan.core.store import save
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Trained, Training
 from bitplan.core.trials import Result, Trial
 from bitplan.engines.base import Engine, Failure, make_engine
@@ -21,12 +18,11 @@ from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select
 from bitplan.study.jobs import Estimate, Train
-from bitplan.study.setting import Setting, uniform
+from bitplan.study.setting import Setting
 from bitplan.study.starts import MakeStart, is_made
 from bitplan.study.trials import agenda, estimation, starts
 
-_PAUSE = 5.0
-_STORE_FAILED = "WriteError: cannot write"
+_PAUSE = 5.0  # seconds between two words on parts of a long estimate
 
 
 @dataclass(frozen=True)
@@ -59,32 +55,62 @@ def sweep(
     for title in only or ():
         if title not in titles:
             raise UnknownName("method of this study", title, titles)
+    run = RunFolder(Path(run_folder))
     sweeper = _Sweeper(
-        Setting(study, Path(run_folder)),
+        Setting(study, run),
         listed,
         engine or make_engine(study.engine, study.engine_options),
-        progress or (lambda *_: None),
+        _Tally(study, [trial.id for trial in listed.trials], progress or (lambda *_: None)),
         retry_failed,
     )
-    trained = sweeper.run(frozenset(only) if only else None)
-    run = RunFolder(Path(run_folder))
+    trained = sweeper.run_all(frozenset(only) if only else None)
     return Summary(len(listed.trials), len(run.results), tuple(run.failures), trained, time.perf_counter() - begin)
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
     """Trace, price and see that every budget can be met; then write down what the run is about."""
-    graph = setting.graph()
+    graph = setting.trace()
     costs = setting.costs(graph)
     plain = estimate("uniform", None, graph, choices=setting.study.choices)
     for budget in setting.study.budgets:
         select(graph, plain, costs, budget=budget)
-    known = RunFolder(setting.folder).agenda
-    if known is not None and known.study == listed.study:
-        listed = listed.model_copy(update={"trainings": known.trainings})
-    records = {"study": setting.study, "graph": graph, "costs": costs[0], "agenda": listed}
-    for name, record in records.items():
-        _keep(record, setting.folder / f"{name}.json")
+    whole = listed.model_copy(update={"trainings": _known_trainings(setting.run, listed)})
+    setting.run.keep(setting.study, graph, costs[0], whole)
     return graph, costs
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """Which trials are done, and telling so. The folder is looked at once; from then on every event is counted."""
+
+    study: Study
+    trials: Sequence[str]
+    progress: Progress
+    done: set[str] = field(default_factory=set)
+
+    def begin(self, there: set[str]) -> None:
+        """Start from what is there already."""
+        self.done.update(there & set(self.trials))
+
+    def tell(self, text: str) -> None:
+        """Say what happens."""
+        self.progress(len(self.done), len(self.trials), text)
+
+    def succeed(self, trial: Trial) -> None:
+        """Count a trial that is done."""
+        self.done.add(trial.id)
+        self.tell(f"{self.study.words(trial)} done")
+
+    def now_and_then(self) -> Progress:
+        """Tells of parts of a long estimate, every few seconds."""
+        last = [time.monotonic()]
+
+        def tell(done: int, total: int, what: str) -> None:
+            if time.monotonic() - last[0] > _PAUSE:
+                last[0] = time.monotonic()
+                self.tell(f"{what} ({done} of {total})")
+
+        return tell
 
 
 @dataclass(frozen=True)
@@ -94,156 +120,160 @@ class _Sweeper:
     setting: Setting
     agenda: Agenda
     engine: Engine
-    progress: Progress
+    tally: _Tally
     retry: bool
 
-    def run(self, only: frozenset[str] | None) -> int:
+    @property
+    def run(self) -> RunFolder:
+        return self.setting.run
+
+    @property
+    def study(self) -> Study:
+        return self.setting.study
+
+    def run_all(self, only: frozenset[str] | None) -> int:
         """Starts, gains, plans, then the networks; gives how many were trained now."""
         graph, costs = prepare(self.setting, self.agenda)
-        found = starts(self.setting.study)
-        self._tell("tracing and pricing done")
-        for trial in (found.floating, found.high):
+        self.tally.begin(self.run.trials.ids())
+        self.tally.tell("tracing and pricing done")
+        first = starts(self.study)
+        for trial in (first.floating, first.high):
             if trial is not None and not self._start(trial):
                 return 0
-        own = {trial.id for trial in (found.floating, found.high) if trial is not None}
         wanted = [
             trial
             for trial in self.agenda.trials
-            if trial.id not in own and (only is None or self.setting.study.title_of(trial) in only)
+            if trial.role in ("reference", "choice") and (only is None or self.study.title_of(trial) in only)
         ]
-        plans = self._references(graph, wanted) | self._choose(graph, costs, wanted)
-        for plan in {plan.id: plan for plan in plans.values()}.values():
-            _keep(plan, self.folder / "plans" / f"{plan.id}.json")
-        return self._train(found.high, [trial for trial in wanted if trial.id in plans], plans)
-
-    @property
-    def folder(self) -> Path:
-        return self.setting.folder
+        plans = _references(graph, wanted) | self._choose(graph, costs, wanted)
+        self.run.keep_plans(plans.values())
+        return self._train(first.high, [trial for trial in wanted if trial.id in plans], plans)
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
-        if is_made(self.folder, trial):
+        if is_made(self.run, trial):
             return True
+        self.tally.done.discard(trial.id)
         if self._skipped(trial):
             return False
-        self._tell(f"{trial.method}: making the network that others start from")
-        work = run_jobs(MakeStart(self.setting), [trial], Result, folder=self.folder / "trials", engine=self.engine)
-        for _, outcome in work:
+        self.tally.tell(f"{trial.method}: making the network that others start from")
+        for _, outcome in run_jobs(MakeStart(self.setting), [trial], shelf=self.run.trials, engine=self.engine):
             if isinstance(outcome, Failure):
                 self._fail([trial], outcome)
                 return False
-            self._succeed(trial)
-        shutil.rmtree(self.setting.running(trial.id), ignore_errors=True)
+            self._succeed([trial])
+        self.run.running.clear(trial.id)
         return True
-
-    def _references(self, graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
-        return {trial.id: uniform(graph, trial) for trial in wanted if not trial.budgets}
 
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
         """The plan of every trial whose method has gains; where estimating fails, its trials do."""
-        own = {
-            method.title: [one for one in wanted if one.budgets and self.setting.study.title_of(one) == method.title]
-            for method in self.setting.study.methods
-        }
-        jobs: dict[str, tuple[Estimation, list[Method]]] = {}
-        for method in self.setting.study.methods:
+        own: dict[str, list[Trial]] = {method.title: [] for method in self.study.methods}
+        for trial in wanted:
+            if trial.role == "choice":
+                own[self.study.title_of(trial)].append(trial)
+        jobs: dict[str, tuple[Estimation, list[Method]]] = {}  # methods that differ only in their selector share one
+        for method in self.study.methods:
             if any(not self._skipped(trial) for trial in own[method.title]):
-                job = estimation(self.setting.study, graph.id, method)
+                job = estimation(self.study, graph.id, method)
                 jobs.setdefault(job.id, (job, []))[1].append(method)
         if jobs:
-            self._tell(f"estimating gains: {', '.join(one.title for _, methods in jobs.values() for one in methods)}")
+            titles = ", ".join(method.title for _, methods in jobs.values() for method in methods)
+            self.tally.tell(f"estimating gains: {titles}")
+        work = Estimate(self.setting, self.engine, self.tally.now_and_then())
         plans: dict[str, Plan] = {}
-        work, asked = Estimate(self.setting, self.engine, self._now_and_then()), [job for job, _ in jobs.values()]
-        for job, outcome in run_jobs(work, asked, Gains, folder=self.folder / "estimates"):
+        for job, outcome in run_jobs(work, [job for job, _ in jobs.values()], shelf=self.run.estimates):
             for method in jobs[job.id][1]:
                 if isinstance(outcome, Failure):
                     self._fail(own[method.title], outcome)
                     continue
-                _keep(outcome, self.folder / "gains" / f"{file_name(method.title)}.json")
-                self._tell(f"{method.title}: gains estimated, {outcome.seconds:.1f} s of work")
+                self.run.keep_gains(method.title, outcome)
+                self.tally.tell(f"{method.title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= _plans(graph, outcome, costs, method, own[method.title])
         return plans
 
-    def _train(self, high: Trial, wanted: Sequence[Trial], plans: dict[str, Plan]) -> int:
+    def _train(self, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
-        served: dict[str, tuple[Training, list[Trial]]] = {}
-        seeds = {seed: place for place, seed in enumerate(self.setting.study.seeds)}
-        for trial in sorted(wanted, key=lambda trial: seeds[trial.seed]):
-            assert trial.recipe is not None, "only starts may go untrained"
-            precisions = plans[trial.id].precisions
-            job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
-            served.setdefault(job.id, (job, []))[1].append(trial)
-        sharing = {one: tuple(trial.id for trial in trials) for one, (_, trials) in served.items()}
-        whole = self.agenda.model_copy(update={"trainings": self._known_trainings() | sharing})
-        _keep(whole, self.folder / "agenda.json")
-        results = {result.trial.id: result.plan for result in RunFolder(self.folder).results}
-        asked = [
-            job
-            for job, trials in served.values()
-            if any(results.get(trial.id) != plans[trial.id].id for trial in trials)
-            and not all(self._skipped(trial) for trial in trials)
-        ]
-        there = {job.id for job in asked if (self.folder / "trained" / f"{job.id}.json").is_file()}
+        served = _trainings(self.study, high, wanted, plans)
+        sharing = {name: tuple(trial.id for trial in trials) for name, (_, trials) in served.items()}
+        known = _known_trainings(self.run, self.agenda)
+        self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
+        asked = self._to_train(served, plans)
+        there = self.run.trained.ids()
         count = 0
-        for job, outcome in run_jobs(
-            Train(self.setting), asked, Trained, folder=self.folder / "trained", engine=self.engine
-        ):
+        for job, outcome in run_jobs(Train(self.setting), asked, shelf=self.run.trained, engine=self.engine):
             trials = served[job.id][1]
             if isinstance(outcome, Failure):
                 self._fail(trials, outcome)
                 continue
             count += job.id not in there
             for trial in trials:
-                save(_result(trial, plans[trial.id], outcome), self.folder / "trials" / f"{trial.id}.json")
-                self._succeed(trial)
-            shutil.rmtree(self.setting.running(job.id), ignore_errors=True)
+                self.run.trials.keep(trial.id, _result(trial, plans[trial.id], outcome))
+            self._succeed(trials)
+            self.run.running.clear(job.id)
         return count
 
-    def _known_trainings(self) -> dict[str, tuple[str, ...]]:
-        known = RunFolder(self.folder).agenda
-        return known.trainings if known is not None and known.study == self.agenda.study else {}
+    def _to_train(
+        self, served: Mapping[str, tuple[Training, list[Trial]]], plans: Mapping[str, Plan]
+    ) -> list[Training]:
+        """The trainings of which some trial has no result by its plan yet, and not all have failed before."""
+        planned = {result.trial.id: result.plan for result in self.run.results}
+        asked = []
+        for job, trials in served.values():
+            is_open = any(planned.get(trial.id) != plans[trial.id].id for trial in trials)
+            if is_open and not all(self._skipped(trial) for trial in trials):
+                asked.append(job)
+        return asked
 
     def _skipped(self, trial: Trial) -> bool:
         """Whether a trial failed before and is not to be tried again."""
-        return not self.retry and self._failure(trial).is_file()
+        return not self.retry and self.run.failed.has(trial.id)
 
-    def _failure(self, trial: Trial) -> Path:
-        return self.folder / "failures" / f"{trial.id}.json"
-
-    def _fail(self, trials: Sequence[Trial], failure: Failure) -> None:
-        if _STORE_FAILED in failure.error:  # the store is at fault, not the trial: whatever follows would fail as well
-            raise WriteError(f"cannot write{failure.error.partition(_STORE_FAILED)[2]}")
+    def _fail(self, trials: Iterable[Trial], failure: Failure) -> None:
+        if failure.fault == "store":  # not the trial's: whatever follows would fail as well
+            raise WriteError(failure.message)
         for trial in trials:
-            save(FailedTrial(trial=trial, error=failure.error, traceback=failure.traceback), self._failure(trial))
-            self._tell(f"{self.setting.study.words(trial)} failed: {failure.error}")
+            failed = FailedTrial(trial=trial, fault=failure.fault, error=failure.error, traceback=failure.traceback)
+            self.run.failed.keep(trial.id, failed)
+            self.tally.tell(f"{self.study.words(trial)} failed: {failure.error}")
 
-    def _succeed(self, trial: Trial) -> None:
-        if self._failure(trial).is_file():  # asking a read-only disk to remove nothing would fail
-            self._failure(trial).unlink(missing_ok=True)
-        self._tell(f"{self.setting.study.words(trial)} done")
+    def _succeed(self, trials: Iterable[Trial]) -> None:
+        for trial in trials:
+            self.run.failed.remove(trial.id)
+            self.tally.succeed(trial)
 
-    def _now_and_then(self) -> Progress:
-        """Tells of parts of a long estimate, every few seconds."""
-        last = [time.monotonic()]
 
-        def tell(done: int, total: int, what: str) -> None:
-            if time.monotonic() - last[0] > _PAUSE:
-                last[0] = time.monotonic()
-                self._tell(f"{what} ({done} of {total})")
+def _known_trainings(run: RunFolder, listed: Agenda) -> dict[str, tuple[str, ...]]:
+    """Which trials share a training, as far as an earlier sweep of the same study wrote it down."""
+    known = run.agenda
+    return known.trainings if known is not None and known.study == listed.study else {}
 
-        return tell
 
-    def _tell(self, text: str) -> None:
-        done = sum((self.folder / "trials" / f"{trial.id}.json").is_file() for trial in self.agenda.trials)
-        self.progress(done, len(self.agenda.trials), text)
+def _references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
+    """The plans of the trials that have all layers at one precision."""
+    return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
 
 
 def _plans(
     graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
 ) -> dict[str, Plan]:  # fmt: skip
+    """The plans of a method's trials, selected once per budget."""
     budgets = dict.fromkeys(trial.budgets for trial in trials)
-    chosen = {one: select(graph, gains, costs, budget=one, selector=method.selector) for one in budgets}
+    chosen = {budget: select(graph, gains, costs, budget=budget, selector=method.selector) for budget in budgets}
     return {trial.id: chosen[trial.budgets] for trial in trials}
+
+
+def _trainings(
+    study: Study, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]
+) -> dict[str, tuple[Training, list[Trial]]]:
+    """Id → the training and the trials that it serves; the first seed of all comes before the second."""
+    served: dict[str, tuple[Training, list[Trial]]] = {}
+    turn = {seed: place for place, seed in enumerate(study.seeds)}
+    for trial in sorted(wanted, key=lambda trial: turn[trial.seed]):
+        assert trial.recipe is not None, "only starts may go untrained"
+        precisions = plans[trial.id].precisions
+        job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
+        served.setdefault(job.id, (job, []))[1].append(trial)
+    return served
 
 
 def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
@@ -259,10 +289,3 @@ def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
         device=trained.device,
         versions=trained.versions,
     )
-
-
-def _keep(record: Record, path: Path) -> None:
-    """Write a record unless its file says the same already, so that a finished run is only read."""
-    text = record.to_json()
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        save(record, path)

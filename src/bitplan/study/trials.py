@@ -32,10 +32,15 @@ def starts(study: Study) -> Starts:
     start, base = study.start, _base(study)
     floating = None
     if start.weights is not None or start.float_recipe is not None:
-        source = _digest(Path(start.weights), "weights") if start.weights else "random weights"
+        source = _digest(Path(start.weights), "weights", start.weights_from) if start.weights else "random weights"
         source += f" but {', '.join(start.fresh)}" if start.fresh else ""
         floating = Trial(
-            **base, start=f"{source}, {_task_name(study)}", method=FLOAT, recipe=start.float_recipe, seed=start.seed
+            **base,
+            start=f"{source}, {_task_name(study)}",
+            role="float",
+            method=FLOAT,
+            recipe=start.float_recipe,
+            seed=start.seed,
         )
     _check_teacher(study, floating)
     origin = floating.id if floating else _task_name(study)
@@ -44,7 +49,9 @@ def starts(study: Study) -> Starts:
     high = Trial(
         **base,
         start=origin,
+        role="start",
         method=f"{study.choices[-1]} start",
+        precision=study.choices[-1],
         options={**start.options, "rules": study.rules.model_dump(mode="json")},
         recipe=start.recipe if start.checkpoint is None else None,
         seed=start.seed,
@@ -59,9 +66,14 @@ def trials(study: Study) -> list[Trial]:
     listed = [trial for trial in (found.floating, found.high) if trial is not None]
     if study.references:
         ends = (study.choices[0], study.choices[-1])
-        listed += [Trial(**base, method=str(choice), seed=seed) for choice in ends for seed in study.seeds]
+        listed += [
+            Trial(**base, role="reference", method=str(choice), precision=choice, seed=seed)
+            for choice in ends
+            for seed in study.seeds
+        ]
     for method in study.methods:
         chosen = base | {
+            "role": "choice",
             "method": method.name,
             "options": method.options,
             "selector": selector_of(method),
@@ -123,8 +135,8 @@ def _check_teacher(study: Study, floating: Trial | None) -> None:
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
 
 
-def _digest(path: Path, what: str) -> str:
-    """The content of a file, or of all files of a folder."""
+def _digest(path: Path, what: str, source: str = "") -> str:
+    """The content of a file, or of all files of a folder; where it is missing, where it can be had is said."""
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
     try:
@@ -133,5 +145,6 @@ def _digest(path: Path, what: str) -> str:
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
     except OSError as error:
-        raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}") from None
+        advice = f"; download {source} and put it there" if source else ""
+        raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}{advice}") from None
     return f"{what} {digest.hexdigest()[:12]}"

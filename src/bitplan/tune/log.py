@@ -13,6 +13,9 @@ from pathlib import Path
 from bitplan.core.errors import WriteError
 from bitplan.core.store import read_text, write_text
 
+LOG = "log.jsonl"
+"""What a log is called in the folder of its training."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:

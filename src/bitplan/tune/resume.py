@@ -26,11 +26,12 @@ from bitplan.core.store import load, save
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
+from bitplan.tune.log import LOG
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
 SAVE_SHARE = 0.05  # the most of the time that goes into writing them
 
-_RUN, _LOG, _STATE = "run.json", "log.jsonl", "resume.safetensors"
+_RUN, _STATE = "run.json", "resume.safetensors"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrainingFolder:
     def __init__(self, path: str | Path, run: Run, *, main: bool = True) -> None:
         """Take over the folder if it is new or this run's; only the main process writes."""
         self.path = Path(path)
-        self.log = self.path / _LOG
+        self.log = self.path / LOG
         self._state = self.path / _STATE
         self._run = run
         self._claim(main)

@@ -49,7 +49,7 @@ class Weights:
         return self.tensor.dtype in ("F16", "BF16")
 
     def learned_at(self, bits: int) -> Floats:
-        """The learned steps, times 2^(b1−b2) at another precision (decision 10)."""
+        """The learned steps, times 2^(b1−b2) at another precision (docs/decisions/0009, 10)."""
         assert self.learned is not None
         learned = self.learned.ravel()
         return learned if bits == self.bits else np.ldexp(learned, self.bits - bits).astype(np.float32)
