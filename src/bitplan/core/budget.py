@@ -8,7 +8,7 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 from bitplan.core.errors import BudgetError
-from bitplan.core.units import UNITS, Account, Unit, measured, spellings
+from bitplan.core.units import UNITS, Account, Unit, measured, spellings, trimmed
 
 _WRITTEN = re.compile(r"(?:([A-Za-z_][\w.\-]*)=)?(\d+(?:\.\d+)?)\s*([^\s\d.=][^\s=]*)?")
 _EXACT = Context(prec=60)
@@ -25,7 +25,7 @@ class Budget:
 
     def __str__(self) -> str:
         exact = _EXACT.divide(Decimal(self.amount.numerator), Decimal(self.amount.denominator))
-        number = f"{exact:f}".rstrip("0").rstrip(".") if self.amount.denominator > 1 else str(self.amount)
+        number = trimmed(f"{exact:f}") if self.amount.denominator > 1 else str(self.amount)
         return f"{self.cost}={number}{self.unit.written}" if self.cost else f"{number}{self.unit.written}"
 
     def words(self, cost: str) -> str:
@@ -52,7 +52,7 @@ class Budget:
         unit = UNITS[spelling]
         if unit.kind == "units" and number.denominator != 1:
             raise BudgetError(f"budget {str(written)!r} is neither a whole number of units nor a percentage: {HOW}")
-        if unit.kind == "weights" and cost:
+        if unit.kind == "bits per weight" and cost:
             raise BudgetError(f"budget {str(written)!r}: bits per weight is a cost of its own: write {match[2]}bpw")
         return cls(number, unit, cost)
 

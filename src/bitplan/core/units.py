@@ -23,7 +23,7 @@ from typing import Literal, final
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Graph
 
-Kind = Literal["share", "weights", "units", "time", "energy", "memory"]
+Kind = Literal["share", "bits per weight", "units", "time", "energy", "memory"]
 """Amounts of one kind can be compared, in whichever of its units they are written."""
 
 WEIGHT_BITS = "weight bits"
@@ -64,8 +64,8 @@ class Account:
 class Unit(ABC):
     """A way to write an amount of a cost; `also` are other spellings of it.
 
-    People are told `decimals` digits behind the point; a place on an axis has `fine` ones. `usual` is the cost that an
-    amount limits where none is named.
+    People are told `decimals` digits behind the point, also where they are 0 (`idle_zeros`); a place on an axis has
+    `fine` ones. `usual` is the cost that an amount limits where none is named.
     """
 
     written: str
@@ -73,6 +73,7 @@ class Unit(ABC):
     also: tuple[str, ...] = ()
     decimals: int = 0
     fine: int = 4
+    idle_zeros: bool = True
     usual: str | None = None
 
     @abstractmethod
@@ -109,14 +110,15 @@ class Unit(ABC):
 
     def text(self, amount: Fraction, *, more: int = 0) -> str:
         """An amount, rounded, with its unit."""
-        return f"{float(amount):.{self.places(amount) + more}f}{self.written}"
+        number = f"{float(amount):.{self.places(amount) + more}f}"
+        return (number if self.idle_zeros else trimmed(number)) + self.written
 
     def enough(self, spent: int, account: Account, *, fine: bool = False) -> str:
         """What they spend, rounded up, so that a budget so written allows it; `fine` is for an axis."""
         amount = self.amount(spent, account)
         places = self.places(amount, fine=fine)
         number = f"{Decimal(math.ceil(amount * 10**places)).scaleb(-places):f}"
-        return (number.rstrip("0").rstrip(".") if fine and places else number) + self.written
+        return (number if self.idle_zeros and not fine else trimmed(number)) + self.written
 
     def places(self, amount: Fraction, *, fine: bool = False) -> int:
         """How many decimals an amount is told with."""
@@ -195,6 +197,7 @@ class Measured(Unit):
     """A physical quantity, asked of the whole network; `size` is how many of the smallest unit of its kind it is."""
 
     size: int = 1
+    idle_zeros: bool = False
 
     def one(self, account: Account) -> Fraction:
         """Converted into what the cost counts."""
@@ -227,7 +230,7 @@ class Measured(Unit):
 
 _ALL: tuple[Unit, ...] = (
     Share("%", "share", decimals=1),
-    PerWeight("bpw", "weights", decimals=2, usual=WEIGHT_BITS),
+    PerWeight("bpw", "bits per weight", decimals=2, usual=WEIGHT_BITS),
     Plain("", "units"),
     Measured("ns", "time", size=1),
     Measured("us", "time", size=10**3, also=("µs", "μs")),  # the micro sign, and the Greek letter
@@ -255,6 +258,11 @@ def measured(unit: str) -> Measured | None:
     """The physical unit that a cost counts, by its name; None where it counts something else."""
     found = UNITS.get(unit)
     return found if isinstance(found, Measured) else None
+
+
+def trimmed(number: str) -> str:
+    """A number without zeros that say nothing."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def spellings(kind: Kind | None = None) -> str:

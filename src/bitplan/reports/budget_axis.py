@@ -10,6 +10,7 @@ from fractions import Fraction
 from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
+from bitplan.core.units import trimmed
 from bitplan.costs.base import price
 from bitplan.costs.totals import FLOAT_BITS
 from bitplan.plan.base import select
@@ -152,7 +153,7 @@ def used(subject: Subject, spent: int) -> str:
     """What choosable layers spend, as budgets are written, without idle zeros."""
     unit = Budget.parse(subject.budget).unit.on_axis
     number = unit.told(spent, subject.account, more=1).removesuffix(unit.written)
-    return (number.rstrip("0").rstrip(".") if "." in number else number) + unit.written
+    return trimmed(number) + unit.written
 
 
 def _sums(subject: Subject, cost: str, found: Iterable[tuple[int, ...]]) -> list[int]:
