@@ -26,9 +26,9 @@ from bitplan.core.precision import parse_choices
 from bitplan.gains.counting.pieces import threads
 from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
 from bitplan.gains.eagl import Eagl
-from bitplan.graph.checkpoint import open_checkpoint
-from bitplan.graph.files.tensors import Tensor
 from bitplan.graph.names import read_graph
+from bitplan.weights.opened import open_checkpoint
+from bitplan.weights.tensors import Tensor
 
 _PIECE = 1 << 22  # bytes per job of the read loop
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from bitplan.exporters.packed import load_packed as load_packed
     from bitplan.exporters.verify import verify as verify
     from bitplan.gains.base import estimate as estimate
-    from bitplan.graph.checkpoint import open_checkpoint as open_checkpoint
     from bitplan.graph.names import Names as Names
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.loading import load_weights_ as load_weights_
     from bitplan.quant.parameters import parameter_groups as parameter_groups
-    from bitplan.quant.weights import load_weights_ as load_weights_
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
     from bitplan.stats.agreement import rank_correlation as rank_correlation
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from bitplan.tune.log import TrainLog as TrainLog
     from bitplan.tune.loop import evaluate as evaluate
     from bitplan.tune.loop import finetune_ as finetune_
+    from bitplan.weights.opened import open_checkpoint as open_checkpoint
 
 __version__ = "0.1.0"
 
@@ -111,8 +111,8 @@ _HOMES = {
     "load_model": "models.zoo",
     "load_packed": "exporters.packed",
     "load_task": "tasks.base",
-    "load_weights_": "quant.weights",
-    "open_checkpoint": "graph.checkpoint",
+    "load_weights_": "quant.loading",
+    "open_checkpoint": "weights.opened",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",
     "price": "costs.base",

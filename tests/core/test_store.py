@@ -1,10 +1,11 @@
 import os
+from pathlib import Path
 
 import pytest
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import FileError, WriteError
 from bitplan.core.records import Graph
-from bitplan.core.store import load, save, write_text
+from bitplan.core.store import load, save, whole_file, whole_folder, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -40,3 +41,73 @@ def test_a_path_that_cannot_be_written_is_named(graph, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="cannot write"):
         save(graph, tmp_path / "file" / "g.json")
+
+
+def fill(place, kind, text):
+    """Write a text under the temporary name: as the file itself, or as a file in a folder in the folder."""
+    if kind is whole_folder:
+        (place / "inner").mkdir()
+    (place / "inner" / "a.txt" if kind is whole_folder else place).write_text(text)
+
+
+def text_at(path):
+    return (path / "inner" / "a.txt" if path.is_dir() else path).read_text()
+
+
+@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+def test_what_is_written_has_its_name_once_it_is_whole(tmp_path, kind):
+    path = tmp_path / "above" / "it.txt"
+    for text in ("first", "second"):
+        with kind(path) as temporary:
+            fill(temporary, kind, text)
+            assert temporary.parent == path.parent
+            assert temporary.suffix == ".txt"
+            assert path.exists() == (text == "second")
+        assert text_at(path) == text
+        assert os.listdir(path.parent) == ["it.txt"]
+
+
+@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), KeyError("a bug")])
+def test_an_error_in_the_block_leaves_what_was_there_and_nothing_else(tmp_path, kind, error):
+    path = tmp_path / "it"
+    with kind(path) as temporary:
+        fill(temporary, kind, "old")
+
+    def replace_it():
+        with kind(path) as temporary:
+            fill(temporary, kind, "new")
+            raise error
+
+    refused = pytest.raises(WriteError, match="cannot write .*it: No space left on device")
+    with refused if isinstance(error, OSError) else pytest.raises(type(error)):
+        replace_it()
+    assert text_at(path) == "old"
+    assert os.listdir(tmp_path) == ["it"]
+
+
+@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+def test_every_file_is_flushed_before_it_has_its_name(tmp_path, kind, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
+    with kind(tmp_path / "it") as temporary:
+        fill(temporary, kind, "text")
+    assert flushed == [str(temporary / "inner" / "a.txt" if kind is whole_folder else temporary)]
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "it"
+    with whole_folder(path) as temporary:
+        fill(temporary, whole_folder, "old")
+    rename = Path.rename
+
+    def refuse_the_new(self, target):
+        if target == path and ".old." not in self.name:
+            raise OSError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new)
+    with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), whole_folder(path) as temporary:
+        fill(temporary, whole_folder, "new")
+    assert text_at(path) == "old"
+    assert os.listdir(tmp_path) == ["it"]

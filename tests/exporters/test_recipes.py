@@ -132,6 +132,7 @@ def test_widening_is_said_aloud_with_every_layer(caplog, to):
         ("layers.0.attention.matmul", "product", "a product"),
         ("layers.0.scaled_dot_product_attention", "attention", "a product"),
         ("layers.0.attn.in_proj_weight", "linear", "a parameter"),
+        ("layers.0.attn.in_proj", "parameter", "a parameter"),
     ],
 )
 def test_what_is_no_linear_layer_is_refused_by_name(to, name, kind, words):

@@ -19,8 +19,8 @@ from bitplan.core.store import save
 from bitplan.gains.base import Context
 from bitplan.gains.counting import modules
 from bitplan.gains.eagl import Eagl
-from bitplan.graph.checkpoint import open_checkpoint
 from bitplan.graph.names import read_graph
+from bitplan.weights.opened import open_checkpoint
 
 TWO, THREE = parse_choices("w2a2,w4a4"), parse_choices("w2a2,w4a4,w8a8")
 

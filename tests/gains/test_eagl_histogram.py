@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bitplan.core.errors import InputError
 from bitplan.gains.counting import compiled, histogram, plain
 from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
-from bitplan.graph.files.pickled import as_tensor
-from bitplan.graph.files.tensors import Tensor
+from bitplan.weights.tensors import Tensor
+from bitplan.weights.torch_tensors import as_tensor
 
 LOOPS = {"numba": compiled, "numpy": plain}
 

@@ -9,7 +9,7 @@ from bitplan.core.errors import InputError
 from bitplan.gains.counting import compiled, histogram, plain, steps
 from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
-from bitplan.graph.files.tensors import Tensor
+from bitplan.weights.tensors import Tensor
 
 RNG = np.random.default_rng(0)
 SHAPES = {

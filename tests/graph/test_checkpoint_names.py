@@ -8,9 +8,9 @@ import pytest
 import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.rules import Rules
-from bitplan.graph.checkpoint import OpenedCheckpoint, natural
-from bitplan.graph.files.tensors import Tensor
 from bitplan.graph.names import LinkRule, Names, read_graph, trace_checkpoint
+from bitplan.weights.opened import OpenedCheckpoint, natural
+from bitplan.weights.tensors import Tensor
 
 
 def checkpoint(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> OpenedCheckpoint:

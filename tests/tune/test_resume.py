@@ -203,7 +203,7 @@ def test_writing_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
     folder = resume.TrainingFolder(tmp_path, resume.describe_run(network(), TASK, RECIPE, None, 0))
     model = network()
-    folder.save(model, torch.optim.SGD(model.parameters()), resume.Point(1, 1.0))
+    folder.save(model, torch.optim.SGD(model.parameters()), resume.Mark(1, 1.0))
     assert not folder.due()
     time.sleep(folder._cost / resume.SAVE_SHARE + 0.01)
     assert folder.due()

@@ -83,8 +83,8 @@ def _read_own(written: str, spec: str, shape: str | None, rules: Rules) -> Targe
 
 def _read_file(written: str, rules: Rules, link: Sequence[str]) -> Target:
     """A checkpoint without code: its graph follows from names and shapes."""
-    from bitplan.graph.checkpoint import open_checkpoint
     from bitplan.graph.names import trace_checkpoint
+    from bitplan.weights.opened import open_checkpoint
 
     opened = open_checkpoint(written)
     return Target(trace_checkpoint(opened, rules, names=names_of(link)), opened)

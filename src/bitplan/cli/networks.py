@@ -52,7 +52,7 @@ def load_network(
         torch.manual_seed(seed)
         built, example = load_model(written)
     if weights is not None:
-        from bitplan.quant.weights import load_weights_
+        from bitplan.quant.loading import load_weights_
 
         load_weights_(built, weights, fresh=fresh)
     return Network(built, example, written, None if ":" in written else written)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import JsonValue
 
 from bitplan.core.record import Record
 from bitplan.core.records import Plan
+
+ABOUT, TENSORS = "checkpoint.json", "model.safetensors"
+"""The two files of a checkpoint folder: this record, and the tensors."""
 
 
 class Checkpoint(Record):
     """A model saved by bitplan: its plan (None: a float model), and where both come from.
 
     `spec` is a name of the zoo, the only way a checkpoint names code. `tied` maps a tensor's name to the one
-    it is stored under, where both are the same tensor.
+    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors; empty in checkpoints
+    from before it was written down.
     """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"sha256"}
 
     plan: Plan | None = None
     options: dict[str, JsonValue] = {}
@@ -21,3 +29,4 @@ class Checkpoint(Record):
     graph: str | None = None
     tied: dict[str, str] = {}
     versions: dict[str, str] = {}
+    sha256: str = ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,27 +17,56 @@ from bitplan.core.record import Record
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Give a temporary name to write under; when the block ends, the file is on the disk and gets its own name.
+
+    A kill, a full disk or an error in the block leaves no half file, and a file that was there before stays. What the
+    system refuses, in the block too, is a WriteError. Folders above the file are made.
+    """
+    target = Path(path)
+    temporary = _temporary_name(target)
+    with _refusals_named(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _flush_to_disk(temporary)
+            temporary.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; when the block ends, its files are on the disk and it gets its own name.
+
+    A folder that was there before is replaced, and stays where the block or the replacement fails.
+    """
+    target = Path(path)
+    temporary = _temporary_name(target)
+    with _refusals_named(target):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            for file in sorted(temporary.rglob("*")):
+                if file.is_file():
+                    _flush_to_disk(file)
+            _put_in_place(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write a text file (UTF-8), whole or not at all."""
     return write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
-    """Write under a temporary name and rename, so that a kill or a full disk leaves no half file."""
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
-    return target
+    """Write a file, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
 
 
 def read_text(path: str | Path) -> str:
@@ -59,3 +91,37 @@ def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, seal
         return kind.from_json(text, of=of, sealed=sealed)
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def _temporary_name(target: Path) -> Path:
+    """A name beside the target that nobody else uses; the ending stays, since some writers look at it."""
+    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}{target.suffix}")
+
+
+@contextmanager
+def _refusals_named(target: Path) -> Iterator[None]:
+    """Say in one line which file or folder the system refuses to write."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Rename a folder; one that has the name is set aside first, since a full folder cannot be renamed over."""
+    if not target.exists():
+        new.rename(target)
+        return
+    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

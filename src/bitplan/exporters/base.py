@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
+from bitplan.core.store import whole_file
 from bitplan.quant.convert import is_quantized, plan_of, root_of
 
 
@@ -95,16 +93,6 @@ def check_free(target: Path, *, force: bool) -> None:
 
 def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) -> Path:
     check_free(target, force=force)
-    temporary = target.with_name(f".{os.getpid()}.{secrets.token_hex(4)}.{target.name}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as temporary:
         exporter.write(source, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
     return target

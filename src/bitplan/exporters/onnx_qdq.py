@@ -19,6 +19,7 @@ from torch import Tensor
 from bitplan.adapters.onnx import onnx
 from bitplan.core.codes import code_bits, code_range
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
@@ -59,11 +60,11 @@ class Onnx:
         """The plan in the file, after checking the graph against it, and the codes."""
         proto, plan = read_plan(path)
         codes = stored_codes(proto, plan, path)
-        types = _input_ranges(proto)
-        for layer, precision in plan.precisions.items():
-            if f"{layer}.input_quantizer" in types and types[f"{layer}.input_quantizer"] != precision.act_bits:
-                found = types[f"{layer}.input_quantizer"]
-                raise FileError(f"{path}: the input of {layer!r} has {found} bits, the plan says {precision}")
+        for quantizer, bits in _input_ranges(proto).items():
+            layer = layer_of_quantizer(quantizer) if quantizer.endswith(f".{INPUT_QUANTIZER}") else None
+            precision = plan.precisions.get(layer) if layer else None
+            if precision is not None and bits != precision.act_bits:
+                raise FileError(f"{path}: the input of {layer!r} has {bits} bits, the plan says {precision}")
         return ReadBack(plan.precisions, codes)
 
 

@@ -15,18 +15,17 @@ from typing import Any, final
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from bitplan.adapters.safetensors import write_tensors
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
+from bitplan.quant.loading import fill_
 from bitplan.quant.quantizers import WeightQuantizer
-from bitplan.quant.weights import fill_
+from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
 FORMAT = "1"
 
@@ -77,12 +76,12 @@ class Packed:
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the header, and every code."""
-        with _opened(path) as (file, header):
+        with _opened(path) as (tensors, header):
             plan = Plan.from_json(header["plan"])
             codes = _ALL_CODES.validate_json(header["packed"])
             found = {}
             for name, about in codes.items():
-                whole = _unpacked(file.get_tensor(name), about)
+                whole = _unpacked(tensors[name], about)
                 found.update({layer: whole for layer in about.layers})
         return ReadBack(plan.precisions, {layer: found[layer] for layer in plan.precisions if layer in found})
 
@@ -93,12 +92,11 @@ def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
     Without `model` (a float model of the same kind, which stays as it is) the file must name a model of the zoo.
     """
     source = Path(path)
-    with _opened(source) as (file, header):
+    with _opened(source) as (tensors, header):
         plan = Plan.from_json(header["plan"])
         codes = _ALL_CODES.validate_json(header["packed"])
         tied = _TIES.validate_json(header["tied"])
         options = _OPTIONS.validate_json(header["options"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file is no dict
         for name, about in codes.items():
             whole = _unpacked(tensors[name], about)
             steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
@@ -171,18 +169,24 @@ def _compact(text: str) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """A packed file and its header; anything else is refused in one line."""
+def _opened(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
+    """The tensors and the header of a packed file; anything else is refused in one line."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if "bitplan" not in header or "packed" not in header:
-                raise FileError(f"{path} is a safetensors file, but not one that bitplan packed")
-            if header["bitplan"] != FORMAT:
-                raise FileError(f"{path} has packed format {header['bitplan']}; this bitplan reads {FORMAT}")
-            yield file, header
-    except (SafetensorError, OSError, KeyError, ValidationError, RuntimeError) as error:
-        line = str(error).strip().partition("\n")[0][:120]
-        raise FileError(f"{path} is cut off or not a packed file ({line}): export it again") from None
+        tensors, header = read_safetensors(path)
+    except FileError as error:
+        raise _not_packed(path, error) from None
+    if "bitplan" not in header or "packed" not in header:
+        raise FileError(f"{path} is a safetensors file, but not one that bitplan packed")
+    if header["bitplan"] != FORMAT:
+        raise FileError(f"{path} has packed format {header['bitplan']}; this bitplan reads {FORMAT}")
+    try:
+        yield tensors, header
+    except (KeyError, ValidationError, RuntimeError) as error:
+        raise _not_packed(path, error) from None
+
+
+def _not_packed(path: Path, error: Exception) -> FileError:
+    line = str(error).strip().partition("\n")[0][:120]
+    return FileError(f"{path} is cut off or not a packed file ({line}): export it again")

@@ -18,6 +18,7 @@ from torch import Tensor
 from bitplan.adapters.onnx import onnx
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_plan
@@ -99,10 +100,10 @@ def _fix_batch_(draft: Draft, batch: int) -> None:
 
 def _check(plan: Plan, name: str, bits: int, path: Path) -> None:
     """Raise if a Quant has other bits than the plan gives its layer."""
-    layer, _, what = name.rpartition(".")
-    precision = plan.precisions.get(layer)
-    if precision is None:
+    of_weight, of_input = name.endswith(_WEIGHT), name.endswith(f".{INPUT_QUANTIZER}")
+    layer = name.removesuffix(_WEIGHT) if of_weight else layer_of_quantizer(name) if of_input else None
+    precision = plan.precisions.get(layer) if layer else None
+    if precision is None:  # a product's operand, or a layer that runs once more
         return
-    expected = {_WEIGHT[1:]: precision.weight_bits, "input_quantizer": precision.act_bits}.get(what, bits)
-    if bits != expected:
+    if bits != (precision.weight_bits if of_weight else precision.act_bits):
         raise FileError(f"{path}: {name} has {bits} bits, the plan says {precision}")

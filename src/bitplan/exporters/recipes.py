@@ -15,19 +15,18 @@ from typing import Any
 from torch import nn
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.naming import is_product
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.store import read_text
 from bitplan.exporters.base import Source
 from bitplan.graph.names import Names
-from bitplan.quant.functions import PRODUCT_NAMES
 from bitplan.quant.sites import Site, find_sites
 
 log = logging.getLogger(__name__)
 
 _SHOWN = 4
 _BY_NAME = (
-    ("product", rf"(^|\.)({'|'.join(sorted(PRODUCT_NAMES))})(_\d+)?$"),
     ("stack of experts", Names().stacked),
     ("parameter", r"(^|\.)((in|[qkv])_proj_weight|weight_[ih]h_l\d+(_reverse)?)$"),
     ("(in, out) matrix", Names().transposed),
@@ -151,7 +150,8 @@ def _parts(source: Source) -> list[Part]:
         kind, row = kinds.get(name, ("", 0))
         if kind in ("", "linear"):
             usual = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
-            kind = next((what for what, pattern in usual if re.search(pattern, name)), kind)
+            named = next((what for what, pattern in usual if re.search(pattern, name)), kind)
+            kind = "product" if is_product(name) else named
         if kind == "embedding":  # what it reads are indices
             precision = Precision.weights_only(precision.weight_bits)
         parts.append(Part(name, precision, kind, row))

@@ -16,9 +16,9 @@ from bitplan.gains.base import Context, LayerGains
 from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
 from bitplan.gains.counting.steps import KINDS, Kind
-from bitplan.graph.checkpoint import OpenedCheckpoint, learned_step, open_checkpoint
-from bitplan.graph.files.tensors import FLOATS
 from bitplan.graph.names import Names
+from bitplan.weights.opened import OpenedCheckpoint, learned_step, open_checkpoint
+from bitplan.weights.tensors import FLOATS
 
 ALONE = Context()
 

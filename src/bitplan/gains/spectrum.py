@@ -119,10 +119,11 @@ def _about(curve: Curvature, seed: int) -> dict[str, Any]:
 
 def _finished(work: _OnCurve, jobs: Sequence[Probes], kind: type[Outcome], context: Context) -> list[Outcome]:
     """The outcomes in the order of the jobs. Here the work itself tells of every product; others tell of whole jobs."""
-    if context.engine is None and context.shelf is None:
+    alone = context.engine is None or len(jobs) == 1  # a single job gains nothing from workers that must start first
+    if alone and context.shelf is None:
         return [work(job) for job in jobs]
-    if context.engine is None:
-        context = dataclasses.replace(context, progress=None)
+    if alone:
+        context = dataclasses.replace(context, engine=None, progress=None)
     done = finish(work, jobs, kind, context, "hawq")
     return [done[job.id] for job in jobs]
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.naming import layer_of
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
-from bitplan.graph.checkpoint import OpenedCheckpoint, open_checkpoint
-from bitplan.graph.files.tensors import FLOATS, Layout, Tensor
 from bitplan.graph.rules import apply_rules
+from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+from bitplan.weights.tensors import FLOATS, Layout, Tensor
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ LINKS: tuple[LinkRule, ...] = (
 class Names:
     """Regular expressions that say what a tensor is; replace any of them, or empty `links`.
 
-    `weight` is searched in the tensor's name, the others in the layer's: the same without ".weight".
+    `weight` is searched in the tensor's name, the others in the layer's (`core/naming.py`).
     Weights lie (out, in, …), those of `transposed` (in, out) as in GPT-2, those of `stacked` (experts, in,
     out).
     """
@@ -101,11 +102,14 @@ def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) 
 def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
     found: list[Layer] = []
     for tensor in tensors:
-        name = tensor.name.removesuffix(".weight")
+        name = layer_of(tensor.name)
         if len(tensor.shape) < 2 or tensor.dtype not in FLOATS or not name:
             continue
         if re.search(names.weight, tensor.name) and not re.search(names.norm, name):
-            found.append(_layer(name, tensor.shape, names, first=not any("conv" in layer.kind for layer in found)))
+            first_conv = not any("conv" in layer.kind for layer in found)
+            layer = _layer(name, tensor.shape, names, first=first_conv)
+            handed = tensor.name == f"{name}_weight"  # no module has it as its weight: a function is given it
+            found.append(layer.model_copy(update={"kind": "parameter"}) if handed else layer)
     place = {layer.name: _place(layer, names) for layer in found}
     return sorted(found, key=lambda layer: place[layer.name])
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bitplan.core.errors import InputError, suggestion
+from bitplan.core.naming import PRODUCT_NAMES, function_of
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import RuleName, Rules
-from bitplan.quant.functions import PRODUCT_NAMES
 
 
 class Ruling(NamedTuple):
@@ -71,7 +71,7 @@ def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Ruling | None:
 
 def _ruling_of_product(layer: Layer, rules: Rules) -> Ruling:
     """Products of activations have no weights to choose for: quantized at one precision, or not at all."""
-    function = layer.name.rpartition(".")[2].rstrip("0123456789").rstrip("_")
+    function = function_of(layer.name)
     if function in PRODUCT_NAMES:
         return Ruling(rules.products, "product", "product of activations")
     return Ruling(LEFT_ALONE, "unquantized", f"{function} is not quantized")

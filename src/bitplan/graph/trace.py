@@ -10,14 +10,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
+from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import Rules
-from bitplan.graph.checkpoint import OpenedCheckpoint
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
 from bitplan.graph.shadow import Shadow
-from bitplan.graph.watch import Watch, layer_name
+from bitplan.graph.watch import Watch
+from bitplan.weights.opened import OpenedCheckpoint
 
 
 def trace(
@@ -94,6 +95,6 @@ def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
     never = {
         name: parameter
         for name, parameter in shadow.parameters.items()
-        if name not in watch.touched and parameter.dim() >= 2 and "_quantizer" not in name
+        if name not in watch.touched and parameter.dim() >= 2 and layer_of_quantizer(name) is None
     }
-    return tuple(dict.fromkeys(layer_name(name) for name in never))
+    return tuple(dict.fromkeys(layer_of(name) for name in never))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bitplan.core.naming import function_name, inside, layer_of, product_name
 from bitplan.graph.products import Product, product_of
 from bitplan.graph.values import Key, Values
 from bitplan.quant.calls import is_parameter, open_attention
@@ -29,8 +29,6 @@ _RECURRENT = {
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
 _CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
 _LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
-_OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
-_OF_MODULE = re.compile(r"(.*)\.(?:weight(?:_orig|_g|_v)?|parametrizations\.\w+\..*)")
 
 
 @dataclass
@@ -100,14 +98,13 @@ class Watch:
     def call_function(self, name: str, arguments: tuple[Any, ...]) -> None:
         """A function of torch is called from Python; its operations follow.
 
-        Products are numbered by calls without a parameter, as `quant/calls.py` counts them when the network runs.
+        Calls are counted as `quant/calls.py` counts them when the network runs (`core/naming.py`).
         """
-        self._function = _OPERATORS.get(name, name)
+        self._function = function_name(name)
         call = self._stack[-1]
         number = call.functions[self._function]
         call.functions[self._function] += not any(map(is_parameter, arguments))
-        own = self._function if number == 0 else f"{self._function}_{number}"
-        self._product_name = f"{call.path}.{own}" if call.path else own
+        self._product_name = inside(call.path, product_name(self._function, number))
 
     def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         """Note one tensor operation that has run."""
@@ -132,16 +129,18 @@ class Watch:
         """Add a product to its layer, if it belongs to one."""
         given, weight = self._roles(product)
         if weight is not None:
-            owner = max(sorted(self.values.sources(weight)), key=lambda name: self._sizes[name])
-            single = len(self.values.sources(weight)) == 1
-            size = self._sizes[owner] if single else weight.numel()
-            seen = self._layer(layer_name(owner), product, size, "recurrent" if self._function in _RECURRENT else None)
+            sources = sorted(self.values.sources(weight))
+            largest = max(sources, key=lambda name: self._sizes[name])  # of a matrix with a low-rank update: the matrix
+            size = self._sizes[largest] if len(sources) == 1 else weight.numel()
+            kind = "recurrent" if self._function in _RECURRENT else None
+            seen = self._layer(layer_of(largest), product, size, kind)
             self.last_weighted = seen.name
             if product.kind != "embedding":
                 seen.inputs.append(self.values.key(given))
         elif self.values.is_activation(product.first) and self.values.is_activation(product.second):
-            kind = "attention" if "attention" in self._function else "product"
-            seen = self._layer(self._product_name, product, 0, kind)
+            seen = self._layer(
+                self._product_name, product, 0, "attention" if "attention" in self._function else "product"
+            )
         else:
             return False
         seen.macs += product.macs
@@ -166,12 +165,6 @@ class Watch:
         elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
             seen.kind, seen.in_features = product.kind, product.in_features
         return seen
-
-
-def layer_name(parameter: str) -> str:
-    """The layer that a parameter is the weight of: its module, or, for other names, itself."""
-    match = _OF_MODULE.fullmatch(parameter)
-    return match[1] if match else parameter.removesuffix("_weight")
 
 
 def _tensors(tree: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -1,8 +1,7 @@
 """Layers that are calls, not modules: products of activations, and functions given a parameter.
 
 The module in whose forward they happen (their owner) runs it under a torch function mode that sees each call,
-quantizes its operands and passes it on. Products are numbered in call order, per function name, within one
-run of the owner.
+quantizes its operands and passes it on. Products are numbered as `core/naming.py` says.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitplan.quant.functions import ATTENTION, MATRIX_PRODUCTS
+from bitplan.core.naming import ATTENTION, MATRIX_PRODUCTS, product_name
 from bitplan.quant.layers import Adopted
 from bitplan.quant.quantizers import InputQuantizer
 
@@ -204,7 +203,7 @@ class _Calls(TorchFunctionMode):
     def _next(self, name: str) -> str:
         count = self._counts[name]
         self._counts[name] += 1
-        return f"{name}_{count}" if count else name
+        return product_name(name, count)
 
     def _product(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, left, right = _PRODUCTS[func]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
-import secrets
-import shutil
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,18 +13,15 @@ from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.networks import find_network
-from bitplan.adapters.safetensors import write_tensors
-from bitplan.core.checkpoints import Checkpoint
-from bitplan.core.errors import FileError, InputError, UnknownName, WriteError
+from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
+from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
-from bitplan.core.store import load, save
+from bitplan.core.store import load, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
+from bitplan.quant.loading import aligned, fill_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.weights import fill_, read_safetensors, read_weights
-
-_TENSORS = "model.safetensors"
-_ABOUT = "checkpoint.json"
+from bitplan.weights.torch_tensors import read_safetensors, read_weights, write_tensors
 
 
 def save_checkpoint(
@@ -37,7 +32,7 @@ def save_checkpoint(
     A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete.
     """
     target = Path(path)
-    if target.exists() and not (target / _ABOUT).is_file() and not _is_empty_folder(target):
+    if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
     tensors, tied = tensors_of(model)
     quantized = is_quantized(model)
@@ -49,16 +44,10 @@ def save_checkpoint(
         tied=tied,
         versions={"bitplan": bitplan.__version__, "torch": torch.__version__},
     )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir(parents=True)
-        write_tensors(tensors, temporary / _TENSORS)
-        save(about, temporary / _ABOUT)
-        _swap_(temporary, target)
-    except OSError as error:
-        raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with whole_folder(target) as temporary:
+        write_tensors(tensors, temporary / TENSORS)
+        sealed = about.model_copy(update={"sha256": _sha256(temporary / TENSORS)})
+        (temporary / ABOUT).write_text(sealed.to_json(), encoding="utf-8")
     return target
 
 
@@ -75,19 +64,21 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         if model is None:
             raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
         filled = copy.deepcopy(model)
-        fill_(filled, read_weights(source), source)
+        fill_(filled, aligned(read_weights(source), filled.state_dict()), source)
         return filled
-    about = load(source / _ABOUT, Checkpoint)
+    about = load(source / ABOUT, Checkpoint)
     base = from_zoo(about.spec, source) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
         options: Any = about.options
         filled = quantize(base, about.plan, **options)
-    tensors = read_safetensors(source / _TENSORS)
+    tensors, _ = read_safetensors(source / TENSORS)
+    if about.sha256 and about.sha256 != _sha256(source / TENSORS):
+        raise FileError(f"{source / TENSORS} is damaged: it is not the file that {ABOUT} beside it was written for")
     for name, stored in about.tied.items():
         if stored not in tensors:
-            raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {_TENSORS}")
+            raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {TENSORS}")
         tensors[name] = tensors[stored]
     fill_(filled, tensors, source)
     return filled
@@ -125,18 +116,9 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return stored, tied
 
 
-def _swap_(new: Path, target: Path) -> None:
-    if not target.exists():
-        new.rename(target)
-        return
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_empty_folder(path: Path) -> bool:

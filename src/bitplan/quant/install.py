@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
+from bitplan.core.naming import ATTENTION, CALL_QUANTIZERS, INPUT_QUANTIZER, OWN_WEIGHT, WEIGHT_QUANTIZER, function_of
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import AttentionCall, Bystander, Owner, ProductCall, WeightedCall
-from bitplan.quant.functions import ATTENTION
 from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, channel_axes, family, release_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
 from bitplan.quant.sites import Site
@@ -80,7 +80,7 @@ def strip_(model: nn.Module, sites: Mapping[str, Site]) -> dict[str, Quantizers]
     for module in list(model.modules()):
         if isinstance(module, Adopted):
             release_(module)
-            for name in ("weight_quantizer", "input_quantizer", "call_quantizers"):
+            for name in (WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS):
                 module._modules.pop(name, None)
     return kept
 
@@ -89,13 +89,13 @@ def quantizers_at(site: Site) -> Quantizers:
     """The quantizers installed at a site."""
     holder: nn.Module | None = site.owner
     if site.kind != "module":
-        calls = getattr(site.owner, "call_quantizers", {})
+        calls = getattr(site.owner, CALL_QUANTIZERS, {})
         holder = dict(calls.items()).get(site.key)
     if holder is None:
         return _NONE
     if site.kind == "product":
         return Quantizers(None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer)))
-    weight, inputs = getattr(holder, "weight_quantizer", None), getattr(holder, "input_quantizer", None)
+    weight, inputs = getattr(holder, WEIGHT_QUANTIZER, None), getattr(holder, INPUT_QUANTIZER, None)
     return Quantizers(
         weight if isinstance(weight, WeightQuantizer) else None,
         (inputs,) if isinstance(inputs, InputQuantizer) else (),
@@ -116,19 +116,26 @@ class _Factory:
         if bits >= LEFT_ALONE_BITS or weight is None:
             return nn.Identity()
         kept = self.kept.get(site.layer, _NONE).weight
-        percentile = self.options.percentile if self.options.method == "faq" else None
-        axes = channel_axes(site.module, weight) if self.options.per_channel else None
-        groups: Any = getattr(site.module, "groups", 1)
-        grouped = weight.view(groups, -1, *weight.shape[1:]) if axes == (0, 2) else weight
-        dims = tuple(axis for axis in range(grouped.dim()) if axis not in (axes or ()))
-        step = weight_step(grouped, kept.bits if kept else bits, dims, percentile)
+        bits_before = kept.bits if kept else bits
+        step = self._first_step(site.module, weight, bits_before)
         if kept is not None:
-            fits = kept.step.shape == step.shape or kept.step.numel() == 1
-            step = kept.step.detach().expand_as(step) if fits else kept.step.detach().mean()
+            before = kept.step.detach()
+            fits = before.shape == step.shape or before.numel() == 1
+            step = before.expand_as(step) if fits else before.mean()
         learned = self.options.method == "lsq"
-        made = WeightQuantizer(kept.bits if kept else bits, step, learned=learned, fused=self.options.fused)
+        made = WeightQuantizer(bits_before, step, learned=learned, fused=self.options.fused)
         made.rescale_(bits)
         return made
+
+    def _first_step(self, module: nn.Module, weight: Tensor, bits: int) -> Tensor:
+        """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared."""
+        percentile = self.options.percentile if self.options.method == "faq" else None
+        axes = channel_axes(module, weight) if self.options.per_channel else None
+        if axes == (0, 2):  # a transposed convolution in groups: (in, out / groups, …) → (groups, in / groups, …)
+            groups: Any = module.groups
+            weight = weight.view(groups, -1, *weight.shape[1:])
+        shared = tuple(axis for axis in range(weight.dim()) if axis not in (axes or ()))
+        return weight_step(weight, bits, shared, percentile)
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
         """The one quantizer of an activation that these members read; left alone, an identity."""
@@ -167,14 +174,14 @@ def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, fact
         adopt_(site.owner, mixin)
         return
     assert site.parameter is not None
-    _calls(site.owner)[site.key] = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == "weight")
+    _calls(site.owner)[site.key] = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == OWN_WEIGHT)
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
     if not precision.quantizes_inputs:
         return
     kept = factory.kept.get(site.layer, _NONE).inputs
-    attention = site.key.startswith(ATTENTION)
+    attention = function_of(site.key) == ATTENTION
     names = ("query", "key", "scores", "weights", "value") if attention else ("left", "right")
     made: dict[str, InputQuantizer] = {}
     for place, name in enumerate(names):

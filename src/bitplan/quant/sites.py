@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +9,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from bitplan.core.errors import UnknownName
+from bitplan.core.naming import OWN_WEIGHT, inside, is_product, layer_of, split
 from bitplan.quant.calls import resolve
-from bitplan.quant.functions import PRODUCT_NAMES
 from bitplan.quant.layers import family
-
-_PRODUCT = re.compile(rf"({'|'.join(sorted(PRODUCT_NAMES))})(_[1-9]\d*)?")
 
 # torch's attention, and that of torchvision's Swin (named, so that torchvision need not be imported).
 _HAND_OUT_WEIGHTS = {"MultiheadAttention", "ShiftedWindowAttention"}
@@ -62,16 +59,17 @@ def find_sites(model: nn.Module, layers: Iterable[str]) -> dict[str, Site]:
 def _module_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     for name, module in modules.items():
-        if not name or not _has_weight(module):
+        if not _has_weight(module):
             continue
-        parent_name, _, child = name.rpartition(".")
-        parent = modules.get(parent_name)
+        layer = layer_of(inside(name, OWN_WEIGHT))
+        parent_name, child = split(name)
+        parent = modules.get(parent_name) if name else None
         if parent is not None and _hands_out_weights(parent):
-            sites[name] = Site(name, "call", parent, child, f"{child}.weight")
-        elif family(module) is None:
-            sites[name] = Site(name, "call", module, "weight", "weight")
+            sites[layer] = Site(layer, "call", parent, child, inside(child, OWN_WEIGHT))
+        elif family(module) is None or not name:  # the model itself is no layer, its weight is
+            sites[layer] = Site(layer, "call", module, OWN_WEIGHT, OWN_WEIGHT)
         else:
-            sites[name] = Site(name, "module", module, "", "weight")
+            sites[layer] = Site(layer, "module", module, "", OWN_WEIGHT)
     return sites
 
 
@@ -79,17 +77,16 @@ def _parameter_sites(modules: dict[str, nn.Module]) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     for name, module in modules.items():
         for path, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() < 2 or (path == "weight" and name):
-                continue
-            key = path.removesuffix("_weight")
-            layer = f"{name}.{key}" if name else key
-            sites[layer] = Site(layer, "call", module, key, path)
+            layer = layer_of(inside(name, path))
+            owner, key = split(layer)
+            if parameter.dim() >= 2 and owner == name:  # otherwise it is the weight of a whole module
+                sites[layer] = Site(layer, "call", module, key, path)
     return sites
 
 
 def _product_site(layer: str, modules: dict[str, nn.Module]) -> Site | None:
-    owner, _, call = layer.rpartition(".")
-    if owner not in modules or not _PRODUCT.fullmatch(call):
+    owner, call = split(layer)
+    if owner not in modules or not is_product(layer):
         return None
     return Site(layer, "product", modules[owner], call, None)
 

@@ -18,7 +18,7 @@ from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
-from bitplan.quant.weights import load_weights_
+from bitplan.quant.loading import load_weights_
 from bitplan.study.setting import Setting, some_batches, summarize, versions
 from bitplan.study.trials import FLOAT, starts
 from bitplan.tune.log import TrainLog

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
 import os
@@ -102,6 +104,16 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
             break
         lines.append(line)
     return lines
+
+
+def hash_of_lines(path: Path, count: int) -> str:
+    """A hash of the first lines of a log file, as many as there are up to `count`."""
+    digest = hashlib.sha256()
+    if path.exists():
+        with path.open("rb") as file:
+            for line in itertools.islice(file, count):
+                digest.update(line)
+    return digest.hexdigest()[:32]
 
 
 def _text(line: LogLine) -> str:

@@ -7,26 +7,22 @@ resume.safetensors    weights and optimizer state as tensors, the rest as JSON i
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from bitplan.adapters.safetensors import write_tensors
-from bitplan.core.errors import FileError, WriteError
-from bitplan.core.store import load, save
+from bitplan.core.errors import FileError
+from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
-from bitplan.tune.log import LOG
+from bitplan.tune.log import LOG, hash_of_lines
+from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
 SAVE_SHARE = 0.05  # the most of the time that goes into writing them
@@ -72,8 +68,15 @@ class TrainingFolder:
         start = time.perf_counter()
         tensors, scalars = _optimizer_state(optimizer)
         tensors |= {f"model/{name}": value for name, value in state_once(model)[0].items()}
-        about = {"run": self._run.id, "step": point.step, "seconds": point.seconds, "optimizer": scalars}
         stored = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        about = {
+            "run": self._run.id,
+            "step": point.step,
+            "seconds": point.seconds,
+            "optimizer": scalars,
+            "tensors": hash_of_tensors(stored),
+            "log": hash_of_lines(self.log, point.step),
+        }
         _write(stored, {"bitplan": json.dumps(about)}, self._state)
         self._saved = time.perf_counter()
         self._cost = self._saved - start
@@ -85,6 +88,7 @@ class TrainingFolder:
         about, tensors = _read(self._state)
         if about.get("run") != self._run.id:
             raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
+        self._check_unchanged(about, tensors)
         own, tied = state_once(model)
         try:
             weights = {name: tensors[f"model/{name}"] for name in own}
@@ -96,6 +100,14 @@ class TrainingFolder:
             raise FileError(
                 f"{self._state} does not fit the model ({line}): delete {self.path} to begin anew"
             ) from None
+
+    def _check_unchanged(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
+        advice = f"is damaged: delete {self.path} to begin anew"
+        if about.get("tensors") not in (None, hash_of_tensors(tensors)):
+            raise FileError(f"{self._state} {advice}")
+        if about.get("log") not in (None, hash_of_lines(self.log, int(about["step"]))):
+            raise FileError(f"{self.log} {advice}")
 
 
 def describe_run(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None, seed: int) -> Run:
@@ -163,26 +175,17 @@ def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 
 
 def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
+    with whole_file(path) as temporary:
         for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed while writing
             left.unlink()
         write_tensors(tensors, temporary, header)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the header says in JSON, and the tensors."""
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = json.loads((file.metadata() or {})["bitplan"])
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        tensors, texts = read_safetensors(path)
+        return json.loads(texts["bitplan"]), tensors
+    except (ValueError, KeyError) as error:  # a FileError is a ValueError
         line = str(error).partition("\n")[0]
         raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
-    return about, tensors

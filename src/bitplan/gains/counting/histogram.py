@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.counting import plain
-from bitplan.graph.files.tensors import Tensor
+from bitplan.weights.tensors import Tensor
 
 LINE = plain.LINE
 PREFIX_SHIFT = 13  # of 23 bits of mantissa 10 are kept: fp32 values to within 0.05 %

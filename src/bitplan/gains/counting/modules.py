@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.naming import OWN_WEIGHT, weight_names
 from bitplan.gains.counting.scheme import Weights
-from bitplan.graph.files.pickled import as_tensor
-from bitplan.graph.files.tensors import Layout
 from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
 from bitplan.quant.layers import original
+from bitplan.weights.tensors import Layout
+from bitplan.weights.torch_tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +42,10 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
 
 
 def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
-    weight = getattr(modules.get(name), "weight", None)
+    weight = getattr(modules.get(name), OWN_WEIGHT, None)  # a parametrized one too
     if weight is None:
-        weight = dict(model.named_parameters()).get(name)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        weight = next((parameters[known] for known in weight_names(name) if known in parameters), None)
     if weight is None:
         raise UnknownName("layer", name, modules, hint="The graph must come from this model")
     return weight

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.graph.files.tensors import Tensor
+from bitplan.weights.tensors import Tensor
 
 PIECE = 1 << 20
 T = TypeVar("T")

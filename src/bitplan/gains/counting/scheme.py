@@ -14,7 +14,7 @@ from bitplan.core.progress import Progress
 from bitplan.gains.counting import histogram, steps
 from bitplan.gains.counting.histogram import Counts, Floats, Lines
 from bitplan.gains.counting.pieces import reduce_pieces
-from bitplan.graph.files.tensors import Layout, Rows, Tensor
+from bitplan.weights.tensors import Layout, Rows, Tensor
 
 _TABLE_PIECE = 1 << 23  # a table of patterns is worth starting for eight million weights
 

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint as bytes that need not be in memory, and how they form rows of output channels."""
+"""A tensor of a file as bytes that need not be in memory, and how they form rows of output channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenedCheckpoint files: read what is sound, say in one line what is not."""
+"""Files of weights: read what is sound, say in one line what is not."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from bitplan.core.errors import FileError
-from bitplan.graph.checkpoint import learned_step, natural, open_checkpoint
+from bitplan.weights.opened import learned_step, natural, open_checkpoint
 
 WEIGHTS = {
     "b.weight": torch.arange(6.0).reshape(2, 3),
@@ -129,7 +129,7 @@ def test_a_file_cut_off(tmp_path, cut):
     save_file(WEIGHTS, tmp_path / "m.safetensors")
     content = (tmp_path / "m.safetensors").read_bytes()
     (tmp_path / "m.safetensors").write_bytes(content[:-cut])
-    refused(tmp_path / "m.safetensors", "not a whole safetensors file")
+    refused(tmp_path / "m.safetensors", "cut off or not a safetensors file")
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_other_files_by_name(tmp_path):
     refused(tmp_path / "m.bin", "GGUF")
     (tmp_path / "m.onnx").write_bytes(b"\x08\x07")
     refused(tmp_path / "m.onnx", ".onnx")
-    refused(tmp_path / "none.safetensors", "No such file")
+    refused(tmp_path / "none.safetensors", "there is no such file or folder")
     (tmp_path / "folder").mkdir()
     refused(tmp_path / "folder", "neither model.safetensors nor")
 

@@ -23,6 +23,8 @@ def read_index(index: Path) -> dict[str, Path]:
     for shard in shards:
         if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
             raise FileError(f"{index} names the shard {shard!r}, which is not a file beside it")
+        if shard.endswith(".index.json"):  # it might name itself
+            raise FileError(f"{index} names the shard {shard!r}, which is an index")
         if not (index.parent / shard).is_file():
             raise FileError(f"the shard {shard} that {index} names is missing; download it again")
     return {name: index.parent / shard for name, shard in listed.items()}

@@ -1,0 +1,134 @@
+"""Weights that others published into a float model: which tensor is which, and a check that all of them fit."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.store import read_text
+from bitplan.quant.convert import is_quantized
+from bitplan.weights.torch_tensors import TorchTensors, read_weights
+
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
+# Parts of BERT's checkpoints that no span depends on: what looks at [CLS], the heads of pretraining, a constant.
+_SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
+# What a model computes with but no shape shows.
+_SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+_log = logging.getLogger(__name__)
+
+
+def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = ()) -> None:
+    """Fill a float model from a `.pth` or `.safetensors` file, or a Hugging Face folder; no code in them is run.
+
+    `fresh` holds shell wildcards on the model's tensors that keep the values they have, such as ("qa_outputs.*",)
+    for a new head; all others must be there. Weights of a bare network (`BertModel`) fit the one with a head around it.
+    """
+    source = Path(path)
+    if is_quantized(model):
+        raise InputError("weights are loaded into the float model: load them first, then quantize")
+    expected = model.state_dict()
+    kept = _kept(expected, fresh)
+    _check_settings(model, source)
+    tensors = aligned(read_weights(source), expected)
+    aside = {name for name in tensors if name in kept or (name not in expected and _is_spare(name))}
+    if aside:
+        _log.info("%s: left aside %s", source, ", ".join(sorted(aside)))
+    given = {name: tensor for name, tensor in tensors.items() if name not in aside}
+    wanted = {name: value for name, value in expected.items() if name not in kept}
+    if given.keys() & wanted.keys():  # a file with nothing of the model's is another one's: fill_ says so
+        _check_complete(given, wanted, source)
+    fill_(model, given | {name: expected[name] for name in kept}, source)
+
+
+def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Give a model all of its tensors; one too few, too many or of another shape is refused before any is copied."""
+    expected = model.state_dict()
+    counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
+    complete = counters | dict(tensors)  # files older than torch 0.4.1 lack them
+    missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
+    if missing:
+        name = min(missing)
+        raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, complete)}")
+    if unknown:
+        name = min(unknown)
+        raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
+    for name, tensor in complete.items():
+        _check_fits(name, tensor, expected[name], source)
+    model.load_state_dict(complete)
+
+
+def aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTensors:
+    """The tensors under the model's names: old names of norms, and a bare network's inside one with a head.
+
+    The same brings a name back inside a part that the model calls `module`, which the reader takes for a wrapper.
+    """
+    parts = dict.fromkeys(name.partition(".")[0] for name in expected if "." in name)
+    candidates = [
+        {_known(prefix + name, expected): tensor for name, tensor in tensors.items()}
+        for prefix in ("", *(f"{part}." for part in parts))
+    ]
+    return max(candidates, key=lambda named: len(named.keys() & expected.keys()))
+
+
+def _check_fits(name: str, given: Tensor, wanted: Tensor, source: Path) -> None:
+    if given.shape != wanted.shape:
+        shapes = f"{tuple(given.shape)} in the file, {tuple(wanted.shape)} in the model"
+        raise FileError(f"{source}: {name} is {shapes}: the model is not the one that was saved")
+    if given.is_floating_point() != wanted.is_floating_point():
+        kinds = f"{given.dtype} in the file, {wanted.dtype} in the model"
+        raise FileError(f"{source}: {name} is {kinds}: take a checkpoint that is not quantized")
+
+
+def _check_complete(given: TorchTensors, wanted: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse a file that lacks tensors; where it is one head, or two, say how it stays as it is."""
+    lacks = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
+    if not lacks:
+        return
+    shown = ", ".join(f"{name} {tuple(wanted[name].shape)}" for name in lacks[:4])
+    rest = f" and {len(lacks) - 4} more" if len(lacks) > 4 else ""
+    heads = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in lacks))
+    advice = f": if they are to be trained from their random values, pass fresh={heads}" if len(heads) <= 2 else ""
+    raise FileError(f"{source} lacks {shown}{rest}, which the model has{advice}")
+
+
+def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
+    if isinstance(fresh, str):
+        raise InputError(f"fresh is the text {fresh!r}: give a list of patterns, such as [{fresh!r}]")
+    kept: set[str] = set()
+    for pattern in fresh:
+        found = fnmatch.filter(expected, pattern)
+        if not found:
+            raise InputError(f"fresh {pattern!r} matches no tensor of the model{suggestion(pattern, expected)}")
+        kept.update(found)
+    return kept
+
+
+def _known(name: str, expected: Mapping[str, Tensor]) -> str:
+    stem, dot, last = name.rpartition(".")
+    modern = f"{stem}{dot}{_OLD_NAMES.get(last, last)}"
+    return modern if modern in expected and name not in expected else name
+
+
+def _is_spare(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _SPARE)
+
+
+def _check_settings(model: nn.Module, source: Path) -> None:
+    """Compare a folder's config.json with the model's configuration, where both say something."""
+    path, config = source / "config.json", getattr(model, "config", None)
+    if config is None or not path.is_file():
+        return
+    try:
+        theirs = dict(json.loads(read_text(path)))
+    except (ValueError, TypeError):
+        raise FileError(f"{path} is not a model's JSON configuration: fetch it again") from None
+    for setting in _SETTINGS:
+        own = getattr(config, setting, None)
+        if own is not None and theirs.get(setting, own) != own:
+            raise FileError(f"{path} says {setting} {theirs[setting]!r}, the model has {own!r}: build the model so")

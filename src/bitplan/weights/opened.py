@@ -1,0 +1,140 @@
+"""A file or folder of weights, opened without the code of its model: names, shapes and mapped tensors.
+
+This is the one door: what plans from a file and what loads weights into a model both open files here, so both take
+the same ones.
+
+    .safetensors                      mapped, never loaded whole (safetensors.py)
+    .pth .pt .bin .th, any other      PyTorch's, by its weights-only loader (pickled.py)
+    .index.json                       names the shards beside it (shards.py)
+    a folder                          model.safetensors.index.json, model.safetensors, pytorch_model.bin, or else the
+                                      only file in it with one of the endings above
+
+Wrappers around the names are taken off, wherever every name has them: `module.` of data-parallel training, `_orig_mod.`
+of torch.compile. Formats without plain weights are refused by name (refusals.py). Do not shorten a file that is open:
+the operating system ends a process that reads mapped bytes which are no longer there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bitplan.core.checkpoints import ABOUT, TENSORS
+from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
+from bitplan.core.errors import FileError
+from bitplan.core.naming import step_keys, weight_names
+from bitplan.core.records import Plan
+from bitplan.core.store import load
+from bitplan.weights.refusals import refuse_foreign, refuse_packed, unreadable
+from bitplan.weights.safetensors import map_safetensors
+from bitplan.weights.shards import INDEX, lacking, read_index
+from bitplan.weights.tensors import FLOATS, Tensor
+
+_IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
+_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")  # .gguf is refused, but by its name
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """Where it lies, its tensors in order, and the plan if bitplan wrote it."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    plan: Plan | None = None
+
+    def weight(self, layer: str) -> Tensor | None:
+        """The weight of a layer, under the first of the names that it may have.
+
+        Where a model has a part that it calls `module`, the layer's name keeps what was taken off the file's.
+        """
+        names = weight_names(layer)
+        known = (*names, *map(_without_wrapper, names))
+        return next((self.tensors[name] for name in known if name in self.tensors), None)
+
+
+def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
+    """Open a file or folder; what prevents it is said in one line."""
+    place = Path(path)
+    own = place.is_dir() and (place / ABOUT).exists()
+    stored = _open_folder(place) if place.is_dir() else _open_file(place)
+    tensors = stored if own else _without_wrappers(stored)  # bitplan's plan has the names that bitplan's file has
+    refuse_packed(place, tensors)
+    if not tensors:
+        raise FileError(f"{place} holds no tensors")
+    return OpenedCheckpoint(place, tensors, load(place / ABOUT, CheckpointRecord).plan if own else None)
+
+
+def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The weight step that a quantized layer learned, if the checkpoint has one."""
+    steps = [tensors[key] for key in step_keys(layer) if key in tensors]
+    return next((step for step in steps if step.dtype in FLOATS), None)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts layers.2 before layers.10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def _open_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    refuse_foreign(path, start)
+    if path.name.endswith(".index.json"):
+        return _open_shards(path)
+    if path.suffix == ".safetensors" or start[8:9] == b"{":  # behind the header's length its JSON begins
+        return _in_order(map_safetensors(path))
+    from bitplan.weights.pickled import load_pickled  # here, since it needs torch and safetensors does not
+
+    return load_pickled(path)
+
+
+def _open_folder(folder: Path) -> dict[str, Tensor]:
+    for name in _IN_FOLDERS:
+        if (folder / name).exists():
+            return _open_file(folder / name)
+    try:
+        there = sorted(item for item in folder.iterdir() if item.suffix in _ENDINGS)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    if len(there) == 1:
+        return _open_file(there[0])
+    found = f"; it has {', '.join(item.name for item in there[:4])}: name one of them" if there else ""
+    raise FileError(f"{folder} holds neither model.safetensors nor {INDEX} nor pytorch_model.bin{found}")
+
+
+def _open_shards(index: Path) -> dict[str, Tensor]:
+    """Every tensor that the index lists, from the shard that it names."""
+    listed = read_index(index)
+    shards = {shard: _open_file(shard) for shard in sorted(set(listed.values()))}
+    for name, shard in listed.items():
+        if name not in shards[shard]:
+            raise lacking(index, name, shard)
+    return _in_order({name: shards[shard][name] for name, shard in listed.items()})
+
+
+def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By name, since safetensors keeps no order; PyTorch's files keep that of the modules."""
+    return {name: tensors[name] for name in sorted(tensors, key=natural)}
+
+
+def _without_wrapper(name: str) -> str:
+    """One name without the wrappers in front of it."""
+    while name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names that the model itself gives them; wrappers may be around wrappers."""
+    common = [wrapper for wrapper in _WRAPPERS if all(name.startswith(wrapper) for name in tensors)]
+    if not tensors or not common:
+        return tensors
+    shorter = {name.removeprefix(common[0]): tensor for name, tensor in tensors.items()}
+    return _without_wrappers({name: replace(tensor, name=name) for name, tensor in shorter.items()})

@@ -1,0 +1,65 @@
+"""Files that are not read, and the line that says why: packed formats, foreign ones, what cannot be opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from bitplan.core.errors import FileError
+from bitplan.weights.tensors import FLOATS, INTEGERS, Tensor
+
+# The first format whose pattern a name matches; GPTQ and AWQ differ by g_idx and are told apart below.
+_MARKS: tuple[tuple[str, str], ...] = (
+    ("bitsandbytes", r"\.quant_state\.bitsandbytes__|\.(absmax|quant_map|nested_absmax|SCB|weight_format)$"),
+    ("compressed-tensors", r"\.weight_packed$"),
+    ("HQQ", r"\.W_q$"),
+    ("MXFP4", r"_proj_(blocks|scales)$"),
+    ("FP8", r"\.weight_scale_inv$"),
+)
+_FOREIGN = (".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+
+
+def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise if the names or the types of the tensors are those of a packed format: nothing is left to measure."""
+    if any(name.endswith(".qweight") for name in tensors):
+        raise _already_packed(path, "GPTQ" if any(name.endswith(".g_idx") for name in tensors) else "AWQ")
+    for form, pattern in _MARKS:
+        if any(re.search(pattern, name) for name in tensors):
+            raise _already_packed(path, form)
+    for tensor in tensors.values():
+        if tensor.name.endswith("weight") and len(tensor.shape) >= 2:
+            _refuse_type(path, tensor)
+
+
+def _refuse_type(path: Path, weight: Tensor) -> None:
+    if weight.dtype.startswith(("F8", "FLOAT8")):
+        raise _already_packed(path, "FP8")
+    if weight.dtype in INTEGERS:
+        raise FileError(
+            f"{path} stores {weight.name!r} as integers ({weight.dtype}): bitplan starts from float weights, so give "
+            "it the checkpoint from before quantization"
+        )
+    if weight.dtype not in FLOATS:
+        raise FileError(f"{path} stores {weight.name!r} as {weight.dtype}; bitplan reads fp64, fp32, fp16 and bf16")
+
+
+def refuse_foreign(path: Path, start: bytes) -> None:
+    """Raise if the first bytes or the ending are those of a file that holds no plain tensors."""
+    if start[:4] == b"GGUF" or path.suffix == ".gguf":
+        raise _already_packed(path, "GGUF")
+    if path.suffix in _FOREIGN:
+        raise FileError(f"{path}: bitplan reads .safetensors and PyTorch checkpoints, not {path.suffix}")
+
+
+def unreadable(path: Path, error: OSError) -> FileError:
+    """What to say of a file that the system does not let us read."""
+    missing = isinstance(error, FileNotFoundError)
+    return FileError(f"cannot read {path}: {'there is no such file or folder' if missing else error.strerror or error}")
+
+
+def _already_packed(path: Path, form: str) -> FileError:
+    return FileError(
+        f"{path} is a {form} checkpoint, already quantized and packed: bitplan starts from float weights, so "
+        "give it the checkpoint that this one was made from"
+    )

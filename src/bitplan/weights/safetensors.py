@@ -1,0 +1,145 @@
+"""safetensors files by memory map: a header that is checked, tensors that stay on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from bitplan.core.errors import FileError
+from bitplan.weights.refusals import unreadable
+from bitplan.weights.tensors import DTYPES, Tensor
+
+_MOST_HEADER = 100_000_000  # bytes, the format's own limit
+_MOST_SIZE = 1 << 62  # elements of a tensor
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A tensor as the header describes it: where its bytes lie, counted from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def map_safetensors(path: Path) -> dict[str, Tensor]:
+    """Name → tensor, every one a view of the mapped file."""
+    return map_with_texts(path)[0]
+
+
+def map_with_texts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, and the texts that a writer may add to the header."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header, start = _read_header(path, file, size)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    texts = _texts(header.pop("__metadata__", None))
+    spans = [_span(path, name, entry, size - start) for name, entry in header.items()]
+    _check_disjoint(path, spans)
+    return {span.name: _view(mapped, start, span) for span in spans}, texts
+
+
+def broken(path: Path, what: str) -> FileError:
+    """What to say of a file that is no sound safetensors file."""
+    return FileError(f"{path} is cut off or not a safetensors file: {what}. Download or write it again.")
+
+
+def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    """The header, and where the data behind it begins. The file starts with the header's length in eight bytes."""
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8:
+        raise broken(path, f"it has {size} bytes, too few for a header")
+    if length > _MOST_HEADER:
+        raise broken(path, f"it claims a header of {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
+    if 8 + length > size:
+        raise broken(path, f"its header should be {length:,} bytes long, but the file ends after {size:,}")
+    try:
+        text = file.read(length).decode("utf-8")
+        header = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
+    except FileError:
+        raise
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of thousands of digits, or nested without end
+        raise broken(path, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise broken(path, "its header is not a JSON object")
+    return header, 8 + length
+
+
+def _without_twins(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object as a dict; json itself would keep the last of two that have one name."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise broken(path, f"its header has {twice!r} twice")
+    return content
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    """What a header says besides its tensors, as far as it is text."""
+    pairs = metadata.items() if isinstance(metadata, dict) else ()
+    return {name: value for name, value in pairs if isinstance(value, str)}
+
+
+def _span(path: Path, name: str, entry: Any, room: int) -> _Span:
+    """One entry of the header, believed only where type, shape and offsets agree."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise broken(path, f"tensor {name!r} lacks dtype, shape or data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise broken(path, f"tensor {name!r} has no type")
+    if not _naturals(shape) or math.prod(shape) > _MOST_SIZE:
+        raise broken(path, f"tensor {name!r} has the impossible shape {str(shape)[:60]}")
+    if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
+        raise broken(path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data")
+    begin, end = offsets
+    if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
+        shown = "×".join(map(str, shape))
+        raise broken(path, f"tensor {name!r} ({dtype}, {shown}) has {end - begin:,} bytes of data")
+    return _Span(name, dtype, tuple(shape), begin, end)
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_disjoint(path: Path, spans: list[_Span]) -> None:
+    ordered = sorted((span.begin, span.end, span.name) for span in spans if span.begin < span.end)
+    for (_, end, name), (begin, _, other) in pairwise(ordered):
+        if begin < end:
+            raise broken(path, f"tensors {name!r} and {other!r} overlap")
+
+
+def _view(mapped: mmap.mmap, start: int, span: _Span) -> Tensor:
+    kind = np.dtype(DTYPES.get(span.dtype, "u1"))
+    origin = start + span.begin
+    data = np.frombuffer(mapped, np.uint8, span.end - span.begin, origin).view(kind)
+    return Tensor(span.name, span.dtype, span.shape, data, _releaser(mapped, origin, kind.itemsize))
+
+
+def _releaser(mapped: mmap.mmap, origin: int, width: int) -> Callable[[int, int], None] | None:
+    """Let pages that lie wholly in a span of elements leave memory, so that use stays bounded."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return None
+
+    def release(start: int, stop: int) -> None:
+        first = -(-(origin + start * width) // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up to a whole page
+        last = (origin + stop * width) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    return release
