@@ -39,7 +39,17 @@ from bitplan.cli.options import (
     TeacherWeights,
     Threads,
 )
-from bitplan.cli.steps import MethodOptions, emit, estimated, graph_and_gains, model_of, only, priced, sureness
+from bitplan.cli.steps import (
+    MethodOptions,
+    Wanted,
+    emit,
+    estimated,
+    graph_and_gains,
+    on_device,
+    only,
+    priced,
+    sureness,
+)
 from bitplan.core.defaults import CHOICES, COST, END, NARROW
 from bitplan.core.errors import InputError
 
@@ -103,14 +113,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
+    from bitplan.cli.door import Beside, what_is
     from bitplan.core.rules import Rules
     from bitplan.plan.base import select as select_plan
 
     rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph, gains = graph_and_gains(
-        target, gain, choices, option, input, rules, link, device,
-        MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
-    )  # fmt: skip
+    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
+    graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if html is not None:
@@ -141,13 +151,15 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
+    from bitplan.cli.door import Beside, what_is
     from bitplan.cli.show import show_frontier
     from bitplan.core.rules import Rules
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
     rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, link, "cpu", MethodOptions(seed))
+    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -166,11 +178,11 @@ def trace(
     json: Json = False,
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
-    from bitplan.cli.inputs import read_target
+    from bitplan.cli.door import Beside, what_is
     from bitplan.core.rules import Rules
 
     rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph = read_target(target, input, rules, link).graph
+    graph = what_is(target, Beside(shape=input)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 
@@ -219,12 +231,14 @@ def estimate(
     json: Json = False,
 ) -> None:
     """Estimate what each group gains from more bits: model + graph → gains."""
+    from bitplan.cli.door import what_is
     from bitplan.core.records import Graph
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
+    weights = None if model is None else on_device(what_is(model).weights, device)
     setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
-    gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
+    gains = estimated(Wanted(method, choices, option), weights, loaded, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 

@@ -103,7 +103,11 @@ class Study(Record):
 
     def words(self, trial: Trial) -> str:
         """A trial as people call it."""
-        return " ".join([self.title_of(trial), *trial.budgets, f"seed {trial.seed}"])
+        return f"{self.words_over_seeds(trial)} seed {trial.seed}"
+
+    def words_over_seeds(self, trial: Trial) -> str:
+        """The same for all of its seeds together."""
+        return " ".join([self.title_of(trial), *trial.budgets])
 
 
 class Agenda(Record):
