@@ -21,8 +21,8 @@ settings.load_profile("gate" if os.environ.get("CI") else "desk")
 EIGHT = Precision.parse("w8a8")
 
 
-def layer(name, macs=100, weights=10, in_features=256, fixed=None, why=""):
-    return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=in_features, fixed=fixed, why=why)
+def layer(name, macs=100, weights=10, in_features=256, **ruling):
+    return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=in_features, **ruling)
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +56,12 @@ def graph():
     return Graph(
         model="small",
         layers=(
-            layer("stem", 50, fixed=EIGHT, why="first layer"),
+            layer("stem", 50, fixed=EIGHT, rule="first", why="first layer"),
             layer("a", 100, 30),
             layer("b", 300, 20),
             layer("side", 60, 40),
             layer("c", 80, 50),
-            layer("head", 10, fixed=EIGHT, why="last layer"),
+            layer("head", 10, fixed=EIGHT, rule="last", why="last layer"),
         ),
         links=(Link(layers=("a", "side"), through="output of stem"),),
     )

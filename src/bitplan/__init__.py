@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bitplan.core.records import Limit as Limit
     from bitplan.core.records import Link as Link
     from bitplan.core.records import Plan as Plan
+    from bitplan.core.rules import Rules as Rules
     from bitplan.core.runs import RunFolder as RunFolder
     from bitplan.core.store import load as load
     from bitplan.core.store import save as save
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from bitplan.exporters.verify import verify as verify
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
-    from bitplan.graph.rules import Rules as Rules
     from bitplan.graph.trace import trace as trace
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
@@ -91,7 +91,7 @@ _HOMES = {
     "Precision": "core.precision",
     "Recipe": "core.trials",
     "Result": "core.trials",
-    "Rules": "graph.rules",
+    "Rules": "core.rules",
     "RunFolder": "core.runs",
     "Study": "core.studies",
     "Task": "tasks.base",

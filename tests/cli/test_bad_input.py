@@ -18,7 +18,7 @@ def files(graph, tmp_path, monkeypatch):
     save(bitplan.price("bmac", graph), "bmac.json")
     text = (tmp_path / "graph.json").read_text()
     (tmp_path / "cut.json").write_text(text[:200])
-    (tmp_path / "newer.json").write_text(text.replace('"format": 1', '"format": 9'))
+    (tmp_path / "newer.json").write_text(text.replace('"format": 2', '"format": 9'))
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "binary.json").write_bytes(b"\x89PNG\r\n\xff")
     (tmp_path / "nan.csv").write_text("layer,gain\na,1\nb,nan\nc,1\n")
@@ -74,7 +74,7 @@ def files(graph, tmp_path, monkeypatch):
         (("trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
         (("trace", "plan.json"), "this is a plan, where a graph is needed"),
         (("price", "bmac", "cut.json"), "cut.json: cut off"),
-        (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (1): upgrade bitplan"),
+        (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
         (("price", "bmac", "text.json"), "text.json: not JSON"),
         (("price", "bmac", "binary.json"), "not a text file"),
         (("price", "bmac", "."), "cannot read ."),

@@ -66,6 +66,42 @@ def test_measured_costs_come_from_a_table(graph, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
+    ("kind", "head", "unit"),
+    [
+        ("csv", "# unit: ns", "ns"),
+        ("csv", "# measured on a phone\n#unit = µs", "us"),
+        ("csv", "# Unit: cycles of the core", "cycles of the core"),
+        ("csv", '"# unit: nJ",,', "nJ"),  # as a spreadsheet saves it
+        ("csv", "# units are not said here", ""),
+        ("json", {"# unit": "ns"}, "ns"),
+        ("json", {"#": "measured on a phone", "#unit": "bytes"}, "bytes"),
+        ("json", {}, ""),
+    ],
+)
+def test_a_table_says_what_its_numbers_count(graph, tmp_path, kind, head, unit):
+    lines = ["layer,w2a2,w4a4", *(f"{name},{row['w2a2']},{row['w4a4']}" for name, row in ROWS.items())]
+    text = json.dumps(head | ROWS) if kind == "json" else "\n".join([head, *lines])
+    costs = bitplan.price(write(tmp_path, f"latency.{kind}", text), graph)
+    assert costs.unit == unit
+    assert costs.rows == {"a": (6, 11), "b": (7, 8), "c": (1, 1)}
+    assert bitplan.Costs.from_json(costs.to_json()) == costs
+
+
+def test_fixed_layers_that_were_not_measured_are_named(graph, tmp_path):
+    partial = bitplan.price(write(tmp_path, "l.json", json.dumps(ROWS | {"head": {"w8a8": 3}})), graph)
+    assert (partial.fixed, partial.lacking) == ({"stem": 0, "head": 3}, ("stem",))
+    assert bitplan.Costs.from_json(partial.to_json()) == partial
+    assert "lacking" not in bitplan.price("bmac", graph).to_json()  # as ever, so that ids of costs stay
+
+
+def test_a_function_may_have_no_number_for_fixed_layers_only(graph):
+    costs = bitplan.price(lambda layer, precision: None if layer.fixed else 1, graph)
+    assert costs.lacking == ("stem", "head")
+    with pytest.raises(InputError, match="of b at w2a2 is None; a cost is a whole number ≥ 0"):
+        bitplan.price(lambda layer, precision: None if layer.name == "b" else 1, graph)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("layer,w2a2,w4a4\na,1,2\nside,1,2\nb,1,2", "no cost for layer 'c'"),

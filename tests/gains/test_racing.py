@@ -174,6 +174,22 @@ def test_margins_are_distances_to_the_next_best_selection():
     assert Scales.of(graph, choices, [bitplan.Budget.parse("3bpw")], "bmac").costs[0].name == "weight bits"
 
 
+def test_budgets_may_be_times_of_a_measured_table(monkeypatch, tmp_path):
+    graph, hurt = wide(12, seed=2)
+    rows = [f"{group.name},{group.layers[0].macs * 2},{group.layers[0].macs * 4}" for group in graph.selectable]
+    table = tmp_path / "latency.csv"
+    table.write_text("\n".join(["# unit: us", "layer,w2a2,w4a4", *rows]))
+    whole = sum(4 * layer.macs for layer in graph.layers)
+    raced = []
+    for options in ({"budgets": "70%"}, {"budgets": f"{0.0007 * whole:.4f}ms", "cost": str(table)},
+                    {"budgets": [f"latency={0.7 * whole:.1f}us"], "cost": str(table)}):  # fmt: skip
+        Simulated(monkeypatch, graph, hurt, noise=1e-4, screen=0.1, seed=2)
+        raced.append(bitplan.estimate("alps_racing", None, graph, context=Context(), **options).rows)
+    assert raced[0] == raced[1] == raced[2]
+    with pytest.raises(BudgetError, match="12ms is an amount of time, and no cost counts that"):
+        bitplan.estimate("alps_racing", None, graph, context=Context(), budgets="12ms")
+
+
 def test_it_tells_the_most_that_it_will_take():
     task = Stripes()
     model, graph = quantized(task, train=False)

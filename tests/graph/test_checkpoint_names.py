@@ -7,8 +7,8 @@ import pytest
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.rules import Rules
 from bitplan.graph.names import LinkRule, Names, read_graph, trace_checkpoint
-from bitplan.graph.rules import Rules
 from bitplan.weights.opened import OpenedCheckpoint, natural
 from bitplan.weights.tensors import Tensor
 

@@ -3,7 +3,6 @@ from torch import empty, nn
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.graph.rules import parse_fix
 
 
 class Net(nn.Module):
@@ -58,6 +57,34 @@ def test_a_link_is_fixed_as_a_whole_at_the_highest_precision_of_its_members():
     assert found["narrow"] == ("w8a8", "linked to twin (matches 'twin')")
 
 
+def test_the_rule_is_a_field_and_a_linked_layer_says_whose_rule_it_shares():
+    graph = bitplan.trace(Net(), empty(1, 200), rules=bitplan.Rules.read(fix=["twin=w8a8"]))
+    ruled = {layer.name: (layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers}
+    assert ruled == {
+        "stem": ("first", "", True),
+        "wide": (None, "", False),
+        "narrow": ("pattern", "twin", False),
+        "twin": ("pattern", "", False),
+        "head": ("last", "", True),
+    }
+
+
+def test_a_layer_that_is_linked_to_an_end_is_no_end():
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.side, self.head = nn.Linear(200, 200), nn.Linear(200, 200), nn.Linear(200, 10)
+
+        def forward(self, x):
+            return self.head(self.stem(x) + self.side(x))
+
+    graph = bitplan.trace(Twins(), empty(1, 200))
+    assert [(layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers[:2]] == [
+        ("first", "", True),
+        ("first", "stem", False),
+    ]
+
+
 def test_a_freed_member_stays_fixed_with_the_rest_of_its_link():
     assert fixed(free=["twin"])["twin"] == ("w4a4", "linked to narrow (64 input features, fewer than 128)")
 
@@ -72,4 +99,4 @@ def test_a_pattern_that_matches_nothing_lists_near_names():
 @pytest.mark.parametrize("wrong", ["stem", "=w8a8", "stem=", "stem=w8"])
 def test_what_is_no_pattern_is_refused(wrong):
     with pytest.raises(InputError):
-        parse_fix([wrong])
+        bitplan.Rules(fix=[wrong])

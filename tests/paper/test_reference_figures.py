@@ -26,7 +26,7 @@ def test_all_two_bit_against_all_four_bit(resnet50, cost, share):
 def test_bit_operations_at_65_percent(resnet50):
     """Between choices of b bits, BOPs = 6·BMACs − 8·MACs, so the budget alone gives the figure."""
     macs = sum(layer.macs for group in resnet50.selectable for layer in group.layers)
-    narrow = sum(16 * layer.macs for layer in resnet50.layers if "fewer than" in layer.why)
+    narrow = sum(16 * layer.macs for layer in resnet50.layers if layer.rule == "narrow")
     at_budget = 6 * (0.65 * 4 * macs) - 8 * macs + narrow
     assert at_budget / 1e9 == pytest.approx(34.9, abs=0.05)  # the paper's table: 34
     costs = bitplan.price("bmac", resnet50)

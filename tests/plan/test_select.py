@@ -113,7 +113,7 @@ def test_records_of_another_graph_or_other_choices_are_refused(graph):
 
 def test_nothing_to_choose_says_which_rule_to_relax():
     narrow = Layer(
-        name="a", kind="k", macs=1, weights=1, in_features=3, fixed=4, why="3 input features, fewer than 128"
+        name="a", kind="k", macs=1, weights=1, in_features=3, fixed=4, rule="narrow", why="3 inputs are not many"
     )
     with pytest.raises(NothingToChoose, match=r"all 1 layers are fixed, 1 by the rule on input features; .*--narrow 0"):
         bitplan.estimate("uniform", None, Graph(model="m", layers=(narrow,)))
@@ -166,7 +166,7 @@ def networks(draw):
     layers = [
         Layer(
             name=name, kind="linear", macs=draw(st.integers(1, 20)), weights=draw(st.integers(1, 20)), in_features=1,
-            **({"fixed": "w8a8", "why": "because"} if index == fixed else {}),
+            **({"fixed": "w8a8", "rule": "pattern", "why": "because"} if index == fixed else {}),
         )
         for index, name in enumerate(names)
     ]  # fmt: skip

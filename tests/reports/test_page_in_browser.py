@@ -340,3 +340,21 @@ def test_a_page_without_any_training_is_whole(view, tmp_path):
     assert one(browser, "#frontier-title").text == "Gain against budget"
     assert bars(browser) == {name: str(precision) for name, precision in plan.precisions.items()}
     assert all(part.text.strip() for part in browser.find_elements(By.CSS_SELECTOR, "section:not([hidden]) .card"))
+
+
+def test_a_budget_of_the_whole_network_says_so(view, tmp_path):
+    _, graph = digits_graph()
+    gains = bitplan.estimate("uniform", None, graph)
+    costs = bitplan.price("bmac", graph).model_copy(update={"name": "latency", "unit": "ns"})
+    whole = sum(costs.fixed.values()) + sum(row[-1] for row in costs.rows.values())
+    asked = f"{0.8 * whole / 1e6:.4f}ms"
+    plan = bitplan.select(graph, gains, costs, budget=asked)
+    browser = view(path=report_plan(plan, graph, gains, (costs,), tmp_path / "page.html", "bitplan plan"))
+    assert f"{asked.rstrip('0')} of latency, whole network" in one(browser, ".verdict").text
+    used = (plan.limits[0].cost + plan.limits[0].fixed) / 1e6
+    tile = one(browser, ".tiles li").text
+    assert float(tile.split("ms")[0]) == pytest.approx(used, rel=1e-3)
+    assert "ms of it by fixed layers" in tile
+    assert "Budget of latency, whole network, " in one(browser, "#layers-body").text
+    assert one(browser, "#budget-shown").text == asked.rstrip("0")
+    assert "budget, ms of latency, whole network" in shown(browser, "#frontier-chart text")

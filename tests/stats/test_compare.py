@@ -56,9 +56,11 @@ def test_every_pair_at_every_budget_with_holm_over_budgets():
     assert best.p == best.floor == 2 / 252
     assert best.holm == best.holm_floor == 4 / 252
     assert best.verdict() == "eagl is better"
+    assert (best.better(), best.better(corrected=True)) == ("eagl", "eagl")
     assert same.p == 1
     assert same.difference == 0
     assert same.verdict() == "not significant"
+    assert same.better() is None
     assert warning(found) is None
 
 
@@ -68,6 +70,7 @@ def test_a_positive_difference_means_that_the_first_is_better(higher, sign):
     found = compare(study, full(study, {"eagl": 60, "hawq": 50}, higher=higher))
     assert {one.difference for one in found} == {10 * sign}
     assert found[0].verdict() == ("eagl is better" if higher else "HAWQ-v3 is better")
+    assert found[0].better() == ("eagl" if higher else "HAWQ-v3")
 
 
 def test_three_seeds_are_said_to_be_too_few():
@@ -82,6 +85,7 @@ def test_eight_budgets_at_five_seeds_do_not_survive_holm():
     study = study_of(budgets=tuple(f"{share}%" for share in range(60, 100, 5)))
     found = compare(study, full(study, {"eagl": 60, "hawq": 50}))
     assert found[0].verdict() == "eagl is better, not after Holm's correction"
+    assert (found[0].better(), found[0].better(corrected=True)) == ("eagl", None)
     assert "0.063 after Holm's correction" in warning(found)
 
 

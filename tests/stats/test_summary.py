@@ -35,6 +35,11 @@ def test_unequal_distances_between_budgets_count():
     assert found.value == pytest.approx((30 * 30 + 10 * 60) / 40)
 
 
+def test_budgets_in_different_units_of_one_kind_lie_on_one_axis():
+    times = {"600us": {0: 0.0}, "0.9ms": {0: 60.0}, "0.001s": {0: 60.0}}
+    assert area(times).value == pytest.approx((30 * 30 + 10 * 60) / 40)
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=6), st.integers(0, 9))
 def test_the_interval_holds_the_area_lies_among_the_seeds_and_repeats(curves, seed):
     scores = {
@@ -58,6 +63,8 @@ def test_seeds_without_every_budget_do_not_count():
         {"60%": {0: 1.0}, "70%": {1: 1.0}},
         {"60%": {0: 1.0}, "3.2bpw": {0: 1.0}},
         {"60%": {0: 1.0}, "60.0%": {0: 2.0}},
+        {"1ms": {0: 1.0}, "1000us": {0: 2.0}},
+        {"1ms": {0: 1.0}, "2MB": {0: 2.0}},
         {},
     ],
 )

@@ -46,6 +46,20 @@ def test_paths_are_relative_to_the_file_and_filled_in(write, tmp_path, monkeypat
     assert read.methods[0].options == {"path": str(tmp_path / "gains.csv")}
 
 
+@pytest.mark.parametrize(
+    ("written", "cost", "read"),
+    [
+        (["12ms", "11.0ms"], "latency.csv", ("12ms", "11ms")),
+        (["2MB", "1.5MiB"], "bmac", ("memory=2MB", "memory=1.5MiB")),  # the cost that it stands for is priced as well
+        (["2MB", "flash=1MB"], "flash.csv", ("2MB", "flash=1MB")),
+    ],
+)
+def test_budgets_may_be_times_and_bytes(write, written, cost, read):
+    budgets = ", ".join(f'"{one}"' for one in written)
+    path = write(('budgets = ["85%", "70%"]', f'budgets = [{budgets}]\ncost = "{cost}"'))
+    assert read_study(path).budgets == read
+
+
 WRONG = [
     (("seeds = [0, 1]", "seed = [0, 1]"), "unknown key 'seed' in the study; did you mean seeds"),
     (("lr = 0.05\ndistill", "lrr = 0.05\ndistill"), r"unknown key 'lrr' in \[recipe\]; did you mean lr"),

@@ -39,7 +39,18 @@ from bitplan.cli.options import (
     TeacherWeights,
     Threads,
 )
-from bitplan.cli.steps import MethodOptions, emit, estimated, graph_and_gains, model_of, only, priced, sureness
+from bitplan.cli.steps import (
+    MethodOptions,
+    Wanted,
+    emit,
+    estimated,
+    graph_and_gains,
+    on_device,
+    only,
+    priced,
+    sureness,
+)
+from bitplan.core.defaults import CHOICES, COST, END, NARROW
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -49,8 +60,6 @@ app = typer.Typer(
     add_completion=False,
     help="How many bits each layer of a neural network should get, under a budget.",
 )
-
-TWO = "w2a2,w4a4"
 
 
 def _version(wanted: bool) -> None:
@@ -75,8 +84,8 @@ def plan(
     target: Target,
     budget: Budgets,
     gain: Gain = "eagl",
-    cost: Cost = ["bmac"],
-    choices: Choices = TWO,
+    cost: Cost = [COST],
+    choices: Choices = CHOICES,
     option: Option = [],
     selector: Selector = None,
     levels: Levels = None,
@@ -85,9 +94,9 @@ def plan(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     threads: Threads = None,
     device: Device = "cpu",
     task: TaskName = None,
@@ -104,13 +113,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.inputs import RuleOptions
+    from bitplan.cli.door import Beside, what_is
+    from bitplan.core.rules import Rules
     from bitplan.plan.base import select as select_plan
 
-    graph, gains = graph_and_gains(
-        target, gain, choices, option, input, RuleOptions(first, last, narrow, fix, free, link), device,
-        MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store),
-    )  # fmt: skip
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
+    graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if html is not None:
@@ -127,27 +137,29 @@ def frontier(
     target: Target,
     at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
     gain: Gain = "eagl",
-    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = "bmac",
-    choices: Choices = TWO,
+    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
+    choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
-    from bitplan.cli.inputs import RuleOptions
+    from bitplan.cli.door import Beside, what_is
     from bitplan.cli.show import show_frontier
+    from bitplan.core.rules import Rules
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = RuleOptions(first, last, narrow, fix, free, link)
-    graph, gains = graph_and_gains(target, gain, choices, option, input, rules, "cpu", MethodOptions(seed))
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
 
@@ -159,16 +171,18 @@ def trace(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     output: Output = None,
     json: Json = False,
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
-    from bitplan.cli.inputs import RuleOptions, read_target
+    from bitplan.cli.door import Beside, what_is
+    from bitplan.core.rules import Rules
 
-    graph = read_target(target, input, RuleOptions(first, last, narrow, fix, free, link)).graph
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    graph = what_is(target, Beside(shape=input)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 
@@ -179,7 +193,7 @@ def trace(
 def price(
     cost: Annotated[str, typer.Argument(help="A cost by name, or a table (.csv, .json).")],
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
-    choices: Choices = TWO,
+    choices: Choices = CHOICES,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -200,7 +214,7 @@ def estimate(
     method: Annotated[str, typer.Argument(help="A method by name, or a table of gains (.csv, .json).")],
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
     model: Annotated[str | None, typer.Option(help="The model, for methods that look at it.")] = None,
-    choices: Choices = TWO,
+    choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
     threads: Threads = None,
@@ -217,12 +231,14 @@ def estimate(
     json: Json = False,
 ) -> None:
     """Estimate what each group gains from more bits: model + graph → gains."""
+    from bitplan.cli.door import what_is
     from bitplan.core.records import Graph
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
+    weights = None if model is None else on_device(what_is(model).weights, device)
     setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
-    gains = estimated(method, model_of(model, device), loaded, choices, option, setting)
+    gains = estimated(Wanted(method, choices, option), weights, loaded, setting)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 
@@ -240,9 +256,11 @@ def select(
     json: Json = False,
 ) -> None:
     """Choose under a budget: graph + gains + costs → plan. Files in any order."""
+    from bitplan.core.budget import Budget
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.core.store import load
+    from bitplan.costs.base import add_limited
     from bitplan.plan.base import select as select_plan
 
     records = [load(file, Record) for file in files]
@@ -250,6 +268,7 @@ def select(
     costs = [record for record in records if isinstance(record, Costs)]
     if not costs:
         raise InputError("no costs among the files: make some with `bitplan price`")
+    costs = add_limited(costs, [Budget.parse(one) for one in budget], graph, gains.choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan

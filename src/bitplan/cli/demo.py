@@ -80,7 +80,7 @@ def findings(run: RunFolder) -> list[str]:
     best, worst = ranked[0], ranked[-1]
     tests = [one for one in compare(study, results, run.plans) if best in (one.first, one.second)]
     won = {one.budget for one in tests if worst in (one.first, one.second) and one.significant()}
-    beaten = sorted({one.second if one.first == best else one.first for one in tests if one.verdict().startswith(best)})
+    beaten = sorted({one.second if one.first == best else one.first for one in tests if one.better() == best})
     sentences.append(
         f"Over the budgets {best} reaches the best mean score ({spans[best]:.2f}), {worst} the worst "
         f"({spans[worst]:.2f}; they differ significantly at {len(won)} of {len(study.budgets)} budgets); "

@@ -50,9 +50,9 @@ def export(
 
     Of a run it is the network that its page recommends, unless --method, --budget or --seed say otherwise.
     """
+    from bitplan.cli.door import Beside, Pick, RunNetwork, what_is
     from bitplan.cli.inputs import read_options
-    from bitplan.cli.sources import Pick, is_run, open_source
-    from bitplan.core.records import Graph
+    from bitplan.core.records import Graph, Plan
     from bitplan.core.store import load
     from bitplan.exporters.base import check_free, make_exporter
     from bitplan.exporters.base import export as write
@@ -61,11 +61,13 @@ def export(
     plan_only = not getattr(make_exporter(to, options), "needs_model", False)
     check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
-    found = open_source(source, Pick(method, budget, seed, threads), model, input, plan_only=plan_only)
-    kept = {"graph": shapes or found.graph, "example": found.example, "spec": found.spec}
-    path = write(found.source, output, to, force=force, **kept, **options)
+    thing = what_is(source, Beside(shape=input, model=model), Pick(method, budget, seed, threads))
+    made_of = thing.exported(plan_only=plan_only)
+    example, spec = (None, None) if isinstance(made_of, Plan) else (thing.example, thing.spec)
+    known: dict[str, Any] = {"graph": shapes or thing.recorded_graph, "example": example, "spec": spec}
+    path = write(made_of, output, to, force=force, **known, **options)
     print(f"wrote {path} ({path.stat().st_size:,} bytes)", file=sys.stderr)
-    if is_run(source) and not plan_only:
+    if isinstance(thing, RunNetwork) and not plan_only:
         chosen = {"--method": method, "--budget": budget, "--seed": seed}
         words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
         print(
@@ -89,20 +91,18 @@ def verify(
     json: Json = False,
 ) -> None:
     """Run an exported file beside its checkpoint and compare codes, outputs and scores; exit code 1 if they differ."""
+    from bitplan.cli.door import Beside, Pick, what_is
     from bitplan.cli.inputs import read_options
-    from bitplan.cli.sources import Pick, open_source
     from bitplan.exporters.verify import verify as compare
     from bitplan.tasks.base import load_task
 
     data = load_task(task, **read_options(option)) if task else None
-    if against.suffix == ".json":
-        raise InputError(
-            f"{against} is no network: give the checkpoint folder, or the run, that the file was made from"
-        )
-    found = open_source(against, Pick(method, budget, seed, threads), model, None)
-    if data is None and found.task is None:
+    thing = what_is(against, Beside(model=model), Pick(method, budget, seed, threads))
+    network = thing.quantized
+    data = data or thing.task
+    if data is None:
         raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
-    verdict = compare(exported, found.source, data or found.task, limit=limit)
+    verdict = compare(exported, network, data, limit=limit)
     if json:
         print(verdict.to_json(), end="")
     else:

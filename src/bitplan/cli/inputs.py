@@ -1,117 +1,21 @@
-"""What users type, as the values that the library takes."""
+"""Options that users type, as the values that the library takes."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import InputError
-from bitplan.core.records import Graph
-from bitplan.core.store import load, read_text
+from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
 
 if TYPE_CHECKING:
     from bitplan.engines.base import Engine
-    from bitplan.graph.names import Names
-    from bitplan.graph.rules import Rules
 
 
-CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """The options of the rules, as typed."""
-
-    first: str = "w8a8"
-    last: str = "w8a8"
-    narrow: int = 128
-    fix: Sequence[str] = ()
-    free: Sequence[str] = ()
-    link: Sequence[str] = ()
-
-    def rules(self) -> Rules:
-        """Read them; `free` instead of a precision switches a rule off."""
-        from bitplan.graph.rules import read_rules
-
-        return read_rules(first=self.first, last=self.last, narrow=self.narrow, fix=self.fix, free=self.free)
-
-    def names(self) -> Names:
-        """How a checkpoint's names are read: with the usual links, those asked for instead, or none."""
-        from bitplan.graph.names import LinkRule, Names
-
-        if not self.link:
-            return Names()
-        return Names(links=tuple(LinkRule(pattern, pattern) for pattern in self.link if pattern != "none"))
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a verb works on: a graph, and its model where there is one."""
-
-    graph: Graph
-    model: Any = None
-
-
-def read_target(written: str, shape: str | None, rules: RuleOptions, *, weights: bool = False) -> Target:
-    """Load a graph file, or build and trace a model; with its weights only where a method looks at them."""
-    if is_checkpoint(written):
-        spec = spec_of(Path(written))
-        return _read_own(written, spec, shape, rules) if spec else _read_file(written, rules)
-    if rules.link:
-        raise InputError(
-            "--link is for checkpoints, which have no forward pass; links of a model follow from its tensors"
-        )
-    if Path(written).suffix == ".json":
-        return Target(load(written, Graph))
-    from bitplan.graph.trace import trace
-    from bitplan.models.zoo import load_model
-
-    model, example = load_model(written, weightless=not weights)
-    if shape is not None:
-        example = example_of(shape)
-    if example is None:
-        raise InputError(f"{written} gives no example input: add --input, such as --input 1x3x224x224")
-    return Target(trace(model, example, rules=rules.rules(), name=written), model)
-
-
-def spec_of(folder: Path) -> str | None:
-    """The zoo's name of the model in a checkpoint that bitplan wrote, if it says one."""
-    about = folder / "checkpoint.json"
-    return load(about, Checkpoint).spec if about.is_file() else None
-
-
-def _read_own(written: str, spec: str, shape: str | None, rules: RuleOptions) -> Target:
-    """A checkpoint of a model from the zoo: loaded, and traced by running its shapes."""
-    from bitplan.graph.trace import trace
-    from bitplan.models.zoo import load_model
-    from bitplan.quant.checkpoint import load_checkpoint
-
-    model = load_checkpoint(written)
-    example = example_of(shape) if shape else load_model(spec, weightless=True)[1]
-    return Target(trace(model, example, rules=rules.rules(), name=spec), model)
-
-
-def _read_file(written: str, rules: RuleOptions) -> Target:
-    """A checkpoint without code: its graph follows from names and shapes."""
-    from bitplan.graph.names import trace_checkpoint
-    from bitplan.weights.opened import open_checkpoint
-
-    opened = open_checkpoint(written)
-    return Target(trace_checkpoint(opened, rules.rules(), names=rules.names()), opened)
-
-
-def is_checkpoint(written: str) -> bool:
-    """Tell whether a target is a checkpoint file or folder, rather than a model or a graph."""
-    path = Path(written)
-    return path.suffix in CHECKPOINTS or written.endswith(".index.json") or path.is_dir()
-
-
-def example_of(shape: str) -> Any:
+def read_shape(shape: str) -> Any:
     """Read "1x3x224x224" or, for several inputs, "1x3x224x224,1x10:int64" as tensors without data."""
     import torch
 

@@ -50,7 +50,7 @@ def list_names(
 
 def validate(files: Files) -> None:
     """Check record files: readable, complete, of a known format."""
-    from bitplan.core import checkpoints, jobs, records, studies, trials  # noqa: F401  (so that every kind is known)
+    from bitplan.core import kinds  # noqa: F401  (so that every kind is known)
     from bitplan.core.record import Record
     from bitplan.core.store import load
 

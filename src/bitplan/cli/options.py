@@ -25,7 +25,10 @@ Last = Annotated[str, typer.Option(help="Precision of the last layer, or 'free'.
 Narrow = Annotated[int, typer.Option(min=0, help="Fix layers with fewer input features at w4a4; 0 for none.")]
 Choices = Annotated[str, typer.Option(help="Precisions to choose from, ascending.")]
 Cost = Annotated[list[str], typer.Option(help="A cost by name, or a table (.csv, .json). Repeats.")]
-Budgets = Annotated[list[str], typer.Option(help="70%, memory=60%, 3.2bpw, or units. Repeats: all hold at once.")]
+Budgets = Annotated[
+    list[str],
+    typer.Option(help="70%, memory=60%, 3.2bpw, 12ms or 2MB (whole network), or units. Repeats: all hold at once."),
+]
 Gain = Annotated[str, typer.Option(help="A method by name, or a table of gains (.csv, .json).")]
 Option = Annotated[list[str], typer.Option("--option", help="An option of the method: KEY=VALUE. Repeats.")]
 Selector = Annotated[str | None, typer.Option(help="exact or greedy; the method's own unless said.")]

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
-from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
+from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
+from bitplan.core.units import Account
 from bitplan.costs.totals import total
 from bitplan.plan.confidence import Confidence
 from bitplan.plan.frontier import Frontier
@@ -81,7 +83,7 @@ def show_plan(
     """The answer first, then the layers; with reasons where asked for, and with how sure they are where it is known."""
     out = console()
     out.print(headline(graph))
-    for line in (*plan_lines(plan, graph), _chosen(plan, graph)):
+    for line in (*plan_lines(plan, graph, costs), _chosen(plan, graph)):
         out.print(line)
     out.print()
     wide = out.width >= _WIDE
@@ -92,13 +94,10 @@ def show_plan(
         out.print(f"\nNot reached by the example input, so not planned: {', '.join(graph.unreached)}")
 
 
-def plan_lines(plan: Plan, graph: Graph) -> list[str]:
+def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     """What was asked for and what it comes to, a line each."""
-    lines = [
-        f"{limit.budget} of {limit.cost_name}: {limit.cost:,} of {limit.capacity:,} used, {limit.slack:,} left; "
-        f"one more percent would gain {limit.shadow_price:.4g}"
-        for limit in plan.limits
-    ]
+    accounts = {cost.name: Account.of(graph, cost) for cost in costs}
+    lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
     proof = (
         "no bound" if plan.gap is None else "proven best" if plan.gap == 0 else f"at most {plan.gap:.2g} below the best"
     )
@@ -109,6 +108,18 @@ def plan_lines(plan: Plan, graph: Graph) -> list[str]:
         f"{figures.bits / 8e6:.4g} MB of weights, {figures.compression:.2f}× smaller than 32-bit"
     )
     return lines
+
+
+def _limit_line(limit: Limit, account: Account | None) -> str:
+    """What a budget allowed and what is used of it; of the whole network where that is what was asked for."""
+    more = f"one more percent would gain {limit.shadow_price:.4g}"
+    if limit.fixed is None or account is None:
+        spent = f"{limit.cost:,} of {limit.capacity:,} used, {limit.slack:,} left"
+        return f"{limit.budget} of {limit.cost_name}: {spent}; {more}"
+    budget = Budget.parse(limit.budget)
+    used, fixed = (budget.unit.told(spent, account) for spent in (limit.cost, 0))
+    left = budget.unit.text(limit.slack / budget.unit.one(account))
+    return f"{budget.words(limit.cost_name)}: {used} used, {fixed} of it by fixed layers, {left} left; {more}"
 
 
 def _chosen(plan: Plan, graph: Graph) -> str:
@@ -149,7 +160,7 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confid
         precision, group = plan.precisions[layer.name], leader[layer.name]
         kept = ""
         if layer.fixed:
-            gain, price = "", f"{cost.fixed.get(layer.name, 0):,}"
+            gain, price = "", "not measured" if layer.name in cost.lacking else f"{cost.fixed.get(layer.name, 0):,}"
         else:
             pick = gains.choices.index(precision)
             first = group == layer.name
@@ -186,7 +197,6 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
         ]
         _print_json({"points": points, "plans": [json.loads(plan.to_json()) for plan in plans]})
         return
-    whole = sum(row[-1] for row in frontier.cost.rows.values())
     choices = frontier.cost.choices
     counted = [f">at {choice}" for choice in choices]
     rows = table(
@@ -194,14 +204,18 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
     )
     for plan in plans:
         limit, figures = plan.limits[0], total(plan, frontier.graph)
+        unit = Budget.parse(limit.budget).unit.on_axis
         picks = [plan.precisions[group.name] for group in frontier.graph.selectable]
+        used = unit.told(limit.cost, frontier.account, more=1)
         rows.add_row(
-            limit.budget, f"{100 * limit.cost / whole:.2f}%", f"{plan.gain:.5g}", f"+{limit.shadow_price:.3g}",
+            limit.budget, used, f"{plan.gain:.5g}", f"+{limit.shadow_price:.3g}",
             *(str(picks.count(choice)) for choice in choices),
             f"{figures.bops / 1e9:.4g}", f"{figures.compression:.2f}×",
         )  # fmt: skip
     console().print(rows)
     console().print(f"\n{len(frontier):,} points on the whole frontier of {frontier.cost.name}; --json has them all")
+    if any(plan.limits[0].fixed is not None for plan in plans):
+        console().print("Amounts are those of the whole network, fixed layers included; a share would be without them")
 
 
 def show_names(names: Mapping[str, str], *, as_json: bool) -> None:

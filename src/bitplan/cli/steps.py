@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from bitplan.core.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bitplan.cli.things import Typed
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
+    from bitplan.core.rules import Rules
     from bitplan.gains.base import Context
     from bitplan.plan.confidence import Confidence
 
@@ -34,121 +37,111 @@ class MethodOptions:
     engine: str = "local"
     store: Path | None = None
 
-    def context(self, progress: Any) -> Context:
-        """Load what was named."""
+    def context(self) -> Context:
+        """Load what was named, once."""
+        from bitplan.cli.door import teacher_of
         from bitplan.cli.inputs import read_engine, read_recipe, read_task
-        from bitplan.cli.networks import load_teacher
         from bitplan.gains.base import Context
 
         return Context(
             task=None if self.task is None else read_task(self.task, self.task_option),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
-            teacher=load_teacher(self.teacher, self.teacher_weights),
+            teacher=teacher_of(self.teacher, self.teacher_weights),
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,
-            progress=progress,
         )
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """An estimate as typed: the method, its options, and the precisions to choose from."""
+
+    method: str
+    choices: str
+    option: Sequence[str] = ()
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What the method takes."""
+        from bitplan.cli.inputs import read_options
+
+        return read_options(self.option)
+
+    @cached_property
+    def gain(self) -> Any:
+        """The method itself."""
+        from bitplan.gains.base import make_gain
+
+        return make_gain(self.method, self.options)[0]
+
+
 def graph_and_gains(
-    target: str, gain: str, choices: str, option: Sequence[str],
-    shape: str | None, rules: Any, device: str, setting: MethodOptions,
-) -> tuple[Graph, Gains]:  # fmt: skip
+    target: Typed, rules: Rules, link: Sequence[str], wanted: Wanted, device: str, setting: MethodOptions
+) -> tuple[Graph, Gains]:
     """Build, trace and estimate; weights are loaded only where the method looks at them."""
-    from bitplan.cli.inputs import read_target
-    from bitplan.gains.base import looks_at_model, make_gain
+    from bitplan.gains.base import looks_at_model
     from bitplan.plan.feasible import check_selectable
 
-    method, _ = make_gain(gain, _options(option))
-    needs = looks_at_model(method)
-    if needs:
-        _refuse_without_weights(target, gain)
-    found = read_target(target, shape, rules, weights=needs)
-    check_selectable(found.graph)
-    model: Any = found.model if needs else None
-    if hasattr(model, "to"):  # a module, not an opened checkpoint
-        model = model.to(device)
-    return found.graph, estimated(gain, model, found.graph, choices, option, setting)
+    weights = None
+    if looks_at_model(wanted.gain):
+        _refuse_without_weights(target, wanted.method)
+        weights = target.weights
+    graph = target.graph(rules, link)
+    check_selectable(graph)
+    return graph, estimated(wanted, on_device(weights, device), graph, setting)
 
 
-def _refuse_without_weights(target: str, gain: str) -> None:
-    from bitplan.cli.inputs import is_checkpoint
+def _refuse_without_weights(target: Typed, gain: str) -> None:
+    from bitplan.cli.things import RecordFile
 
     hint = "or use a method that looks at the structure only, such as --gain uniform"
-    if is_checkpoint(target):
-        return
-    if Path(target).suffix == ".json":
+    if isinstance(target, RecordFile):
         raise InputError(f"{gain} looks at the weights, which a graph file does not have: give the model, {hint}")
-    if ":" not in target:
-        raise InputError(f"{target} from the zoo has random weights, which say nothing to {gain}: give a factory "
-                         f"(package.module:factory) that loads yours, {hint}")  # fmt: skip
+    if target.has_random_weights:
+        raise InputError(
+            f"{target.written} from the zoo has random weights, which say nothing to {gain}: give a factory "
+            f"(package.module:factory) that loads yours, {hint}"
+        )
 
 
-def _options(written: Sequence[str]) -> dict[str, Any]:
-    from bitplan.cli.inputs import read_options
-
-    return read_options(written)
-
-
-def model_of(name: str | None, device: str) -> Any:
-    """The model of that name, with its weights, or None."""
-    if name is None:
-        return None
-    from bitplan.cli.inputs import is_checkpoint, spec_of
-
-    if spec_of(Path(name)):
-        from bitplan.cli.networks import load_network
-
-        return load_network(name, None, ()).model.to(device)
-    if is_checkpoint(name):
-        return name
-    from bitplan.models.zoo import load_model
-
-    return load_model(name)[0].to(device)
+def on_device(weights: Any, device: str) -> Any:
+    """A network where it is to run; an opened file of weights stays where it is, and so does nothing."""
+    return weights.to(device) if hasattr(weights, "to") else weights
 
 
-def estimated(
-    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: MethodOptions
-) -> Gains:
+def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions) -> Gains:
     """Estimate with a progress bar; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
 
     limit_threads(setting.threads)
-    _announce(method, model, graph, choices, option, setting)
+    context = setting.context()
+    _announce(wanted, weights, graph, context)
     with progress_bar("estimating") as progress:
-        context = setting.context(progress)
-        return estimate_gains(method, model, graph, choices=choices, context=context, **_options(option))
+        told = replace(context, progress=progress)
+        return estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
 
 
-def _announce(
-    method: str, model: Any, graph: Graph, choices: str, option: Sequence[str], setting: MethodOptions
-) -> None:
+def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
-    from bitplan.gains.base import make_gain
 
-    gain: Any = make_gain(method, _options(option))[0]
-    if not hasattr(gain, "expected"):
+    if not hasattr(wanted.gain, "expected"):
         return
-    told = gain.expected(model, graph, parse_choices(choices), setting.context(None))
+    told = wanted.gain.expected(weights, graph, parse_choices(wanted.choices), context)
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
-    print(f"{method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)
+    print(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)
 
 
 def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
-    """The costs asked for, and those that a budget names."""
+    """The costs asked for, and those that a budget names or brings; never none, so that `--explain` can show one."""
     from bitplan.core.budget import Budget
-    from bitplan.core.registry import COSTS
     from bitplan.costs.base import price as price_graph
+    from bitplan.costs.base import price_for
 
-    parsed = [Budget.parse(budget) for budget in budgets]
-    named = [budget.cost for budget in parsed if budget.cost in COSTS]
-    wanted = [*names, *(name for name in named if name and name not in names)]
-    if all(budget.unit == "bpw" for budget in parsed) and list(names) == ["bmac"]:
-        wanted = ["memory"]  # bits per weight say nothing of activations, which bmac wants to be equal
-    return [price_graph(name, graph, choices) for name in dict.fromkeys(wanted)]
+    found = price_for([Budget.parse(budget) for budget in budgets], names, graph, choices)
+    return found or [price_graph("memory", graph, choices)]
 
 
 def sureness(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -29,10 +29,8 @@ from bitplan.cli.options import (
     Weights,
 )
 from bitplan.cli.steps import limit_threads, progress_bar
+from bitplan.core.defaults import END, NARROW
 from bitplan.core.errors import InputError
-
-if TYPE_CHECKING:
-    from bitplan.core.records import Plan
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
 Needed = Annotated[str, typer.Option("--task", help="The task by name: its data, loss and score.")]
@@ -64,28 +62,31 @@ def quantize(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
-    first: First = "w8a8",
-    last: Last = "w8a8",
-    narrow: Narrow = 128,
+    first: First = END,
+    last: Last = END,
+    narrow: Narrow = NARROW,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
-    from bitplan.cli.networks import load_network
+    from bitplan.cli.door import Beside, what_is
     from bitplan.quant.convert import quantize as quantize_model
 
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
     limit_threads(threads)
-    network = load_network(source, weights, fresh, model, seed)
-    chosen = _read_plan(plan)
-    if chosen is None:
-        from bitplan.cli.inputs import RuleOptions
+    network = what_is(source, Beside(input, weights, fresh, model, seed))
+    floating = network.model
+    if plan is not None:
+        chosen = what_is(plan).plan
+    else:
         from bitplan.core.records import Plan
+        from bitplan.core.rules import Rules
 
-        chosen = Plan.uniform(network.graph(input, RuleOptions(first, last, narrow, fix, free)), to or "")
+        rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+        chosen = Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
-    made = quantize_model(network.model, chosen, **told)
+    made = quantize_model(floating, chosen, **told)
     if task is not None:
         _calibrate_(made, task, task_option, samples, None if plain else seed)
     elif _uncalibrated(made):
@@ -110,20 +111,20 @@ def finetune(
     json: Json = False,
 ) -> None:
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
+    from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
-    from bitplan.cli.networks import load_network, load_teacher
     from bitplan.tune.loop import finetune_
 
     told, chosen = read_recipe(recipe, set), read_task(task, task_option)
     limit_threads(threads)
-    network = load_network(source, weights, fresh, model, seed)
-    guide = load_teacher(teacher, teacher_weights, model)
+    network = what_is(source, Beside(None, weights, fresh, model, seed))
+    trained, guide = network.model, teacher_of(teacher, teacher_weights, model)
     work = output.with_name(f"{output.name}.training")
     with progress_bar("fine-tuning") as progress:
-        log = finetune_(network.model, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
-    _keep(network.model, output, network.spec)
+        log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
+    _keep(trained, output, network.spec)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / "log.jsonl")}
-    _score(network.model, chosen, json, **facts)
+    _score(trained, chosen, json, **facts)
 
 
 def evaluate(
@@ -138,19 +139,12 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score a network on the test split of a task: checkpoint → score."""
+    from bitplan.cli.door import Beside, what_is
     from bitplan.cli.inputs import read_task
-    from bitplan.cli.networks import load_network
 
     chosen = read_task(task, task_option)
     limit_threads(threads)
-    _score(load_network(source, weights, fresh, model, seed).model, chosen, json)
-
-
-def _read_plan(path: Path | None) -> Plan | None:
-    from bitplan.core.records import Plan
-    from bitplan.core.store import load
-
-    return None if path is None else load(path, Plan)
+    _score(what_is(source, Beside(None, weights, fresh, model, seed)).model, chosen, json)
 
 
 def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: int | None) -> None:

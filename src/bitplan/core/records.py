@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, StrictInt, model_validator
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, StrictInt, model_serializer, model_validator
 
 from bitplan.core.errors import suggestion
+from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
-from bitplan.core.record import Record, Value
+from bitplan.core.record import Record, Upgrade, Value, _identity
+from bitplan.core.rules import RuleName
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
 
 
 class Layer(Value):
-    """One operation with weights, or one product of activations; `macs` are those of the example."""
+    """One operation with weights, or one product of activations; `macs` are those of the example.
+
+    A fixed layer says which `rule` fixed it, and `why` in words. Where it is fixed only because it is linked to another
+    layer, both are that layer's, which `linked_to` names.
+    """
 
     name: Name
     kind: Name
@@ -26,13 +32,22 @@ class Layer(Value):
     weights: Count
     in_features: Count
     fixed: Precision | None = None
+    rule: RuleName | None = None
+    linked_to: str = ""
     why: str = ""
 
     @model_validator(mode="after")
     def _reasoned(self) -> Self:
-        if (self.fixed is None) != (not self.why):
-            raise ValueError(f"layer {self.name!r}: a fixed precision and its reason go together")
+        if not (self.fixed is None) == (self.rule is None) == (not self.why):
+            raise ValueError(f"layer {self.name!r}: a fixed precision, its rule and its reason go together")
+        if self.linked_to and self.rule is None:
+            raise ValueError(f"layer {self.name!r} shares the rule of {self.linked_to!r} but is not fixed")
         return self
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
+        return self.rule in ("first", "last") and not self.linked_to
 
 
 class Link(Value):
@@ -66,6 +81,9 @@ class Group(Value):
 class Graph(Record):
     """The layers of a network in execution order, and which of them are linked."""
 
+    format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
+
     model: Name
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     links: tuple[Link, ...] = ()
@@ -83,6 +101,12 @@ class Graph(Record):
             if len({layers[name].fixed for name in link.layers}) > 1:
                 raise ValueError(f"linked layers {', '.join(link.layers)} are fixed differently")
         return self
+
+    @cached_property
+    def id(self) -> str:
+        """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
+        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to"}}})
+        return _identity(told, type(self), 1)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -157,12 +181,16 @@ class Gains(_Rows):
 
 
 class Costs(_Rows):
-    """What each group costs at each choice, and each fixed layer, in whole units."""
+    """What each group costs at each choice, and each fixed layer, in whole numbers.
+
+    They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0.
+    """
 
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
     fixed: dict[str, Count] = {}
+    lacking: tuple[Name, ...] = ()
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -170,15 +198,24 @@ class Costs(_Rows):
             _check_width(name, row, self.choices)
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "lacking", unless=bool(self.lacking))
+
 
 class Limit(Value):
-    """One budget of a plan: what was asked for, what that is in units, and what the plan costs."""
+    """One budget of a plan: what was asked for, what that is in units, and what the plan costs.
+
+    Both count the choosable layers. `fixed` is what the fixed ones take of a budget for the whole network, beside that;
+    None where they stand outside the budget.
+    """
 
     budget: str
     cost_name: Name
     capacity: Count
     cost: Count
     shadow_price: float = 0.0
+    fixed: Count | None = None
 
     @model_validator(mode="after")
     def _within(self) -> Self:
@@ -190,6 +227,10 @@ class Limit(Value):
     def slack(self) -> int:
         """Units left over."""
         return self.capacity - self.cost
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "fixed", unless=self.fixed is not None)
 
 
 class Plan(Record):
@@ -245,3 +286,8 @@ def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], laye
 def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: tuple[Precision, ...]) -> None:
     if len(row) != len(choices):
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
+
+
+def _leave_out(content: dict[str, Any], key: str, *, unless: bool) -> dict[str, Any]:
+    """Write a key only where it says something: files of before it have the same id as ever."""
+    return content if unless else {name: value for name, value in content.items() if name != key}

@@ -10,6 +10,7 @@ from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
+from bitplan.core.rules import Rules
 from bitplan.core.trials import OLD_RUN, Count, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -28,16 +29,6 @@ class Method(Value):
     def title(self) -> str:
         """The label, or else the name."""
         return self.label or self.name
-
-
-class RuleSet(Value):
-    """The rules that fix layers, as the command line writes them: `free` switches one off."""
-
-    first: str = "w8a8"
-    last: str = "w8a8"
-    narrow: Annotated[int, Field(ge=0)] = 128
-    fix: tuple[str, ...] = ()
-    free: tuple[str, ...] = ()
 
 
 class Start(Value):
@@ -74,7 +65,7 @@ class Study(Record):
     task: Name
     task_options: dict[str, JsonValue] = {}
     model: Name
-    rules: RuleSet = RuleSet()
+    rules: Rules = Rules()
     choices: tuple[Precision, ...]
     cost: Name = "bmac"
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -112,7 +103,11 @@ class Study(Record):
 
     def words(self, trial: Trial) -> str:
         """A trial as people call it."""
-        return " ".join([self.title_of(trial), *trial.budgets, f"seed {trial.seed}"])
+        return f"{self.words_over_seeds(trial)} seed {trial.seed}"
+
+    def words_over_seeds(self, trial: Trial) -> str:
+        """The same for all of its seeds together."""
+        return " ".join([self.title_of(trial), *trial.budgets])
 
 
 class Agenda(Record):

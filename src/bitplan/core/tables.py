@@ -1,7 +1,10 @@
 """Numbers that users bring: CSV or JSON with one row per layer and one column per precision.
 
-CSV:   layer,w2a2,w4a4          JSON:  {"conv1": {"w2a2": 12, "w4a4": 20}, …}
+CSV:   # unit: ns               JSON:  {"# unit": "ns",
+       layer,w2a2,w4a4                  "conv1": {"w2a2": 12, "w4a4": 20}, …}
        conv1,12,20                     {"conv1": 20, …}   one number: that of the highest precision
+
+What begins with # is a comment; one of them may say what the numbers count.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +21,16 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.store import read_text
 
+_UNIT = re.compile(r"#\s*unit\s*[:=]\s*(\S.*)", re.IGNORECASE)
 Row = dict[Precision | None, float]
 """Values by precision; under None a single number that names no precision."""
 
 
 def read_table(path: str | Path) -> dict[str, Row]:
     """Read a table of numbers per layer; every complaint names the file, the layer and the value."""
-    text = read_text(path)
-    is_csv = Path(path).suffix == ".csv"
+    rows = _csv_rows(path) if _is_csv(path) else _json_rows(path)
     table: dict[str, Row] = {}
-    for layer, cells in _csv_rows(text, path) if is_csv else _json_rows(text, path):
+    for layer, cells in rows:
         if layer in table:
             raise FileError(f"{path}: layer {layer!r} appears twice")
         table[layer] = {_column(column, path): _number(cell, layer, path) for column, cell in cells.items()}
@@ -35,8 +39,28 @@ def read_table(path: str | Path) -> dict[str, Row]:
     return table
 
 
-def _csv_rows(text: str, path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    lines = [line for line in csv.reader(io.StringIO(text)) if line and not line[0].startswith("#")]
+def read_unit(path: str | Path) -> str:
+    """What the numbers of a table count, as it says itself; empty where it does not."""
+    if _is_csv(path):
+        comments = [match for line in read_text(path).splitlines() if (match := _UNIT.fullmatch(line.strip(', "')))]
+        units: list[Any] = [comment[1] for comment in comments]
+    else:
+        units = [value for key, value in _json_content(path).items() if _is_comment(key) and key[1:].strip() == "unit"]
+    if len(units) > 1 or not all(isinstance(unit, str) for unit in units):
+        raise FileError(f"{path} must say its unit once, such as ns, and not {' and '.join(map(str, units))}")
+    return units[0].strip() if units else ""
+
+
+def _is_csv(path: str | Path) -> bool:
+    return Path(path).suffix == ".csv"
+
+
+def _is_comment(text: str) -> bool:
+    return text.startswith("#")
+
+
+def _csv_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    lines = [line for line in csv.reader(io.StringIO(read_text(path))) if line and not _is_comment(line[0])]
     if not lines or len(lines[0]) < 2:
         raise FileError(f"{path}: the first line must name the columns, such as layer,w2a2,w4a4")
     columns = [cell.strip() for cell in lines[0][1:]]
@@ -46,15 +70,20 @@ def _csv_rows(text: str, path: str | Path) -> Iterator[tuple[str, dict[str, Any]
         yield line[0].strip(), dict(zip(columns, line[1:], strict=True))
 
 
-def _json_rows(text: str, path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for layer, cells in _json_content(path).items():
+        if not _is_comment(layer):
+            yield layer, cells if isinstance(cells, dict) else {"": cells}
+
+
+def _json_content(path: str | Path) -> dict[str, Any]:
     try:
-        content = json.loads(text)
+        content = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise FileError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict) or "bitplan" in content:
         raise FileError(f"{path}: not a table; expected {{layer: {{precision: number}}}}")
-    for layer, cells in content.items():
-        yield layer, cells if isinstance(cells, dict) else {"": cells}
+    return content
 
 
 def _column(column: str, path: str | Path) -> Precision | None:

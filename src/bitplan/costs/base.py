@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from bitplan.core.budget import Budget
+from bitplan.core.defaults import CHOICES as CHOICES
+from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.records import Costs, Graph, Layer
 from bitplan.core.registry import COSTS
+from bitplan.core.units import WEIGHT_BITS
 
-Cost = Callable[[Layer, Precision], int]
+Cost = Callable[[Layer, Precision], int | None]
 AnyCost = TypeVar("AnyCost", bound=Cost)
-CHOICES = "w2a2,w4a4"
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +34,8 @@ def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
 def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES) -> Costs:
     """Price every group at every choice, and every fixed layer at its precision.
 
-    `cost` is a registered name, the path of a table (`costs/table.py`), or a function `(layer, precision) -> int`.
+    `cost` is a registered name, the path of a table (`costs/table.py`), or a function `(layer, precision) -> int`. It
+    may answer None for a fixed layer that it has no number for.
     """
     function, name = _find(cost)
     precisions = parse_choices(choices)
@@ -41,14 +45,51 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
     }
     for group, row in rows.items():
         _warn_of_dominated(group, row, precisions, name)
+    ruled = [(layer, layer.fixed) for layer in graph.layers if layer.fixed]
+    lacking = tuple(layer.name for layer, fixed in ruled if function(layer, fixed) is None)
     return Costs(
         name=name,
         unit=getattr(function, "unit", ""),
         choices=precisions,
         rows=rows,
-        fixed={layer.name: _whole(function, layer, layer.fixed, name) for layer in graph.layers if layer.fixed},
+        fixed={
+            layer.name: 0 if layer.name in lacking else _whole(function, layer, fixed, name) for layer, fixed in ruled
+        },
+        lacking=lacking,
         graph=graph.id,
     )
+
+
+def price_for(
+    budgets: Iterable[Budget], names: Sequence[str], graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES
+) -> list[Costs]:
+    """The costs asked for by name, then those that budgets limit besides.
+
+    The default one is left out where no budget falls on it: bits per weight, say, are asked of weights alone, and bmac
+    would want activations of the same bits.
+    """
+    limits = list(budgets)
+    left_out = list(names) == [COST] and all(_is_found(budget.cost or budget.unit.usual) for budget in limits)
+    priced = [price(name, graph, choices) for name in dict.fromkeys(() if left_out else names)]
+    return add_limited(priced, limits, graph, choices)
+
+
+def add_limited(
+    priced: Sequence[Costs], budgets: Iterable[Budget], graph: Graph, choices: str | Iterable[PrecisionLike]
+) -> list[Costs]:
+    """These costs, and the registered ones that budgets name, or limit where no cost here fits them."""
+    known = list(priced)
+    for budget in budgets:
+        wanted = budget.cost or budget.unit.usual
+        fitting = budget.cost is None and any(budget.unit.fits(cost.name, cost.unit) for cost in known)
+        if wanted in COSTS and not fitting and wanted not in [cost.name for cost in known]:
+            known.append(price(str(wanted), graph, choices))
+    return known
+
+
+def _is_found(cost: str | None) -> bool:
+    """Whether a cost is there without being asked for."""
+    return cost in COSTS or cost == WEIGHT_BITS
 
 
 def _find(cost: str | Cost) -> tuple[Cost, str]:

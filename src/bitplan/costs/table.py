@@ -8,7 +8,8 @@ from pathlib import Path
 from bitplan.core.errors import FileError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Layer
-from bitplan.core.tables import Row, read_table
+from bitplan.core.tables import Row, read_table, read_unit
+from bitplan.core.units import measured
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class TableCost:
 
     @classmethod
     def read(cls, path: str | Path) -> TableCost:
-        """Read the file; values must be whole numbers ≥ 0, in whichever unit was measured."""
-        rows = read_table(path)
+        """Read the file; values must be whole numbers ≥ 0, in whichever unit was measured (`# unit: ns` says it)."""
+        rows, said = read_table(path), read_unit(path)
         for layer, row in rows.items():
             for precision, value in row.items():
                 if precision is None:
@@ -32,18 +33,20 @@ class TableCost:
                         f"{path}: the cost of {layer!r} at {precision} is {value}; a cost is a whole number ≥ 0 "
                         "(measure in a smaller unit, such as nanoseconds)"
                     )
-        return cls(str(path), rows)
+        counted = measured(said)
+        return cls(str(path), rows, counted.written if counted else said)
 
-    def __call__(self, layer: Layer, precision: Precision) -> int:
-        """The measured cost of one layer at one precision."""
-        if layer.name not in self.rows:
-            if layer.fixed:  # outside the budget, so it need not have been measured
-                return 0
+    def __call__(self, layer: Layer, precision: Precision) -> int | None:
+        """The measured cost of one layer at one precision; None for a fixed one that was not measured.
+
+        Most budgets are about the choosable layers only, so a table need not have the others.
+        """
+        row = self.rows.get(layer.name, {})
+        if precision in row:
+            return int(row[precision])
+        if layer.fixed:
+            return None
+        if not row:
             raise FileError(f"{self.path} has no cost for layer {layer.name!r}{suggestion(layer.name, self.rows)}")
-        row = self.rows[layer.name]
-        if precision not in row:
-            if layer.fixed:
-                return 0
-            known = ", ".join(str(column) for column in row)
-            raise FileError(f"{self.path} has no cost for {layer.name!r} at {precision}, only at {known}")
-        return int(row[precision])
+        known = ", ".join(str(column) for column in row)
+        raise FileError(f"{self.path} has no cost for {layer.name!r} at {precision}, only at {known}")

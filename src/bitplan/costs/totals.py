@@ -32,7 +32,7 @@ def total(plan: Plan, graph: Graph) -> Totals:
     for name in layers:
         if name not in plan.precisions:
             raise InputError(f"the plan has no precision for layer {name!r}{suggestion(name, plan.precisions)}")
-    ends = {layer.name for layer in graph.layers if layer.why in ("first layer", "last layer")}
+    ends = {layer.name for layer in graph.layers if layer.is_end}
     each = {name: bops(layer, plan.precisions[name]) for name, layer in layers.items()}
     return Totals(
         bops=sum(each.values()),

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph
-from bitplan.costs.base import price
-from bitplan.plan.base import cost_of, make_problem, spent_by, whole
+from bitplan.core.units import Account
+from bitplan.costs.base import price_for
+from bitplan.plan.base import cost_of, make_problem, spent_by
 from bitplan.plan.exact import exact
 from bitplan.plan.feasible import check_feasible
 from bitplan.plan.problem import Problem
@@ -51,18 +52,18 @@ class Scales:
     @classmethod
     def of(cls, graph: Graph, choices: tuple[Precision, ...], budgets: Sequence[Budget], cost: str) -> Scales:
         """Price what the budgets name, and refuse those that cannot be met."""
-        names = dict.fromkeys([*(() if all(map(_own, budgets)) else (cost,)), *(b.cost for b in budgets if b.cost)])
-        priced = [price(name, graph, choices) for name in names]
+        priced = price_for(budgets, [cost], graph, choices)
+        limited = tuple(cost_of(budget, graph, choices, priced) for budget in budgets)
+        scales = cls(graph, choices, tuple(budgets), limited)
         zeros = _gains(graph, choices, {group.name: (0.0,) * len(choices) for group in graph.selectable})
-        scales = cls(graph, choices, tuple(budgets), tuple(cost_of(budget, graph, zeros, priced) for budget in budgets))
-        for budget, limited, problem in zip(scales.budgets, scales.costs, scales.problems(zeros), strict=True):
-            check_feasible([budget], [limited], graph, problem)
+        for budget, priced_cost, problem in zip(scales.budgets, scales.costs, scales.problems(zeros), strict=True):
+            check_feasible([budget], [priced_cost], graph, problem)
         return scales
 
     def problems(self, gains: Gains) -> list[Problem]:
         """One problem per budget."""
         return [
-            make_problem(self.graph, gains, [cost], [budget.capacity(whole(budget, self.graph, cost))], None)
+            make_problem(self.graph, gains, [cost], [budget.capacity(Account.of(self.graph, cost))], None)
             for budget, cost in zip(self.budgets, self.costs, strict=True)
         ]
 
@@ -71,11 +72,6 @@ class Scales:
         rows = {group.name: tuple(row) for group, row in zip(self.graph.selectable, values.tolist(), strict=True)}
         found = [_weigh(problem, errors) for problem in self.problems(_gains(self.graph, self.choices, rows))]
         return Weighed(np.array([picks for picks, _ in found]), np.min([margins for _, margins in found], axis=0))
-
-
-def _own(budget: Budget) -> bool:
-    """Whether a budget says itself what it limits."""
-    return budget.unit == "bpw" or budget.cost is not None
 
 
 def _gains(graph: Graph, choices: tuple[Precision, ...], rows: Mapping[str, tuple[float, ...]]) -> Gains:

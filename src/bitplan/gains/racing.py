@@ -119,8 +119,11 @@ class AlpsRacing:
 
     @property
     def _budgets(self) -> list[Budget]:
-        written = self.budgets
-        parts = written.split(",") if isinstance(written, str) else [written] if isinstance(written, float) else written
+        """As Python gives them, or as the command line writes them: with commas."""
+        if isinstance(self.budgets, str):
+            parts: Sequence[str | float] = self.budgets.split(",")
+        else:
+            parts = self.budgets if isinstance(self.budgets, Sequence) else [self.budgets]
         return [Budget.parse(part) for part in parts if part != ""]
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:

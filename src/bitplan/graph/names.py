@@ -19,7 +19,8 @@ from pathlib import Path
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import layer_of
 from bitplan.core.records import Graph, Layer, Link
-from bitplan.graph.rules import Rules, apply_rules
+from bitplan.core.rules import Rules
+from bitplan.graph.rules import apply_rules
 from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
 

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 from bitplan.core.errors import InputError, TraceError
 from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
+from bitplan.core.rules import Rules
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
-from bitplan.graph.rules import Rules, apply_rules
+from bitplan.graph.rules import apply_rules
 from bitplan.graph.shadow import Shadow
 from bitplan.graph.watch import Watch
 from bitplan.weights.opened import OpenedCheckpoint

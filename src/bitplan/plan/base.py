@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bitplan.core.budget import Budget, BudgetLike
-from bitplan.core.errors import InputError, RecordError, suggestion
+from bitplan.core.errors import BudgetError, InputError, RecordError, suggestion
+from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Limit, Plan
 from bitplan.core.registry import SELECTORS
+from bitplan.core.units import WEIGHT_BITS, Account
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.integers import to_integers
 from bitplan.plan.problem import Problem, Selection, Selector
-
-BPW = "weight bits"
 
 
 def select(
@@ -39,7 +39,7 @@ def select(
     problem, limited = posed.problem, posed.costs
     selection = checked(solve(problem), problem, name)
     prices = [_shadow_price(problem, solve, selection, index, gains) for index in range(len(limited))]
-    return make_plan(graph, gains, limited, problem, selection, [str(one) for one in posed.budgets], prices, name)
+    return make_plan(graph, gains, limited, problem, selection, posed.budgets, prices, name)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def pose(
     budgets = [Budget.parse(one) for one in written]
     if not budgets:
         raise InputError("no budget was given")
-    limited = [cost_of(one, graph, gains, priced) for one in budgets]
-    capacities = [one.capacity(whole(one, graph, cost)) for one, cost in zip(budgets, limited, strict=True)]
+    limited = [cost_of(one, graph, gains.choices, priced) for one in budgets]
+    capacities = [one.capacity(Account.of(graph, cost)) for one, cost in zip(budgets, limited, strict=True)]
     problem = make_problem(graph, gains, limited, capacities, levels)
     check_feasible(budgets, limited, graph, problem)
     return Posed(tuple(budgets), tuple(limited), problem)
@@ -95,28 +95,25 @@ def check_provenance(graph: Graph, gains: Gains, costs: Sequence[Costs]) -> None
             raise InputError(f"{what} are for {shown[0]}, the gains for {shown[1]}: use the same choices")
 
 
-def cost_of(budget: Budget, graph: Graph, gains: Gains, costs: Sequence[Costs]) -> Costs:
-    """The cost that a budget limits: the named one, bits per weight, or the first."""
-    if budget.unit == "bpw":
-        rows = {
-            group.name: tuple(group.weights * choice.weight_bits for choice in gains.choices)
-            for group in graph.selectable
-        }
-        return Costs(name=BPW, unit="bits", choices=gains.choices, rows=rows, graph=graph.id)
-    if budget.cost is None:
-        return costs[0]
-    for cost in costs:
-        if cost.name == budget.cost:
-            return cost
+def cost_of(budget: Budget, graph: Graph, choices: tuple[Precision, ...], costs: Sequence[Costs]) -> Costs:
+    """The cost that a budget limits: the one it brings, the named one, or the first that it fits."""
+    own = budget.unit.own_cost(graph, choices)
+    if own is not None:
+        return own
     names = [cost.name for cost in costs]
-    raise InputError(f"budget {budget} limits {budget.cost!r}, which was not priced{suggestion(budget.cost, names)}")
-
-
-def whole(budget: Budget, graph: Graph, cost: Costs) -> int:
-    """What a budget is a part of: all selectable groups at the highest choice; for bpw, the number of their weights."""
-    if budget.unit == "bpw":
-        return sum(group.weights for group in graph.selectable)
-    return sum(row[-1] for row in cost.rows.values())
+    if budget.cost is not None and budget.cost not in names:
+        known = suggestion(budget.cost, names)
+        raise InputError(f"budget {budget} limits {budget.cost!r}, which was not priced{known}")
+    if budget.cost is not None:
+        return costs[names.index(budget.cost)]
+    fitting = [cost for cost in costs if budget.unit.fits(cost.name, cost.unit)]
+    if not fitting:
+        counted = ", ".join(f"{cost.name} counts {cost.unit or 'what it does not say'}" for cost in costs)
+        raise BudgetError(
+            f"budget {budget} is an amount of {budget.unit.kind}, and no cost counts that ({counted}): price one that "
+            "does, such as a measured table with a line `# unit: ns`, or ask for a share, such as 70%"
+        )
+    return fitting[0]
 
 
 def make_problem(
@@ -181,7 +178,7 @@ def make_plan(
     costs: Sequence[Costs],
     problem: Problem,
     selection: Selection,
-    budgets: Sequence[str],
+    budgets: Sequence[Budget],
     prices: Sequence[float],
     selector: str,
 ) -> Plan:
@@ -199,7 +196,14 @@ def make_plan(
         method=gains.method,
         selector=selector,
         limits=tuple(
-            Limit(budget=budget, cost_name=cost.name, capacity=int(capacity), cost=used, shadow_price=price)
+            Limit(
+                budget=str(budget),
+                cost_name=cost.name,
+                capacity=int(capacity),
+                cost=used,
+                shadow_price=price,
+                fixed=budget.unit.aside(Account.of(graph, cost)),
+            )
             for budget, cost, capacity, used, price in zip(
                 budgets, costs, problem.capacities, spent, prices, strict=True
             )
@@ -209,6 +213,6 @@ def make_plan(
         sources={
             "graph": graph.id,
             "gains": gains.id,
-            **{cost.name: cost.id for cost in costs if cost.name != BPW},
+            **{cost.name: cost.id for cost in costs if cost.name != WEIGHT_BITS},
         },
     )

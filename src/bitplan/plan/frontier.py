@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.budget import Budget, BudgetLike, what_fits
 from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, percent_of, whole
+from bitplan.core.units import Account
+from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, percent_of
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.problem import Integers, Problem, Selection
 from bitplan.plan.states import States, Step, extend, walk_back
@@ -44,18 +46,27 @@ class Frontier:
     def __len__(self) -> int:
         return len(self.costs)
 
+    @cached_property
+    def account(self) -> Account:
+        """What budgets on this frontier are measured against."""
+        return Account.of(self.graph, self.cost)
+
     def plan(self, budget: BudgetLike) -> Plan:
         """The best plan within a budget on this frontier's cost."""
         written = Budget.parse(budget)
-        if written.cost not in (None, self.cost.name) or written.unit == "bpw":
-            raise InputError(f"this frontier is one of {self.cost.name}; it has no point for a budget of {written}")
-        capacity = written.capacity(whole(written, self.graph, self.cost))
+        is_other = written.cost not in (None, self.cost.name)
+        if is_other or not written.unit.fits(self.cost.name, self.cost.unit):
+            raise InputError(
+                f"this frontier is one of {self.cost.name}; it has no point for a budget of {written}: "
+                f"{what_fits(self.account)}"
+            )
+        capacity = written.capacity(self.account)
         problem = self._problem.within(np.array([capacity], dtype=np.int64))
         check_feasible([written], [self.cost], self.graph, problem)
         selection, more = self._at(capacity), self._at(capacity + percent_of(problem, 0))
         price = gain_of(self.gains, problem, more.picks) - gain_of(self.gains, problem, selection.picks)
         return make_plan(
-            self.graph, self.gains, [self.cost], problem, selection, [str(written)], [price], "exact"
+            self.graph, self.gains, [self.cost], problem, selection, [written], [price], "exact"
         )  # fmt: skip
 
     def point(self, capacity: int) -> Point:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
+from bitplan.core.units import trimmed
 from bitplan.costs.base import price
 from bitplan.costs.totals import FLOAT_BITS
 from bitplan.plan.base import select
@@ -46,7 +47,6 @@ class Track:
 
     stops: tuple[Stop, ...]
     rides: tuple[Ride, ...]
-    whole: int
     complete: bool
 
 
@@ -63,15 +63,16 @@ def lay_track(subject: Subject) -> Track:
     written = _written(subject)
     complete = bool(points) and len(points) + len(written) <= LIMIT
     grid = points if complete else _grid(cost, whole, (LIMIT_TOGETHER if together else LIMIT) - len(written))
-    label = _labels(subject, whole)
-    stops = [Stop(label(capacity), capacity) for capacity in grid if capacity not in written]
+    unit, account = Budget.parse(subject.budget).unit.on_axis, subject.account
+    # A label is rounded up, so that who asks for it gets the plan of its stop.
+    stops = [Stop(unit.enough(capacity, account, fine=True), capacity) for capacity in grid if capacity not in written]
     stops += [Stop(label, capacity) for capacity, label in written.items()]
     stops.sort(key=lambda stop: stop.capacity)
     rides = [
         Ride(candidate, tuple(_ride(subject, stops, _planner(subject, candidate, frontiers.get(candidate.title)))))
         for candidate in subject.candidates
     ]
-    return Track(tuple(stops), tuple(rides), whole, complete)
+    return Track(tuple(stops), tuple(rides), complete)
 
 
 def _written(subject: Subject) -> dict[int, str]:
@@ -96,20 +97,6 @@ def _grid(cost: Costs, whole: int, room: int) -> set[int]:
         if len(stops) <= room:
             break
     return {int(stop) for stop in stops}
-
-
-def _labels(subject: Subject, whole: int) -> Callable[[int], str]:
-    """How a capacity is written as a budget that can be asked for: rounded up, so that it allows the same plan."""
-    per_weight = Budget.parse(subject.budget).unit == "bpw"
-    unit, one = (
-        ("bpw", sum(group.weights for group in subject.graph.selectable)) if per_weight else ("%", Fraction(whole, 100))
-    )
-
-    def label(capacity: int) -> str:
-        share = math.ceil(capacity / Fraction(one) * 10**4)
-        return f"{share / 10**4:.4f}".rstrip("0").rstrip(".") + unit
-
-    return label
 
 
 def _ride(subject: Subject, stops: Sequence[Stop], point_at: PointAt) -> Iterator[Point | None]:
@@ -152,6 +139,7 @@ def encode(ride: Ride, subject: Subject) -> dict[str, object]:
     return {
         "picks": ["".join(DIGITS[pick] for pick in picks) for picks in found],
         "cost": [point.cost for point in found.values()],
+        "used": [used(subject, point.cost) for point in found.values()],
         "gain": [point.gain for point in found.values()],
         "bops": sums["bops"],
         "bits": sums["memory"],
@@ -159,6 +147,13 @@ def encode(ride: Ride, subject: Subject) -> dict[str, object]:
         "at": [None if point is None else order[point.picks] for point in ride.points],
         "price": [None if point is None else point.shadow_price for point in ride.points],
     }
+
+
+def used(subject: Subject, spent: int) -> str:
+    """What choosable layers spend, as budgets are written, without idle zeros."""
+    unit = Budget.parse(subject.budget).unit.on_axis
+    number = unit.told(spent, subject.account, more=1).removesuffix(unit.written)
+    return trimmed(number) + unit.written
 
 
 def _sums(subject: Subject, cost: str, found: Iterable[tuple[int, ...]]) -> list[int]:

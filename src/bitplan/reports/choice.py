@@ -50,5 +50,5 @@ def _pick(run: RunFolder, own: Sequence[Result], method: str, budget: str | None
             if result.trial.seed == one:
                 return result
     known = [str(result.trial.seed) for result in at]
-    raise InputError(f"no trained network of {run.study.words(at[0].trial).rpartition(' seed')[0]} with seed {seed}: "
-                     f"there is {', '.join(known)}")  # fmt: skip
+    words = run.study.words_over_seeds(at[0].trial)
+    raise InputError(f"no trained network of {words} with seed {seed}: there is {', '.join(known)}")

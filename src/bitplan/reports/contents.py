@@ -8,7 +8,7 @@ from typing import Any
 from bitplan.core.budget import Budget
 from bitplan.core.records import Gains, Graph, Plan
 from bitplan.costs.totals import total
-from bitplan.reports.budget_axis import Track, encode, lay_track
+from bitplan.reports.budget_axis import Track, encode, lay_track, used
 from bitplan.reports.evidence import additivity_data, provenance_data, trials_data
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.subject import Candidate, Subject
@@ -29,19 +29,12 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "choices": [{"name": str(one), "w": one.weight_bits, "a": one.act_bits} for one in choices],
         "alpha": ALPHA,
         "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
-        "answer": _answer(subject, scores, track, chosen),
+        "answer": _answer(subject, scores, chosen),
         "scores": scores and _scores(subject, scores),
         "network": _network(subject.graph),
         "methods": [_method(candidate, subject) for candidate in subject.candidates],
         "histograms": histograms(subject),
-        "track": {
-            "stops": [[stop.label, 100 * stop.capacity / track.whole, stop.capacity] for stop in track.stops],
-            "start": next(index for index, stop in enumerate(track.stops) if stop.label == subject.budget),
-            "whole": track.whole,
-            "complete": track.complete,
-            "others": list(subject.others),
-            "budgets": [index for index, stop in enumerate(track.stops) if stop.label in subject.budgets],
-        },
+        "track": _track(subject, track),
         "rides": [encode(ride, subject) for ride in track.rides],
         "additivity": additivity_data(subject),
         "trials": trials_data(subject),
@@ -49,7 +42,22 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
     }
 
 
-def _answer(subject: Subject, scores: Scores | None, track: Track, chosen: Answer) -> Data:
+def _track(subject: Subject, track: Track) -> Data:
+    """The slider: a stop is [label, place on the axis of budgets, units that it leaves to choosable layers]."""
+    unit, account = Budget.parse(subject.budget).unit.on_axis, subject.account
+    aside = unit.aside(account)
+    return {
+        "stops": [[stop.label, float(unit.amount(stop.capacity, account)), stop.capacity] for stop in track.stops],
+        "start": next(index for index, stop in enumerate(track.stops) if stop.label == subject.budget),
+        "axis": unit.axis(account),
+        "fixed": None if aside is None else unit.told(0, account),
+        "complete": track.complete,
+        "others": list(subject.others),
+        "budgets": [index for index, stop in enumerate(track.stops) if stop.label in subject.budgets],
+    }
+
+
+def _answer(subject: Subject, scores: Scores | None, chosen: Answer) -> Data:
     candidate = next(one for one in subject.candidates if one.title == chosen.title)
     plan = subject.plan or subject.make(candidate, chosen.budget)
     figures = total(plan, subject.graph)
@@ -61,10 +69,11 @@ def _answer(subject: Subject, scores: Scores | None, track: Track, chosen: Answe
     return {
         "method": chosen.title,
         "budget": chosen.budget,
+        "under": Budget.parse(chosen.budget).words(subject.cost.name),
         "others": list(subject.others),
         "sentences": list(chosen.sentences),
         "rows": rows,
-        "used": 100 * plan.limits[0].cost / track.whole,
+        "used": used(subject, plan.limits[0].cost),
         "cost": plan.limits[0].cost,
         "bits": figures.bits,
         "smaller": figures.compression,
@@ -92,12 +101,14 @@ def _row(title: str, scores: Sequence[float], mean: float, sd: float | None) -> 
 def _scores(subject: Subject, scores: Scores) -> Data:
     assert subject.study is not None
     titles = [method.title for method in subject.study.methods]
-    budgets = sorted(subject.study.budgets, key=lambda written: Budget.parse(written).amount)
+    unit = Budget.parse(subject.budget).unit
+    amounts = {written: Budget.parse(written).place(unit) for written in subject.study.budgets}
+    budgets = sorted(amounts, key=lambda written: amounts[written])
     place = {budget: index for index, budget in enumerate(budgets)}
     return {
         "metric": scores.metric,
         "up": scores.higher_is_better,
-        "budgets": [[budget, float(Budget.parse(budget).amount)] for budget in budgets],
+        "budgets": [[budget, float(amounts[budget])] for budget in budgets],
         "unit": axis_label(subject),
         "titles": titles,
         "cells": [
@@ -117,10 +128,7 @@ def _scores(subject: Subject, scores: Scores) -> Data:
 
 def axis_label(subject: Subject) -> str:
     """What the axis of budgets is called."""
-    budget = Budget.parse(subject.budget)
-    if budget.unit == "%":
-        return f"budget, % of {subject.cost.name} at {subject.cost.choices[-1]}"
-    return "budget, bits per weight" if budget.unit == "bpw" else f"budget, {subject.cost.unit or subject.cost.name}"
+    return Budget.parse(subject.budget).unit.axis(subject.account)
 
 
 def _notes(subject: Subject, scores: Scores) -> list[str]:

@@ -22,17 +22,19 @@ def draw_frontier(
 ) -> None:
     """Mean ± standard deviation of every method at every budget, side by side, with lines for the references."""
     order = [candidate.title for candidate in subject.candidates]
-    amounts = sorted({float(Budget.parse(cell.budget).amount) for cell in scores.methods})
+    unit = Budget.parse(subject.budget).unit
+    amount = {cell.budget: float(Budget.parse(cell.budget).place(unit)) for cell in scores.methods}
+    amounts = sorted(set(amount.values()))
     gap = min((later - before for before, later in pairwise(amounts)), default=1.0)
     for title in titles:
         cells = [cell for cell in scores.methods if cell.title == title]
-        cells.sort(key=lambda cell: Budget.parse(cell.budget).amount)
+        cells.sort(key=lambda cell: amount[cell.budget])
         if not cells:
             continue
         turn, place = divmod(order.index(title), len(COLOURS))
         colour = "black" if title in heavy else COLOURS[place]
         aside = (titles.index(title) - (len(titles) - 1) / 2) * 0.22 * gap / len(titles)  # or spreads hide each other
-        across = [float(Budget.parse(cell.budget).amount) + aside for cell in cells]
+        across = [amount[cell.budget] + aside for cell in cells]
         axes.errorbar(
             across, [cell.mean for cell in cells], yerr=[cell.sd or 0.0 for cell in cells], label=title, color=colour,
             marker=MARKS[(place + turn) % len(MARKS)], linestyle=LINES[place], capsize=1.8, elinewidth=0.8,

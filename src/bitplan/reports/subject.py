@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import FileError, InputError
@@ -10,7 +11,9 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder, gains_file
 from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
-from bitplan.plan.base import cost_of, select, whole
+from bitplan.core.units import Account
+from bitplan.costs.base import add_limited
+from bitplan.plan.base import cost_of, select
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,20 @@ class Subject:
     pairs: Pairs | None = None
     fit: Fit | None = None
 
-    @property
+    @cached_property
     def cost(self) -> Costs:
         """The cost that the budgets limit."""
-        return cost_of(Budget.parse(self.budget), self.graph, self.candidates[0].gains, self.costs)
+        choices = self.candidates[0].gains.choices
+        return cost_of(Budget.parse(self.budget), self.graph, choices, self.costs)
+
+    @cached_property
+    def account(self) -> Account:
+        """What the budgets are measured against."""
+        return Account.of(self.graph, self.cost)
 
     def capacity(self, budget: str) -> int:
-        """What a budget is in units of the cost."""
-        parsed = Budget.parse(budget)
-        return parsed.capacity(whole(parsed, self.graph, self.cost))
+        """What a budget leaves to the choosable layers, in units of the cost."""
+        return Budget.parse(budget).capacity(self.account)
 
     def make(self, candidate: Candidate, budget: str) -> Plan:
         """The plan of a method at a budget."""
@@ -77,13 +85,14 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         if method.title in gains
     )
     chosen = budget or _middle(study.budgets)
-    if _kind(chosen) != _kind(study.budgets[0]):
+    limits = [Budget.parse(written) for written in (chosen, *study.budgets)]
+    if limits[0].axis != limits[1].axis:
         raise InputError(f"budget {chosen} is of another kind than those of the study ({', '.join(study.budgets)})")
     folder = str(run.path).replace("{", "{{").replace("}", "}}")
     return Subject(
         title=study.name,
         graph=graph,
-        costs=(costs,),
+        costs=tuple(add_limited([costs], limits, graph, costs.choices)),
         candidates=candidates,
         budget=chosen,
         budgets=tuple(dict.fromkeys((*study.budgets, chosen))),
@@ -114,10 +123,5 @@ def plan_subject(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...
 
 
 def _middle(budgets: tuple[str, ...]) -> str:
-    ordered = sorted(budgets, key=lambda written: Budget.parse(written).amount)
+    ordered = sorted(budgets, key=lambda written: Budget.parse(written).place())
     return ordered[len(ordered) // 2]
-
-
-def _kind(written: str) -> tuple[str, str | None]:
-    budget = Budget.parse(written)
-    return budget.unit, budget.cost

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 
+from bitplan.core.budget import Budget
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.trials import Result
+from bitplan.costs.base import add_limited
 from bitplan.costs.totals import total
 from bitplan.plan.base import select
 from bitplan.reports.formats import Column, Table, Value, numbers
@@ -221,9 +223,10 @@ def _chosen(run: RunFolder, budgets: Sequence[str]) -> dict[tuple[str, str], Pla
     """The same within any budgets, chosen here from the gains; without budgets, what the trials were trained with."""
     if not budgets:
         return _plans(run)
-    graph, costs, gains = run.graph, run.costs, run.gains
-    if graph is None or costs is None:
+    graph, own, gains = run.graph, run.costs, run.gains
+    if graph is None or own is None:
         return {}
+    costs = add_limited([own], [Budget.parse(budget) for budget in budgets], graph, own.choices)
     return {
         (method.title, budget): select(graph, gains[method.title], costs, budget=budget, selector=method.selector)
         for method in run.study.methods

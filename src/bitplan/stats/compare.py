@@ -59,18 +59,22 @@ class Comparison:
         """Tell whether p, or the p corrected over the budgets, is at most alpha."""
         return (self.holm if corrected else self.p) <= alpha
 
+    def better(self, alpha: float = ALPHA, *, corrected: bool = False) -> str | None:
+        """The method that is significantly better, or None where neither is."""
+        if self.shared or not self.significant(alpha, corrected=corrected):
+            return None
+        return self.first if self.difference > 0 else self.second
+
     def verdict(self, alpha: float = ALPHA) -> str:
         """What may be said of this difference, in a few words."""
         if self.shared:
             return "the same plan"
         if self.floor > alpha:
             return f"cannot be significant: p ≥ {self.floor:.2g} with {self.seeds[0]} and {self.seeds[1]} seeds"
-        if not self.significant(alpha):
+        better = self.better(alpha)
+        if better is None:
             return "not significant"
-        better = self.first if self.difference > 0 else self.second
-        if self.significant(alpha, corrected=True):
-            return f"{better} is better"
-        return f"{better} is better, not after Holm's correction"
+        return f"{better} is better" + ("" if self.better(alpha, corrected=True) else ", not after Holm's correction")
 
 
 def compare(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Comparison, ...]:

@@ -69,7 +69,6 @@ def area(
 def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
     """Where each budget lies on one common axis, or None where there is none."""
     parsed = {budget: Budget.parse(budget) for budget in budgets}
-    amounts = {one.amount for one in parsed.values()}
-    if len({(one.unit, one.cost) for one in parsed.values()}) != 1 or len(amounts) < 2 or len(amounts) < len(budgets):
-        return None
-    return {budget: one.amount for budget, one in parsed.items()}
+    places = {budget: one.place() for budget, one in parsed.items()}
+    apart = len(set(places.values())) == len(budgets) > 1
+    return places if apart and len({one.axis for one in parsed.values()}) == 1 else None

@@ -22,7 +22,6 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
-from bitplan.graph.rules import read_rules
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
 from bitplan.quant.checkpoint import load_checkpoint
@@ -66,8 +65,7 @@ class Setting:
     def trace(self) -> Graph:
         """The network traced on the task's example, under the study's rules."""
         model, _ = load_model(self.study.model, weightless=True)
-        rules = read_rules(**dict(self.study.rules))
-        return trace(model, self.task.example(), rules=rules, name=self.study.model)
+        return trace(model, self.task.example(), rules=self.study.rules, name=self.study.model)
 
     def costs(self, graph: Graph) -> list[Costs]:
         """The study's cost, then those that a budget names."""

@@ -17,13 +17,17 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bitplan.core.budget import Budget
+from bitplan.core.defaults import COST
 from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.registry import COSTS
+from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
-from bitplan.core.studies import Method, RuleSet, Start, Study
+from bitplan.core.studies import Method, Start, Study
 from bitplan.core.trials import Recipe
 
 _TOP = (
@@ -60,14 +64,15 @@ def _study(content: Content, home: Path) -> Study:
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
     engine = _table(content, "engine")
     plain = {key: content[key] for key in _PLAIN if key in content}
+    cost = _located({"cost": content.get("cost", COST)}, (), home)["cost"]
     return Study(
         **plain,
         task=_named(task, "task"),
         task_options=_located({key: value for key, value in task.items() if key != "name"}, DATA, home),
-        rules=_section(RuleSet, _table(content, "rules"), "[rules]"),
+        rules=_section(Rules, _table(content, "rules"), "[rules]"),
         choices=tuple(_list(content, "choices")),
-        cost=_located({"cost": content.get("cost", "bmac")}, (), home)["cost"],
-        budgets=tuple(str(Budget.parse(budget)) for budget in _list(content, "budgets")),
+        cost=cost,
+        budgets=tuple(str(_budget(written, cost)) for written in _list(content, "budgets")),
         methods=tuple(_method(method, recipe, home) for method in _list(content, "methods")),
         seeds=tuple(_list(content, "seeds")),
         start=_start(_table(content, "start"), recipe, home),
@@ -75,6 +80,14 @@ def _study(content: Content, home: Path) -> Study:
         engine=_named(engine, "[engine]") if engine else "local",
         engine_options={key: value for key, value in engine.items() if key != "name"},
     )
+
+
+def _budget(written: Any, cost: Any) -> Budget:
+    """A budget that names the cost which its unit stands for, unless the study's own table may count such units."""
+    budget = Budget.parse(written)
+    stands_for = budget.unit.usual
+    is_table = str(cost).endswith(_TABLES)
+    return replace(budget, cost=stands_for) if budget.cost is None and stands_for in COSTS and not is_table else budget
 
 
 def _method(content: Any, base: Content, home: Path) -> Method:

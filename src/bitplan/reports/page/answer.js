@@ -3,7 +3,7 @@
 function drawAnswer() {
   const answer = data.answer;
   const body = open('answer', 'Answer');
-  const under = [/^[\d.]+%$/.test(answer.budget) ? `${answer.budget} of ${data.cost.name}` : answer.budget, ...answer.others].join(' and ');
+  const under = [answer.under, ...answer.others].join(' and ');
   const best = answer.rows[0];
   const verdict = h('p', { class: 'verdict' }, 'At a budget of ', h('b', {}, under), ', take the plan of ', h('b', {}, answer.method));
   if (best) verdict.append(`: ${data.scores.metric} `, h('b', {}, spread(best)), `${versus(best)}.`);
@@ -60,7 +60,7 @@ const shortened = (text, most) => (text.length > most ? `${text.slice(0, Math.ma
 
 function tiles(answer) {
   const figures = [
-    [percent(answer.used), `of ${data.cost.name} used, of ${answer.budget} allowed`],
+    [answer.used, `of ${data.cost.name} used, of ${answer.budget} allowed${wholeNetwork()}`],
     [bytes(answer.bits), `of weights, ${digits(answer.smaller, 3)}× smaller than 32-bit`],
     answer.bmacs === null ? null : [prefixed(answer.bmacs), 'bit-MACs (BMACs), fixed layers too'],
     [prefixed(answer.bops), 'bit operations (BOPs)'],
@@ -68,6 +68,9 @@ function tiles(answer) {
   ];
   return h('ul', { class: 'tiles' }, figures.filter(Boolean).map(([value, what]) => h('li', {}, h('b', {}, value), h('span', {}, what))));
 }
+
+/** What fixed layers have of a budget for the whole network; a share is of choosable layers only. */
+const wholeNetwork = () => (data.track.fixed === null ? '' : `, ${data.track.fixed} of it by fixed layers`);
 
 /** A command with a button that copies it. */
 function command(text) {

@@ -64,7 +64,7 @@ function slider() {
   const points = data.track.complete ? 'every point of the exact frontier' : `${data.track.stops.length} points of the exact frontier`;
   const held = data.track.others.length ? `; ${data.track.others.join(' and ')} holds as well` : '';
   return h('div', {}, h('div', { class: 'slider' }, input, h('output', { id: 'budget-shown', for: 'budget' })),
-    h('p', { class: 'note' }, `Budget of ${data.cost.name}, over ${points}${held}.`));
+    h('p', { class: 'note' }, `Budget of ${data.cost.name}${data.track.fixed === null ? '' : `, whole network${wholeNetwork()}`}, over ${points}${held}.`));
 }
 
 /** Shortcuts to the budgets of the study. */
@@ -141,7 +141,7 @@ function figuresOf(side) {
   if (plan === null) return null;
   const counts = data.choices.map((_, index) => [...ride.picks[plan]].filter((pick) => parseInt(pick, 36) === index).length);
   return {
-    used: percent((100 * ride.cost[plan]) / data.track.whole),
+    used: ride.used[plan],
     cost: ride.cost[plan].toLocaleString('en'),
     gain: digits(ride.gain[plan], 6),
     price: digits(ride.price[view.stop], 4),

@@ -182,14 +182,14 @@ function drawGainFrontier() {
   byId('frontier-title').textContent = 'Gain against budget';
   const body = open('frontier', 'Frontier');
   const box = h('div', { class: 'chart', id: 'frontier-chart' });
-  const stops = data.track.stops.map(([label, share], index) => ({ label, share, plan: ride.at[index] })).filter((stop) => stop.plan !== null);
+  const stops = data.track.stops.map(([label, place], index) => ({ label, place, plan: ride.at[index] })).filter((stop) => stop.plan !== null);
   body.append(h('p', { class: 'note' }, `The greatest total gain by ${data.methods[0].title} that each budget allows. No network was trained, so there are no scores.`), box);
   responsive(box, (width) => {
     const area = plot({
-      width, height: Math.max(240, Math.min(340, width * 0.4)), xs: padded(stops.map((stop) => stop.share), 0.03), ys: padded(stops.map((stop) => ride.gain[stop.plan])),
-      xLabel: `budget, % of ${data.cost.name} at ${data.choices.at(-1).name}`, yLabel: 'gain', label: 'Gain against budget; arrow keys move between points',
+      width, height: Math.max(240, Math.min(340, width * 0.4)), xs: padded(stops.map((stop) => stop.place), 0.03), ys: padded(stops.map((stop) => ride.gain[stop.plan])),
+      xLabel: data.track.axis, yLabel: 'gain', label: 'Gain against budget; arrow keys move between points',
     });
-    const points = stops.map((stop) => ({ x: area.x(stop.share), y: area.y(ride.gain[stop.plan]), series: 0, lines: [`budget ${stop.label}`, `gain ${digits(ride.gain[stop.plan])}, ${percent((100 * ride.cost[stop.plan]) / data.track.whole)} used`] }));
+    const points = stops.map((stop) => ({ x: area.x(stop.place), y: area.y(ride.gain[stop.plan]), series: 0, lines: [`budget ${stop.label}`, `gain ${digits(ride.gain[stop.plan])}, ${ride.used[stop.plan]} used`] }));
     area.svg.append(s('path', { d: points.map((point, index) => (index ? `H${point.x}V${point.y}` : `M${point.x} ${point.y}`)).join(''), fill: 'none', stroke: 'var(--m0)', 'stroke-width': 2 }));
     const here = points[stops.findIndex((stop) => stop.label === data.answer.budget)];
     if (here) area.svg.append(mark(0, here.x, here.y, 6), s('text', { x: here.x, y: here.y - 12, 'text-anchor': 'middle', class: 'strong' }, data.answer.budget));

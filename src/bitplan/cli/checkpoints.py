@@ -1,0 +1,121 @@
+"""Weights on disk that users type: what bitplan wrote, and files of others, which come without code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bitplan.cli.things import Typed
+from bitplan.core.errors import InputError
+
+if TYPE_CHECKING:
+    from bitplan.core.checkpoints import Checkpoint
+    from bitplan.core.records import Graph, Plan
+    from bitplan.core.rules import Rules
+
+
+@dataclass(frozen=True)
+class WeightsFile(Typed):
+    """A file or folder of weights without code: layers follow from names and shapes."""
+
+    is_a: ClassVar[str] = "a file of weights"
+
+    def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
+        """By the names of its tensors."""
+        from bitplan.graph.names import LinkRule, Names, trace_checkpoint
+
+        asked = tuple(LinkRule(pattern, pattern) for pattern in link if pattern != "none")
+        return trace_checkpoint(self.weights, rules, names=Names(links=asked) if link else Names())
+
+    @property
+    def model(self) -> Any:
+        """It says nothing of its network."""
+        raise InputError(
+            f"{self.written} is not a checkpoint that bitplan wrote: name the model and give this as --weights"
+        )
+
+    @cached_property
+    def weights(self) -> Any:
+        """The opened file."""
+        from bitplan.weights.opened import open_checkpoint
+
+        return open_checkpoint(self.written)
+
+
+@dataclass(frozen=True)
+class OwnCheckpoint(Typed):
+    """A folder that bitplan wrote. It names a model of the zoo, or `--model` names its code, or it has only weights."""
+
+    is_a: ClassVar[str] = "a checkpoint"
+
+    def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
+        """Of its network where it is known, else by the names of its tensors."""
+        if self._network is None:
+            return WeightsFile(self.written).graph(rules, link)
+        return self.traced(self.model, self.example, self._network, rules, link)
+
+    @cached_property
+    def model(self) -> Any:
+        """Built by name, then filled from the folder."""
+        from bitplan.quant.checkpoint import load_checkpoint
+
+        if self.beside.weights is not None:
+            raise InputError(f"{self.written} has its own weights: leave --weights out")
+        return load_checkpoint(self.written, self._built[0])
+
+    @property
+    def weights(self) -> Any:
+        """The network where it is known, else the opened file."""
+        return WeightsFile(self.written).weights if self._network is None else self.model
+
+    @property
+    def plan(self) -> Plan:
+        """The one that it was quantized by."""
+        if self._about.plan is None:
+            raise InputError(f"{self.written} holds a float network, which has no plan")
+        return self._about.plan
+
+    @property
+    def example(self) -> Any:
+        """The one that its network's code gives, unless a shape was typed."""
+        return super().example if self.beside.shape is not None or self._network is None else self._built[1]
+
+    @property
+    def spec(self) -> str | None:
+        """As it says itself."""
+        return self._about.spec
+
+    @property
+    def quantized(self) -> Any:
+        """The network, plan and all."""
+        return self.model
+
+    @property
+    def _network(self) -> str | None:
+        """What builds its network. A file may name the zoo's; code of the user's own only the user names."""
+        own = self._about.spec
+        if self.beside.model is None and own is not None and ":" in own:
+            raise InputError(
+                f"{self.written} names code ({own}), which no file may: say yourself what it is by --model"
+            )
+        return self.beside.model or own
+
+    @cached_property
+    def _built(self) -> tuple[Any, Any]:
+        from bitplan.models.zoo import load_model
+
+        if self._network is None:
+            raise InputError(
+                f"{self.written} names no model of the zoo: say which it is with --model package.module:factory"
+            )
+        return load_model(self._network)
+
+    @cached_property
+    def _about(self) -> Checkpoint:
+        from bitplan.core.checkpoints import ABOUT, Checkpoint
+        from bitplan.core.store import load
+
+        return load(Path(self.written) / ABOUT, Checkpoint)

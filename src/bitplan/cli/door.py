@@ -1,0 +1,61 @@
+"""The one door for what users type: `what_is` says what a thing is, and the thing gives what a verb asks for.
+
+typed                                           is                what it has
+resnet50 · timm/NAME · package.module:factory   BuiltModel        graph · model · example · its name in the zoo
+a folder with a checkpoint.json                 OwnCheckpoint     the same, with weights, and a plan
+FILE.safetensors, .pth … · a folder of them     WeightsFile       graph, by names and shapes · the opened file
+FILE.json                                       RecordFile        a graph or a plan
+a folder with a study.json                      RunNetwork        all of it, and a task
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bitplan.cli.checkpoints import OwnCheckpoint, WeightsFile
+from bitplan.cli.run_networks import Pick as Pick
+from bitplan.cli.run_networks import RunNetwork as RunNetwork
+from bitplan.cli.things import Beside as Beside
+from bitplan.cli.things import BuiltModel, RecordFile, Typed
+from bitplan.core.checkpoints import ABOUT
+from bitplan.core.errors import InputError
+from bitplan.core.runs import RunFolder
+
+_WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf", ".index.json")  # .gguf is refused, but by its name
+
+
+def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None = None) -> Typed:
+    """Tell what a thing is by its name and by what lies there; `pick` says which network of a run."""
+    typed, path, about = str(written), Path(written), beside or Beside()
+    if RunFolder.is_one(path):
+        return RunNetwork(typed, about, pick or Pick())
+    _refuse_pick(typed, pick or Pick())
+    if (path / ABOUT).is_file():
+        return OwnCheckpoint(typed, about)
+    if path.is_dir() or typed.endswith(_WEIGHTS):
+        return WeightsFile(typed, about)
+    if path.suffix == ".json":
+        return RecordFile(typed, about)
+    if path.is_file():  # of whatever name: PyTorch's files have many
+        return WeightsFile(typed, about)
+    if about.model is not None:
+        raise InputError(f"--model names the network of a checkpoint folder, and {typed} is none")
+    return BuiltModel(typed, about)
+
+
+def teacher_of(written: str | None, weights: str | None, model: str | None = None) -> Any:
+    """The float network that teaches, with its weights; None where none was typed."""
+    if written is None:
+        return None
+    is_folder = Path(written).is_dir()  # --model is about the network of a folder
+    teacher = what_is(written, Beside(weights=weights, model=model if is_folder else None))
+    if teacher.has_random_weights:
+        raise InputError(f"{written} from the zoo has random weights, which teach nothing: add --teacher-weights")
+    return teacher.model
+
+
+def _refuse_pick(typed: str, pick: Pick) -> None:
+    for name in ("method", "budget", "seed"):
+        if getattr(pick, name) is not None:
+            raise InputError(f"--{name} is for the folder of a run (with a study.json), which {typed} is not")

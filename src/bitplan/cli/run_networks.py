@@ -1,0 +1,144 @@
+"""The network of a run: the one that its page recommends or that was picked, trained again where it is not kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bitplan.cli.things import Typed
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.runs import RunFolder
+
+if TYPE_CHECKING:
+    from bitplan.core.records import Graph, Plan
+    from bitplan.core.rules import Rules
+    from bitplan.core.trials import Result
+    from bitplan.study.setting import Setting
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which network of a run, as typed; what is not said is as the run's page recommends."""
+
+    method: str | None = None
+    budget: str | None = None
+    seed: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class RunNetwork(Typed):
+    """A trained network of a run, with the run's task. Training it again is said, and where it ends up otherwise."""
+
+    is_a: ClassVar[str] = "the folder of a run"
+
+    pick: Pick = Pick()
+
+    def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
+        """As the run traced it, under the rules of its study."""
+        raise InputError(
+            f"{self.written} is the folder of a run: its graph is in {self.written}/graph.json, and `bitplan select` "
+            "chooses from its gains"
+        )
+
+    @cached_property
+    def model(self) -> Any:
+        """Kept, or trained again."""
+        return _trained(self._run, self._result, self._words, self.pick.threads)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The one that the network was trained with."""
+        _tell(f"the plan of {self._run.study.words_over_seeds(self._result.trial)}")
+        plans, name = self._run.plans, self._result.plan
+        if name not in plans:
+            raise FileError(
+                f"{self.written} no longer has the plan of {self._words} ({name}): go on with `bitplan sweep`"
+            )
+        return plans[name]
+
+    @property
+    def recorded_graph(self) -> Graph | None:
+        """The run's."""
+        return self._run.graph
+
+    @property
+    def task(self) -> Any:
+        """The study's."""
+        return self._setting.task
+
+    @property
+    def example(self) -> Any:
+        """The task's, unless a shape was typed."""
+        return self.task.example() if self.beside.shape is None else super().example
+
+    @property
+    def spec(self) -> str | None:
+        """The study's model, if it is one of the zoo."""
+        return self._setting.spec
+
+    @property
+    def quantized(self) -> Any:
+        """The network."""
+        return self.model
+
+    def exported(self, *, plan_only: bool) -> Any:
+        """For a recipe only the plan, without training."""
+        return self.plan if plan_only else self.model
+
+    @cached_property
+    def _run(self) -> RunFolder:
+        return RunFolder(Path(self.written))
+
+    @cached_property
+    def _setting(self) -> Setting:
+        from bitplan.study.setting import Setting
+
+        return Setting(self._run.study, self._run)
+
+    @cached_property
+    def _result(self) -> Result:
+        from bitplan.reports.choice import choose
+
+        return choose(self._run, method=self.pick.method, budget=self.pick.budget, seed=self.pick.seed)
+
+    @property
+    def _words(self) -> str:
+        return self._run.study.words(self._result.trial)
+
+
+def _trained(run: RunFolder, result: Result, words: str, threads: int | None) -> Any:
+    """The network of a result; says what is trained, and where it scores otherwise than recorded."""
+    from bitplan.cli.steps import limit_threads, progress_bar
+    from bitplan.core.progress import clock
+    from bitplan.study.networks import is_kept, trained_network
+
+    if is_kept(run, result):
+        _tell(f"{words}, scored {result.score:.4g}")
+    else:
+        _tell(f"{words}, scored {result.score:.4g}: not kept, so it is trained again; about {clock(result.seconds)}")
+        limit_threads(threads or _threads_of(run))
+    with progress_bar("training again") as progress:
+        found = trained_network(run, result, progress=progress)
+    if not found.as_recorded:
+        _tell(
+            f"warning: this is not the network that the run had: it scores {found.score:.6g}, recorded is "
+            f"{found.recorded:.6g}. Another machine, version or number of --threads (1 where the sweep had workers) "
+            f"trains otherwise; remove {found.folder} to train it again"
+        )
+    _tell(f"its checkpoint is {found.folder}")
+    return found.model
+
+
+def _threads_of(run: RunFolder) -> int | None:
+    """How many threads each worker of the run had, where its study says that there were workers."""
+    options = run.study.engine_options
+    return int(str(options.get("threads", 1))) if run.study.engine == "local" and options.get("workers") else None
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,15 @@
+"""What holds where nothing else is said; plain values, so that `--help` can show them and imports nothing."""
+
+from __future__ import annotations
+
+CHOICES = "w2a2,w4a4"
+"""The precisions to choose from."""
+
+COST = "bmac"
+"""What a budget limits that names no cost."""
+
+END = "w8a8"
+"""The precision of the first and of the last layer."""
+
+NARROW = 128
+"""Layers with fewer input features are fixed."""

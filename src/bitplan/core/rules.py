@@ -1,0 +1,83 @@
+"""Which layers keep a fixed precision (the paper's section 3.4.1), as a value that reads what people write.
+
+`graph/rules.py` applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializationInfo, field_validator, model_serializer
+
+from bitplan.core.defaults import END, NARROW
+from bitplan.core.precision import Precision, PrecisionLike
+from bitplan.core.record import Value
+
+RuleName = Literal["first", "last", "narrow", "embedding", "product", "pattern", "unquantized"]
+"""Which rule fixed a layer: a field of the layer, so that nothing has to be read out of its reason."""
+
+FREE = "free"
+"""Written instead of a precision, it switches a rule off."""
+
+_ALWAYS_WRITTEN = ("first", "last", "narrow", "fix", "free")
+
+
+class Rules(Value):
+    """The paper's rules by default. None, or "free", switches a precision rule off, `narrow=0` the one on width.
+
+    `fix` and `free` hold shell wildcards on layer names: `fix={"stem.*": "w8a8"}`, or as the command line writes it
+    `fix=["stem.*=w8a8"]`. They come before the other rules, `free` before `fix`.
+    """
+
+    first: Precision | None = Precision.parse(END)
+    last: Precision | None = Precision.parse(END)
+    narrow: Annotated[int, Field(ge=0)] = NARROW
+    narrow_at: Precision = Precision.parse("w4a4")
+    embeddings: Precision | None = Precision.parse("w8a8")
+    products: Precision = Precision.parse("w8a8")
+    fix: dict[str, Precision] = {}
+    free: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, **written: Any) -> Self:
+        """The rules as people write them: `first="free"`, `fix=["stem.*=w8a8"]`."""
+        return cls.model_validate(written)
+
+    @field_validator("first", "last", "embeddings", mode="before")
+    @classmethod
+    def _read_free(cls, written: Any) -> Any:
+        return None if written == FREE else written
+
+    @field_validator("fix", mode="before")
+    @classmethod
+    def _read_fix(cls, written: Any) -> Any:
+        if isinstance(written, Mapping) or not isinstance(written, Iterable) or isinstance(written, str):
+            return written
+        return dict(_read_pair(text) for text in written)
+
+    @model_serializer(mode="plain")
+    def _as_written(self, info: SerializationInfo) -> dict[str, Any]:
+        """As people write them. What is newer than the first studies stands there only where it differs: ids stay."""
+        usual = type(self)()
+        changed = {name for name in type(self).model_fields if getattr(self, name) != getattr(usual, name)}
+        shown = changed if info.exclude_defaults else changed.union(_ALWAYS_WRITTEN)
+        return {name: _written(getattr(self, name)) for name in type(self).model_fields if name in shown}
+
+
+def _read_pair(text: str) -> tuple[str, PrecisionLike]:
+    pattern, equals, precision = text.rpartition("=")
+    if not equals or not pattern:
+        raise ValueError(f"{text!r} is not PATTERN=PRECISION, such as 'stem.*=w8a8'")
+    return pattern, precision
+
+
+def _written(value: Any) -> Any:
+    """The value of a field as JSON has it."""
+    if value is None:
+        return FREE
+    if isinstance(value, dict):
+        return [f"{pattern}={precision}" for pattern, precision in value.items()]
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Precision) else value

@@ -1,0 +1,175 @@
+"""What users type: what it is, what it has, that nothing is loaded twice, and what is said of what it has not."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bitplan
+from bitplan.cli import door
+from bitplan.cli.checkpoints import OwnCheckpoint, WeightsFile
+from bitplan.cli.door import Beside, Pick, what_is
+from bitplan.cli.run_networks import RunNetwork
+from bitplan.cli.things import BuiltModel, RecordFile
+from bitplan.core.errors import InputError
+from bitplan.core.store import save
+from bitplan.core.studies import Method, Start, Study
+from bitplan.models import zoo
+from bitplan.quant import checkpoint
+from bitplan.tasks import base
+
+RULES = bitplan.Rules(narrow=0)
+
+
+@pytest.fixture
+def here(graph, tmp_path, monkeypatch):
+    """One thing of each kind."""
+    monkeypatch.chdir(tmp_path)
+    save(graph, "graph.json")
+    save(bitplan.Plan.uniform(graph, 4), "plan.json")
+    model = bitplan.load_model("digits_resnet")[0]
+    bitplan.save_checkpoint(model, "named", spec="digits_resnet")
+    bitplan.save_checkpoint(model, "unnamed")
+    tensors = {f"layers.{number}.q_proj.weight": torch.randn(200, 200) for number in range(3)}
+    save_file(tensors, "net.safetensors")
+    torch.save(tensors, "weights.ckpt")
+    recipe = bitplan.Recipe(steps=1)
+    bitplan.core.runs.RunFolder(tmp_path / "run").keep(
+        Study(name="s", task="digits", model="digits_resnet", choices=("w2a2", "w4a4"), budgets=("70%",), seeds=(0,),
+              methods=(Method(name="uniform"),), start=Start(float_recipe=recipe), recipe=recipe)
+    )  # fmt: skip
+    return tmp_path
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """What is built, read and opened, one entry each time."""
+    seen = []
+    for place, name in ((zoo, "load_model"), (checkpoint, "load_checkpoint"), (base, "load_task")):
+        original = getattr(place, name)
+
+        def counted(*given, original=original, name=name, **options):
+            seen.append(name)
+            return original(*given, **options)
+
+        monkeypatch.setattr(place, name, counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ("resnet50", BuiltModel),
+        ("timm/vit_tiny_patch16_224", BuiltModel),
+        ("package.module:factory", BuiltModel),
+        ("gone", BuiltModel),
+        ("named", OwnCheckpoint),
+        ("unnamed", OwnCheckpoint),
+        ("net.safetensors", WeightsFile),
+        ("gone.safetensors", WeightsFile),
+        ("gone.index.json", WeightsFile),
+        ("weights.ckpt", WeightsFile),
+        (".", WeightsFile),
+        ("graph.json", RecordFile),
+        ("gone.json", RecordFile),
+        ("run", RunNetwork),
+    ],
+)
+def test_what_a_thing_is_shows_without_loading_it(here, loads, written, kind):
+    assert type(what_is(written)) is kind
+    assert loads == []
+
+
+def test_a_model_is_built_once_with_weights_and_not_at_all_twice(here, loads):
+    thing = what_is("digits_resnet")
+    assert thing.graph(RULES) == thing.graph(RULES)
+    assert thing.example is not None
+    assert loads == ["load_model"]
+    whole = what_is("digits_resnet", Beside(seed=3))
+    model = whole.model
+    assert whole.graph(RULES).id == thing.graph(RULES).id
+    assert whole.model is model
+    assert loads == ["load_model"] * 2
+    again = what_is("digits_resnet", Beside(seed=3)).model
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_checkpoint_that_names_its_model_is_read_once(here, loads):
+    thing = what_is("named")
+    assert thing.graph(RULES).model == "digits_resnet"
+    assert thing.weights is thing.model
+    assert (thing.spec, thing.has_random_weights) == ("digits_resnet", False)
+    assert loads == ["load_model", "load_checkpoint"]
+
+
+def test_a_checkpoint_that_names_none_is_a_file_of_weights_or_what_the_user_says(here):
+    by_names = what_is("unnamed")
+    assert by_names.graph(RULES).links == ()
+    assert by_names.weights.tensors
+    with pytest.raises(InputError, match="say which it is with --model"):
+        _ = by_names.model
+    said = what_is("unnamed", Beside(model="digits_resnet"))
+    assert said.graph(RULES).id == what_is("named").graph(RULES).id
+
+
+def test_a_file_never_names_code(here, tmp_path):
+    """Who sends a checkpoint must not decide which module is imported."""
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of a stranger was run')\n")
+    about = json.loads((here / "named" / "checkpoint.json").read_text()) | {"spec": "evil:network"}
+    for line in ("id", "checksum"):
+        about.pop(line, None)
+    (here / "named" / "checkpoint.json").write_text(json.dumps(about))
+    thing = what_is("named")
+    for ask in (lambda: thing.model, lambda: thing.graph(RULES), lambda: thing.example, lambda: thing.weights):
+        with pytest.raises(InputError, match=r"names code \(evil:network\), which no file may"):
+            ask()
+    assert what_is("named", Beside(model="digits_resnet")).model is not None
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: what_is("graph.json").model, "graph.json is no network: give the model, a checkpoint"),
+        (lambda: what_is("graph.json").plan, "this is a graph, where a plan is needed"),
+        (lambda: what_is("plan.json").graph(RULES), "this is a plan, where a graph is needed"),
+        (lambda: what_is("net.safetensors").model, "not a checkpoint that bitplan wrote: name the model and give"),
+        (lambda: what_is("net.safetensors").plan, "net.safetensors is a file of weights, which has no plan"),
+        (lambda: what_is("named").plan, "named holds a float network, which has no plan"),
+        (lambda: what_is("resnet50").plan, "resnet50 is a model, which has no plan"),
+        (lambda: what_is("resnet50").quantized, "resnet50 is neither a plan"),
+        (lambda: what_is("run").graph(RULES), "run is the folder of a run: its graph is in run/graph.json"),
+        (lambda: what_is("run").model, "run has no trained network yet"),
+        (lambda: what_is("named", Beside(weights="x")).model, "named has its own weights: leave --weights out"),
+        (lambda: what_is("resnet50", Beside(model="x")), "--model names the network of a checkpoint folder"),
+        (lambda: what_is("named", pick=Pick(method="eagl")), "--method is for the folder of a run"),
+        (lambda: what_is("named").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
+        (lambda: door.teacher_of("resnet50", None), "teach nothing: add --teacher-weights"),
+        (lambda: door.teacher_of("graph.json", None), "graph.json is no network"),
+    ],
+)  # fmt: skip
+def test_what_a_thing_has_not_is_said_with_what_it_is(here, ask, said):
+    with pytest.raises(InputError) as caught:
+        ask()
+    assert said in str(caught.value)
+
+
+def test_links_of_a_file_can_be_asked_for(here):
+    thing = what_is("net.safetensors")
+    assert thing.graph(RULES, ["none"]).links == ()
+    assert [len(link.layers) for link in thing.graph(RULES, [r"\d+(?=\.q_proj)"]).links] == [3]
+
+
+def test_task_and_teacher_are_loaded_once(run, here, loads):
+    """Also by a method that says beforehand what it will take."""
+    words = ("--narrow", "0", "--task", "digits", "--samples", "32", "-o", "start")
+    assert run("quantize", "named", "--to", "w4a4", *words)[0] == 0
+    assert run("trace", "start", "--narrow", "0", "-o", "start.json")[0] == 0
+    loads.clear()
+    recipe = ("--set", "steps=2", "--set", "batch_size=16", "--set", "distill=0.5", "--teacher", "named")
+    words = ("--model", "start", "--option", "steps=1", "--task", "digits", *recipe)
+    code, _, err = run("estimate", "alps", "start.json", *words)
+    assert code == 0, err
+    assert "trainings (0 of them done)" in err
+    assert loads.count("load_task") == 1
+    assert loads.count("load_checkpoint") == 2  # the network and its teacher
