@@ -10,9 +10,8 @@ from bitplan.core.runs import RunFolder
 from bitplan.plan.base import select
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.agreement import rank_correlation
+from bitplan.stats.compare import Place
 
-Place = tuple[str, str]
-"""The title of a method, and a budget of it ("": none)."""
 Plans = Mapping[Place, Plan]
 
 
