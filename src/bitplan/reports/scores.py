@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bitplan.core.records import Plan
 from bitplan.reports.subject import Subject
 from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, metric_of, warning
+from bitplan.stats.correction import CORRECTION
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
         said.append(f"Significantly better than {_with_p(sure)} by the exact rank-sum test.")
     if once:
         said.append(
-            f"Better than {_with_p(once)} by the exact rank-sum test, not after Holm's correction over budgets."
+            f"Better than {_with_p(once)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
         )
     if open_:
         said.append(_undecided(best, open_))
