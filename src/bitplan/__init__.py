@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.loading import load_weights_ as load_weights_
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.reports.document import report as report
@@ -84,6 +85,7 @@ _HOMES = {
     "Group": "core.records",
     "InputError": "core.errors",
     "Layer": "core.records",
+    "LayerType": "quant.layers",
     "Limit": "core.records",
     "Link": "core.records",
     "Names": "graph.names",

@@ -21,6 +21,7 @@ from bitplan.core.records import Graph, Plan
 from bitplan.core.store import read_text
 from bitplan.exporters.base import Source
 from bitplan.graph.names import Names
+from bitplan.quant.install import type_at
 from bitplan.quant.sites import Site, find_sites
 
 log = logging.getLogger(__name__)
@@ -180,14 +181,14 @@ def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int
 
 
 def _of_site(site: Site) -> tuple[str, int]:
-    weight = site.weight
+    """The kind of a layer and the length of a row of its weight, which other tools cut into groups."""
+    weight, layer_type = site.weight, type_at(site)
     if weight is None:
         return "product", 0
-    if site.kind == "call":
+    if layer_type is None:
         return "parameter", 0
-    kinds = {nn.Linear: "linear", nn.Embedding: "embedding"}
-    kind = next((kind for known, kind in kinds.items() if isinstance(site.module, known)), "convolution")
-    return kind, int(weight.shape[-1])
+    inputs = 0 if layer_type.layout == "in_out" else -1  # the axis that a row runs along: (in, out), or (…, in)
+    return layer_type.kind, int(weight.shape[inputs])
 
 
 def _same(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +11,11 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.naming import OWN_WEIGHT, weight_names
 from bitplan.gains.counting.scheme import Weights
 from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
-from bitplan.quant.layers import original
-from bitplan.weights.tensors import Layout
+from bitplan.quant.layers import WeightLayout, kin
 from bitplan.weights.torch_tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
-
-# Modules whose weight lies (in, out, …).
-_TRANSPOSED = ("Conv1D", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 
 
 def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, Weights]:
@@ -30,8 +26,7 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
     modules = dict(model.named_modules())
     found: dict[str, Weights] = {}
     for name in layers:
-        kind = original(modules[name]).__name__ if name in modules else ""
-        layout: Layout = "in_out" if kind in _TRANSPOSED else "out_in"
+        layout = _layout(modules, name)
         if name in learned:
             weight, step, bits = learned[name]
             steps = np.array(step.detach().cpu().float().reshape(-1).numpy(), np.float32)
@@ -39,6 +34,14 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
         else:
             found[name] = Weights(as_tensor(name, _weight(model, modules, name)), layout)
     return found
+
+
+def _layout(modules: Mapping[str, torch.nn.Module], layer: str) -> WeightLayout:
+    """How a layer's weight lies, as the type of the module says that has it as `weight` or under a name of its own."""
+    owner, _, parameter = layer.rpartition(".")
+    found = kin(modules[layer]) if layer in modules else kin(modules[owner]) if owner in modules else None
+    named = found is not None and (layer in modules or found.holds(parameter) or found.holds(f"{parameter}_weight"))
+    return found.layout if found is not None and named else "out_in"
 
 
 def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
