@@ -58,7 +58,7 @@ def export(
     from bitplan.exporters.base import export as write
 
     options: dict[str, Any] = read_options(option) | ({"widen": True} if widen else {})
-    plan_only = not getattr(make_exporter(to, options), "needs_model", False)
+    plan_only = not make_exporter(to, options).needs_model
     check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
     found = open_source(source, Pick(method, budget, seed, threads), model, input, plan_only=plan_only)

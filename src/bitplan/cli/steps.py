@@ -126,10 +126,10 @@ def _announce(
 ) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
-    from bitplan.gains.base import make_gain
+    from bitplan.gains.base import Foreseeing, make_gain
 
-    gain: Any = make_gain(method, _options(option))[0]
-    if not hasattr(gain, "expected"):
+    gain, _ = make_gain(method, _options(option))
+    if not isinstance(gain, Foreseeing):
         return
     told = gain.expected(model, graph, parse_choices(choices), setting.context(None))
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
@@ -16,6 +16,13 @@ Cost = Callable[[Layer, Precision], int]
 AnyCost = TypeVar("AnyCost", bound=Cost)
 CHOICES = "w2a2,w4a4"
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class WithUnit(Protocol):
+    """A cost that says in which unit it counts; `measured_in` makes a function one."""
+
+    unit: str
 
 
 def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
@@ -43,7 +50,7 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
         _warn_of_dominated(group, row, precisions, name)
     return Costs(
         name=name,
-        unit=getattr(function, "unit", ""),
+        unit=function.unit if isinstance(function, WithUnit) else "",
         choices=precisions,
         rows=rows,
         fixed={layer.name: _whole(function, layer, layer.fixed, name) for layer in graph.layers if layer.fixed},

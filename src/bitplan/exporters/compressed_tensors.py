@@ -10,7 +10,18 @@ from typing import Any, final
 
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
+from bitplan.exporters.recipes import (
+    Part,
+    RecipeExporter,
+    Target,
+    fit,
+    grouped,
+    literal,
+    read_json,
+    reading,
+    unliteral,
+    write_json,
+)
 
 _NAME = "compressed-tensors"
 
@@ -33,7 +44,7 @@ TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=
 
 @final
 @dataclass(frozen=True)
-class CompressedTensors:
+class CompressedTensors(RecipeExporter):
     """`config_groups`, one per precision: integer weights in groups, activations per token as they come."""
 
     group_size: int = 128

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -18,8 +18,9 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import is_product
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
+from bitplan.core.registry import EXPORTERS
 from bitplan.core.store import read_text
-from bitplan.exporters.base import Source
+from bitplan.exporters.base import Execution, Exporter, Source
 from bitplan.graph.names import Names
 from bitplan.quant.install import type_at
 from bitplan.quant.sites import Site, find_sites
@@ -32,6 +33,32 @@ _BY_NAME = (
     ("parameter", r"(^|\.)((in|[qkv])_proj_weight|weight_[ih]h_l\d+(_reverse)?)$"),
     ("(in, out) matrix", Names().transposed),
 )
+
+
+class RecipeExporter(Exporter):
+    """What all recipes share: a small text that starts in a way of its own, which another tool executes."""
+
+    starts_with: ClassVar[bytes] = b"{"
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """A file that reads as such a recipe."""
+        with path.open("rb") as file:
+            if file.read(len(cls.starts_with)) != cls.starts_with:  # nothing large is read whole
+                return False
+        try:
+            cls().read(path)
+        except FileError:
+            return False
+        return True
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """Nothing executes it here."""
+        name = EXPORTERS.name_of(self)
+        raise InputError(
+            f"{path} is a recipe for {name}, which {name} executes and bitplan does not: make the network there and "
+            "score it there"
+        )
 
 
 @dataclass(frozen=True)
