@@ -64,11 +64,12 @@ class Execution:
 class Exporter(Protocol):
     """A frozen dataclass derived from this class, whose fields are its options, all of them with a default.
 
-    `needs_model` says that a plan alone is not enough. An exporter whose files can be run here says so with
-    `recognizes` and `opened`; of others `verify` says that nothing executes them.
+    `needs_model` says that a plan alone is not enough, `suffix` how its files usually end. An exporter whose files can
+    be run here says so with `recognizes` and `opened`; of others `verify` says that nothing executes them.
     """
 
     needs_model: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
 
     @abstractmethod
     def write(self, source: Source, path: Path) -> None:

@@ -78,6 +78,7 @@ class LlamaCpp(RecipeExporter):
     """Weights only: k-quants where the rows allow them, else the older types of as many bits."""
 
     widen: bool = False
+    suffix: ClassVar[str] = ".txt"
     starts_with: ClassVar[bytes] = b"^"
 
     def write(self, source: Source, path: Path) -> None:

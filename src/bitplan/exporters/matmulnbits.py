@@ -46,6 +46,7 @@ class MatMulNBits(Exporter):
     accuracy_level: int = 0
     widen: bool = False
     needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def __post_init__(self) -> None:
         if self.block_size < 16 or self.block_size & (self.block_size - 1):

@@ -52,6 +52,7 @@ class Onnx(Exporter):
     opset: int = 25
     fold: bool = False
     needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def __post_init__(self) -> None:
         if self.opset not in _WIDTHS:

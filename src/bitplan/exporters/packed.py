@@ -52,6 +52,7 @@ class Packed(Exporter):
     """Safetensors with bit-packed weights; `load_packed` gives back the same model, bit for bit."""
 
     needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".safetensors"
 
     def write(self, source: Source, path: Path) -> None:
         """Write codes, steps and all other tensors, and in the header what gives them meaning."""

@@ -39,6 +39,7 @@ class Qonnx(Exporter):
 
     batch: int = 1
     needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph, put a Quant in the place of every quantizer, check and write."""

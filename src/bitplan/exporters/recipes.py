@@ -38,6 +38,7 @@ _BY_NAME = (
 class RecipeExporter(Exporter):
     """What all recipes share: a small text that starts in a way of its own, which another tool executes."""
 
+    suffix: ClassVar[str] = ".json"
     starts_with: ClassVar[bytes] = b"{"
 
     @classmethod

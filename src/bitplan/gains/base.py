@@ -106,21 +106,30 @@ def estimate(
     setting = context or Context()
     start = time.perf_counter()
     found = gain.layer_gains(model, graph, precisions, setting)
+    seconds = max(found.work, time.perf_counter() - start)
+    return as_record(gain, name, found, graph, precisions, setting.seed, seconds)
+
+
+def as_record(
+    gain: Gain, name: str, found: LayerGains, graph: Graph, choices: tuple[Precision, ...], seed: int, seconds: float
+) -> Gains:
+    """What a method found, added up over the layers of each group, with where it came from."""
     members = {group.name: [layer.name for layer in group.layers] for group in graph.selectable}
+    errors = None
+    if found.errors:
+        errors = {group: _root_sum_square(found.errors, layers) for group, layers in members.items()}
     return Gains(
         method=name,
         options=_options(gain),
-        choices=precisions,
-        rows={name: _sum(found.values, layers) for name, layers in members.items()},
-        errors={name: _root_sum_square(found.errors, layers) for name, layers in members.items()}
-        if found.errors
-        else None,
+        choices=choices,
+        rows={group: _sum(found.values, layers) for group, layers in members.items()},
+        errors=errors,
         histograms=dict(found.histograms) if found.histograms else None,
         counts=dict(found.counts),
         selector=gain.selector,
-        seed=setting.seed,
+        seed=seed,
         graph=graph.id,
-        seconds=max(found.work, time.perf_counter() - start),
+        seconds=seconds,
     )
 
 
