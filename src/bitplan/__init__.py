@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Trial as Trial
     from bitplan.core.verdicts import Verdict as Verdict
     from bitplan.costs.base import price as price
+    from bitplan.exporters.base import Exporter as Exporter
     from bitplan.exporters.base import export as export
     from bitplan.exporters.packed import load_packed as load_packed
     from bitplan.exporters.verify import verify as verify
+    from bitplan.gains.base import Gain as Gain
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
     from bitplan.graph.rules import Rules as Rules
@@ -79,7 +81,9 @@ _HOMES = {
     "Comparison": "stats.compare",
     "Confidence": "plan.confidence",
     "Costs": "core.records",
+    "Exporter": "exporters.base",
     "Frontier": "plan.frontier",
+    "Gain": "gains.base",
     "Gains": "core.records",
     "Graph": "core.records",
     "Group": "core.records",
