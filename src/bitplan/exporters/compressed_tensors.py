@@ -11,9 +11,9 @@ from typing import Any, final
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import (
+    Expressible,
     Part,
     RecipeExporter,
-    Target,
     fit,
     grouped,
     literal,
@@ -39,7 +39,7 @@ def _one(name: str) -> str | None:
     return fused[1] + ("qkv_proj" if fused["qkv"] else "gate_up_proj")
 
 
-TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
+TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
 
 
 @final

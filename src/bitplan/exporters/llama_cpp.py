@@ -11,7 +11,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.store import read_text
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, RecipeExporter, Target, fit
+from bitplan.exporters.recipes import Expressible, Part, RecipeExporter, fit
 
 _NAME = "llama.cpp"
 
@@ -64,7 +64,7 @@ def _types(part: Part) -> dict[int, str]:
     return _BLOCKS_32 if part.row % 256 else _BLOCKS_256
 
 
-TARGET = Target(
+TARGET = Expressible(
     _NAME,
     weight_bits=lambda part: tuple(_types(part)),
     kinds=("linear", "embedding", "(in, out) matrix", "stack of experts"),

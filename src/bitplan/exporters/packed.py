@@ -25,6 +25,7 @@ from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.loading import fill_
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
 FORMAT = "1"
@@ -90,9 +91,8 @@ class Packed(Exporter):
     def recognizes(cls, path: Path) -> bool:
         """A safetensors file whose header says that bitplan packed it, in whichever format."""
         try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-        except (SafetensorError, OSError):
+            _, header = map_with_texts(path)  # nothing but the header is read
+        except FileError:
             return False
         return "bitplan" in header and "packed" in header
 

@@ -73,7 +73,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Target:
+class Expressible:
     """What a target can express: bits of weights (16 is always possible) and of activations beside them.
 
     Layers for which `one` gives the same text are one thing in the target, so they need one precision.
@@ -102,7 +102,7 @@ class Target:
         return f"{asked.act_bits}-bit activations" + (" beside float weights" if not asked.quantizes_weights else "")
 
 
-def fit(source: Source, target: Target, *, widen: bool) -> list[Part]:
+def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
     """The layers at the precisions that the target will have; products are left out.
 
     Linked layers, and those that are one thing in the target, stay at one precision: where one of them must
@@ -233,7 +233,7 @@ def _lift_once_(
     reasons: dict[str, str],
     families: Sequence[tuple[Sequence[str], str]],
     parts: Mapping[str, Part],
-    target: Target,
+    target: Expressible,
 ) -> bool:
     """Give each family the highest precision of its members; tell whether that changed anything."""
     changed = False

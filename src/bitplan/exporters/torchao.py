@@ -9,9 +9,9 @@ from typing import Any, final
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
 from bitplan.exporters.recipes import (
+    Expressible,
     Part,
     RecipeExporter,
-    Target,
     fit,
     grouped,
     literal,
@@ -22,7 +22,7 @@ from bitplan.exporters.recipes import (
 )
 
 _NAME = "torchao"
-TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
+TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
 
 
 @final
