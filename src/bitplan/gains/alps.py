@@ -13,7 +13,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
@@ -23,7 +23,7 @@ Goodness = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Alps:
+class Alps(Gain):
     """From the network at the highest choice, lower one group, fine-tune, and take the mean training score A.
 
     value(c) = A_g(c) − A_g(c0), where A at the highest choice is the best of all that were measured: with two choices

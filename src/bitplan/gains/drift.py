@@ -17,16 +17,17 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
+from bitplan.tasks.base import WithAnswers
 from bitplan.tune.distill import divergence
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Gain):
     """From the network at the highest choice, lower one group and look how far its answers move.
 
     value(c) = d(c0) − d(c), where d is the divergence from the answers at the highest choice, T²·KL as in distillation,
@@ -51,7 +52,7 @@ class Drift:
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
-        task = check_task(context.task, "drift", "runs the network on data", ("batches", "forward", "logits"))
+        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
         check_top(model, graph, choices, "drift")
         jobs = lowered_jobs(
             Drifted, model, graph, context, one_at_a_time(graph, choices), self.samples, self.batch_size,

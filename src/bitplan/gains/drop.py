@@ -17,7 +17,7 @@ from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.alps import Goodness
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, try_task
@@ -50,7 +50,7 @@ class MeasuredBatches:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(Gain):
     """From the network at the highest choice, lower one group and look at the loss on a few hundred samples.
 
     value(c) = loss(c0) − loss(c), in inference mode, on the same training batches for every group (shuffled and

@@ -16,7 +16,7 @@ from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.alps import errors_over_seeds, values_of
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, shortened
@@ -68,7 +68,7 @@ class LossTable:
 
 
 @dataclass(frozen=True)
-class AlpsRacing:
+class AlpsRacing(Gain):
     """ALPS by loss, with fine-tuning only where a selection within one of `budgets` depends on it.
 
     All groups are screened on `samples` by `drift`, or by `drop`. Those that some budgets choose differently, or whose

@@ -17,7 +17,7 @@ from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
@@ -40,7 +40,7 @@ class LinearFit:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Gain):
     """A group's gain is its coefficient in a linear regression of the score on the 0/1 precisions of all groups.
 
     `per_level` random networks for each number of lowered groups 2, 3, …, L − 2 (all numbers where there are fewer than
