@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from bitplan.core.records import Graph
 from bitplan.core.registry import LAYERS
+from bitplan.core.rules import Rules
 from bitplan.exporters.base import export
 from bitplan.exporters.packed import load_packed
 from bitplan.gains.base import estimate
-from bitplan.graph.rules import Rules
 from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer, Link, Plan
-from bitplan.graph.rules import Rules
+from bitplan.core.rules import Rules
 from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
