@@ -34,18 +34,18 @@ class Made:
 def hand_made_graph() -> Graph:
     """Six layers: fixed ends, a link of two between them, and two single ones."""
 
-    def layer(name: str, macs: int, weights: int, fixed: Precision | None = None, why: str = "") -> Layer:
-        return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=256, fixed=fixed, why=why)
+    def layer(name: str, macs: int, weights: int, **ruling: Any) -> Layer:
+        return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=256, **ruling)
 
     return Graph(
         model="small",
         layers=(
-            layer("stem", 50, 10, _EIGHT, "first layer"),
+            layer("stem", 50, 10, fixed=_EIGHT, rule="first", why="first layer"),
             layer("a", 100, 30),
             layer("b", 300, 20),
             layer("side", 60, 40),
             layer("c", 80, 50),
-            layer("head", 10, 10, _EIGHT, "last layer"),
+            layer("head", 10, 10, fixed=_EIGHT, rule="last", why="last layer"),
         ),
         links=(Link(layers=("a", "side"), through="output of stem"),),
     )
