@@ -52,6 +52,8 @@ def main() -> None:
     for title, engine, jobs in (("here", Local(), 300), ("local, 2 workers", local, 300), ("Ray", cluster, 300)):
         each = seconds_of(engine, jobs) / jobs
         print(f"{title:>18}: {1000 * each:7.2f} ms per job that does nothing (lease, outcome on disk and all)")
+    few, many = (seconds_of(Local(), jobs) / jobs for jobs in (100, 10_000))
+    print(f"      100 → 10,000: {many / few:.2f} × the time per job (1.00 would be constant), here, in one folder")
     one, two = (seconds_of(Local(workers=workers), 20, 0.5) for workers in (1, 2))
     print(f"    1 → 2 workers: {one / two:.2f} × the jobs per hour (linear would be 2.00), jobs of half a second")
     count = 5000

@@ -248,3 +248,21 @@ def test_a_checkpoint_can_be_read_by_whom_the_user_lets_read_his_files(tmp_path)
     plain.touch()
     folder = save_checkpoint(nn.Linear(2, 2), tmp_path / "net")
     assert {path.stat().st_mode for path in folder.iterdir()} == {plain.stat().st_mode}
+
+
+def test_one_flipped_bit_in_the_weights_is_found(tmp_path):
+    folder = save_checkpoint(nn.Linear(4, 3), tmp_path / "net")
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="model.safetensors is damaged"):
+        load_checkpoint(folder, nn.Linear(4, 3))
+
+
+def test_a_checkpoint_from_before_weights_were_hashed_is_read(tmp_path):
+    folder = save_checkpoint(nn.Linear(4, 3), tmp_path / "net")
+    about = json.loads((folder / "checkpoint.json").read_text())
+    del about["sha256"], about["checksum"]
+    (folder / "checkpoint.json").write_text(json.dumps(about))
+    assert load_checkpoint(folder, nn.Linear(4, 3)).weight.shape == (3, 4)

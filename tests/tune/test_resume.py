@@ -185,6 +185,22 @@ def test_a_damaged_folder_is_told_in_one_line(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["resume.safetensors", "log.jsonl"])
+def test_a_changed_byte_is_found_before_training_goes_on(tmp_path, name):
+    finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=stops_after(10))
+    content = bytearray((tmp_path / name).read_bytes())
+    place = len(content) - 1 if name == "resume.safetensors" else content.index(b"loss") + 8
+    content[place] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FileError, match=f"{name} is damaged: delete .* to begin anew"):
+        finetune_(network(), TASK, RECIPE, folder=tmp_path)
+
+
+def stops_after(steps):
+    asked = iter(range(steps))
+    return lambda: next(asked, None) is None
+
+
 def test_checkpoints_come_at_intervals_and_leave_no_other_files(tmp_path, monkeypatch):
     saved = []
     plain = resume.TrainingFolder.save

@@ -36,8 +36,10 @@ def table(*columns: str, title: str | None = None) -> Table:
     """An empty table; columns that start with ">" are numbers."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        right = column.startswith(">")
-        made.add_column(column.removeprefix(">"), justify="right" if right else "left", overflow="fold", no_wrap=right)
+        if column.startswith(">"):
+            made.add_column(column.removeprefix(">"), justify="right", overflow="fold", no_wrap=True)
+        else:
+            made.add_column(column, justify="left", overflow="fold", no_wrap=False)
     return made
 
 
@@ -45,21 +47,27 @@ def show_graph(graph: Graph) -> None:
     """Layers in execution order, links and what the example did not reach."""
     rows = table("layer", "kind", ">MACs", ">weights", ">inputs", "precision", "why")
     for layer in graph.layers:
+        bits = _bits(layer.fixed.weight_bits) if layer.fixed else Text("to choose", "bold")
         rows.add_row(
-            layer.name, layer.kind, f"{layer.macs:,}", f"{layer.weights:,}", f"{layer.in_features:,}",
-            _bits(layer.fixed.weight_bits) if layer.fixed else Text("to choose", "bold"), _reason(layer, graph),
+            layer.name, layer.kind, f"{layer.macs:,}", f"{layer.weights:,}", f"{layer.in_features:,}", bits,
+            _reason(layer, graph),
         )  # fmt: skip
     out = console()
     out.print(rows)
     out.print(f"\n{headline(graph)}")
     if graph.unreached:
-        out.print(f"Not reached by the example input, so not planned: {', '.join(graph.unreached)}")
+        out.print(_unreached(graph))
+
+
+def _unreached(graph: Graph) -> str:
+    return f"Not reached by the example input, so not planned: {', '.join(graph.unreached)}"
 
 
 def headline(graph: Graph) -> str:
     """A graph in one line."""
     groups, links = len(graph.groups), len(graph.links)
-    macs, weights = (sum(getattr(layer, field) for layer in graph.layers) for field in ("macs", "weights"))
+    macs = sum(layer.macs for layer in graph.layers)
+    weights = sum(layer.weights for layer in graph.layers)
     return (
         f"{graph.model}: {len(graph.layers)} layers in {groups} groups ({links} links), {len(graph.selectable)} to "
         f"choose; {macs / 1e9:.3g} GMACs, {weights / 1e6:.3g} M weights"
@@ -69,12 +77,17 @@ def headline(graph: Graph) -> str:
 def show_rows(record: Gains | Costs) -> None:
     """One line per group, one column per choice."""
     rows = table("group", *(f">{choice}" for choice in record.choices), title=record.label)
-    errors = getattr(record, "errors", None) or {}
+    errors = (record.errors if isinstance(record, Gains) else None) or {}
     for name, row in record.rows.items():
-        shown = [f"{value:,}" if isinstance(value, int) else f"{value:.6g}" for value in row]
-        after = [f" ± {error:.2g}" if error else "" for error in errors.get(name, [0] * len(row))]
-        rows.add_row(name, *map("".join, zip(shown, after, strict=True)))
+        own_errors = errors.get(name, (0.0,) * len(row))
+        rows.add_row(name, *(_figure(value, error) for value, error in zip(row, own_errors, strict=True)))
     console().print(rows)
+
+
+def _figure(value: float, error: float) -> str:
+    """A gain or a cost; costs are whole numbers."""
+    text = f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+    return f"{text} ± {error:.2g}" if error else text
 
 
 def show_plan(
@@ -86,22 +99,20 @@ def show_plan(
     for line in (*plan_lines(plan, graph, costs), _chosen(plan, graph)):
         out.print(line)
     out.print()
-    wide = out.width >= _WIDE
-    out.print(_explained(plan, graph, gains, costs[0], sure, wide) if explain else _bars(plan, graph))
     if explain:
+        out.print(_explained(plan, graph, gains, costs[0], sure, wide=out.width >= _WIDE))
         out.print(f"\n{sure or _UNSURE.format(gains.method)}")
+    else:
+        out.print(_bars(plan, graph))
     if graph.unreached:
-        out.print(f"\nNot reached by the example input, so not planned: {', '.join(graph.unreached)}")
+        out.print(f"\n{_unreached(graph)}")
 
 
 def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     """What was asked for and what it comes to, a line each."""
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
-    proof = (
-        "no bound" if plan.gap is None else "proven best" if plan.gap == 0 else f"at most {plan.gap:.2g} below the best"
-    )
-    lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({proof})")
+    lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({_proof(plan)})")
     figures = total(plan, graph)
     lines.append(
         f"{figures.bops / 1e9:.4g} GBOPs ({figures.bops_without_ends / 1e9:.4g} without first and last layer), "
@@ -122,13 +133,19 @@ def _limit_line(limit: Limit, account: Account | None) -> str:
     return f"{budget.words(limit.cost_name)}: {used} used, {fixed} of it by fixed layers, {left} left; {more}"
 
 
+def _proof(plan: Plan) -> str:
+    if plan.gap is None:
+        return "no bound"
+    return "proven best" if plan.gap == 0 else f"at most {plan.gap:.2g} below the best"
+
+
 def _chosen(plan: Plan, graph: Graph) -> str:
     """How many groups got which precision."""
     picks = Counter(plan.precisions[group.name] for group in graph.selectable)
-    ordered = sorted(picks, key=lambda one: (one.weight_bits, one.act_bits))
+    ordered = sorted(picks, key=lambda precision: (precision.weight_bits, precision.act_bits))
+    shares = ", ".join(f"{picks[precision]} at {precision}" for precision in ordered)
     fixed = len(graph.groups) - len(graph.selectable)
-    shares = ", ".join(f"{picks[one]} at {one}" for one in ordered)
-    return f"groups: {shares}" + (f"; {fixed} fixed by rules" if fixed else "")
+    return f"groups: {shares}; {fixed} fixed by rules" if fixed else f"groups: {shares}"
 
 
 def _bars(plan: Plan, graph: Graph) -> Table:
@@ -150,38 +167,46 @@ def _bar(precision: Precision) -> Text:
     return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
-def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None, wide: bool) -> Table:
-    """Group, gain and cost of every layer's choice, how sure it is, and why it is fixed or linked."""
-    grouped = ["group"] if wide else []
-    rows = table("layer", "bits", "", *grouped, ">gain", f">{cost.name}", *([">sure"] if sure else []), "why")
+def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None, *, wide: bool) -> Table:
+    """Gain and cost of every layer's choice, how sure it is where known, and why it is fixed or linked.
+
+    Where the terminal is wide, also the group that a layer belongs to: it has the name of its first layer.
+    """
+    columns = ["layer", "bits", "", "group", ">gain", f">{cost.name}", ">sure", "why"]
+    left_out = set()
+    if not wide:
+        left_out.add("group")
+    if sure is None:
+        left_out.add(">sure")
+    rows = table(*(name for name in columns if name not in left_out))
     rows.columns[0].min_width = _name_width(graph)
-    leader = {layer.name: group.name for group in graph.groups for layer in group.layers}
+    group_of = {layer.name: group.name for group in graph.groups for layer in group.layers}
     for layer in graph.layers:
-        precision, group = plan.precisions[layer.name], leader[layer.name]
-        kept = ""
+        precision, group = plan.precisions[layer.name], group_of[layer.name]
         if layer.fixed:
-            gain, price = "", "not measured" if layer.name in cost.lacking else f"{cost.fixed.get(layer.name, 0):,}"
+            price = "not measured" if layer.name in cost.lacking else f"{cost.fixed.get(layer.name, 0):,}"
+            gain = kept = ""
+        elif layer.name != group:
+            gain = price = kept = "″"  # those of its group stand in the line of the first layer
         else:
             pick = gains.choices.index(precision)
-            first = group == layer.name
-            gain = f"{gains.rows[group][pick]:.4g} of {gains.rows[group][-1]:.4g}" if first else "″"
-            price = f"{cost.rows[group][pick]:,}" if first else "″"
-            kept = f"{sure.share(group):.0%}" if sure and first else "″"
-        rows.add_row(
-            layer.name, str(precision), _bar(precision), *([group] if wide else []), gain, price,
-            *([kept] if sure else []), _reason(layer, graph, through=wide),
-        )  # fmt: skip
+            gain = f"{gains.rows[group][pick]:.4g} of {gains.rows[group][-1]:.4g}"
+            price = f"{cost.rows[group][pick]:,}"
+            kept = f"{sure.share(group):.0%}" if sure else ""
+        why = _reason(layer, graph, through=wide)
+        cells: list[str | Text] = [layer.name, str(precision), _bar(precision), group, gain, price, kept, why]
+        rows.add_row(*(cell for name, cell in zip(columns, cells, strict=True) if name not in left_out))
     return rows
 
 
 def _reason(layer: Layer, graph: Graph, *, through: bool = True) -> str:
     """Why a layer is fixed, and which others it is linked to, through what."""
-    parts = [layer.why] if layer.why else []
+    reasons = [layer.why] if layer.why else []
     link = graph.link_of(layer.name)
     if link:
         others = ", ".join(name for name in link.layers if name != layer.name)
-        parts.append(f"linked to {others}" + (f" through {link.through}" if through else ""))
-    return "; ".join(parts)
+        reasons.append(f"linked to {others} through {link.through}" if through else f"linked to {others}")
+    return "; ".join(reasons)
 
 
 def _bits(bits: int) -> Text:
@@ -192,11 +217,18 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
     """The best plan at each budget; as JSON, every point of the frontier as well."""
     plans = [frontier.plan(budget) for budget in budgets]
     if as_json:
-        points = [
-            {"cost": int(cost), "gain": float(gain)} for cost, gain in zip(frontier.costs, frontier.values, strict=True)
-        ]
+        pairs = zip(frontier.costs, frontier.values, strict=True)
+        points = [{"cost": int(cost), "gain": float(gain)} for cost, gain in pairs]
         _print_json({"points": points, "plans": [json.loads(plan.to_json()) for plan in plans]})
         return
+    console().print(_frontier_rows(frontier, plans))
+    console().print(f"\n{len(frontier):,} points on the whole frontier of {frontier.cost.name}; --json has them all")
+    if any(plan.limits[0].fixed is not None for plan in plans):
+        console().print("Amounts are those of the whole network, fixed layers included; a share would be without them")
+
+
+def _frontier_rows(frontier: Frontier, plans: Sequence[Plan]) -> Table:
+    """A row per plan: its budget, what it comes to, and how many groups it gives each choice."""
     choices = frontier.cost.choices
     counted = [f">at {choice}" for choice in choices]
     rows = table(
@@ -212,10 +244,7 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
             *(str(picks.count(choice)) for choice in choices),
             f"{figures.bops / 1e9:.4g}", f"{figures.compression:.2f}×",
         )  # fmt: skip
-    console().print(rows)
-    console().print(f"\n{len(frontier):,} points on the whole frontier of {frontier.cost.name}; --json has them all")
-    if any(plan.limits[0].fixed is not None for plan in plans):
-        console().print("Amounts are those of the whole network, fixed layers included; a share would be without them")
+    return rows
 
 
 def show_names(names: Mapping[str, str], *, as_json: bool) -> None:
@@ -223,10 +252,17 @@ def show_names(names: Mapping[str, str], *, as_json: bool) -> None:
     if as_json:
         _print_json(list(names))
         return
-    rows = table("name", "what it is") if any(names.values()) else table("name")
+    if not names:
+        console().print("none yet")
+        return
+    described = any(names.values())
+    rows = table("name", "what it is") if described else table("name")
     for name, summary in names.items():
-        rows.add_row(*([name, summary] if any(names.values()) else [name]))
-    console().print(rows if names else "none yet")
+        if described:
+            rows.add_row(name, summary)
+        else:
+            rows.add_row(name)
+    console().print(rows)
 
 
 def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
@@ -243,18 +279,18 @@ def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
         return
     rows = table("layer", "first", "second", "change")
     for name, (ours, theirs) in differing.items():
-        change = (
-            ""
-            if not ours or not theirs
-            else "more"
-            if theirs.above(ours)
-            else "fewer"
-            if ours.above(theirs)
-            else "mixed"
-        )
-        rows.add_row(name, str(ours or "absent"), str(theirs or "absent"), f"{change} bits" if change else "")
+        rows.add_row(name, str(ours or "absent"), str(theirs or "absent"), _change(ours, theirs))
     out.print(rows)
     out.print(f"\n{len(differing)} of {len(names)} layers differ")
+
+
+def _change(first: Precision | None, second: Precision | None) -> str:
+    """What becomes of a layer's bits, in words; nothing to say where one plan does not have it."""
+    if first is None or second is None:
+        return ""
+    if second.above(first):
+        return "more bits"
+    return "fewer bits" if first.above(second) else "mixed bits"
 
 
 def _print_json(content: object) -> None:

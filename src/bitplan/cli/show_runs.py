@@ -36,11 +36,14 @@ _NAMES = 24  # and the first one, which says what a row is about
 @contextmanager
 def showing_progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on a terminal; elsewhere a line per event, with the time since the beginning."""
-    begin = time.perf_counter()
     if not sys.stderr.isatty():
-        yield lambda done, total, what: print(
-            f"{clock(time.perf_counter() - begin):>8}  {done}/{total}  {what}", file=sys.stderr, flush=True
-        )
+        begin = time.perf_counter()
+
+        def tell(done: int, total: int, what: str) -> None:
+            since = clock(time.perf_counter() - begin)
+            print(f"{since:>8}  {done}/{total}  {what}", file=sys.stderr, flush=True)
+
+        yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -51,103 +54,142 @@ def showing_progress() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
-def show_table(found: Table) -> None:
+def show_table(content: Table) -> None:
     """A table of a run on the terminal; one that is too wide goes on below, its first column repeated."""
-    out, texts = console(), found.texts()
-    for row, column in found.best:
+    out, texts = console(), content.texts()
+    for row, column in content.best:
         texts[row][column] = f"* {texts[row][column]}"
-    widths = [_widths(column, cells) for column, *cells in zip(found.columns, *texts, strict=True)]
-    widths[0] = min(_NAMES, widths[0][1]), widths[0][1]
-    out.print(Text(found.title, "bold"))
-    for part, columns in enumerate(_parts([least for least, _ in widths], out.width)):
-        heads = [found.columns[one] for one in columns]
-        rows = table(*(f">{head.name}" if head.number else head.name for head in heads))
-        for shown, width in zip(rows.columns, _shared([widths[one] for one in columns], out.width), strict=True):
-            shown.width, shown.no_wrap = width, False
-        for row, cells in enumerate(texts):
-            if not part or any(found.rows[row][one] is not None for one in columns[1:]):
-                rows.add_row(*(Text(cells[one], "bold" if (row, one) in found.best else "") for one in columns))
-        out.print(*([""] if part else []), rows, sep="\n")
-    for note in (*found.notes, *(["* the best of its column"] if found.best else [])):
+    widths = [_width(column, cells) for column, *cells in zip(content.columns, *texts, strict=True)]
+    widths[0] = dataclasses.replace(widths[0], least=min(_NAMES, widths[0].wanted))
+    out.print(Text(content.title, "bold"))
+    for part, columns in enumerate(_parts(widths, out.width)):
+        rows = list(range(len(texts)))
+        if part > 0:
+            out.print()
+            rows = [row for row in rows if any(content.rows[row][column] is not None for column in columns[1:])]
+        shown = _headed([content.columns[column] for column in columns], _shared(widths, columns, out.width))
+        for row in rows:
+            cells = []
+            for column in columns:
+                style = "bold" if (row, column) in content.best else ""
+                cells.append(Text(texts[row][column], style))
+            shown.add_row(*cells)
+        out.print(shown)
+    for note in content.notes:
         out.print(_indented(note))
+    if content.best:
+        out.print(_indented("* the best of its column"))
     out.print()
 
 
-def _widths(column: Column, cells: Sequence[str]) -> tuple[int, int]:
-    """The least width of a column and the one it would like: headings and texts may be folded, numbers may not."""
-    content, head = max(map(cell_len, cells), default=0), cell_len(column.name)
-    wanted = max(content, head)
+def _headed(columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
+    """An empty table with these columns, each exactly so wide."""
+    made = table(*(f">{column.name}" if column.number else column.name for column in columns))
+    for shown, width in zip(made.columns, widths, strict=True):
+        shown.width = width
+        shown.no_wrap = False  # the headings of numbers may be folded
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Width:
+    """The least width of a column and the one it would like."""
+
+    least: int
+    wanted: int
+
+
+def _width(column: Column, cells: Sequence[str]) -> _Width:
+    """Headings and texts may be folded, numbers may not."""
+    content = max(map(cell_len, cells), default=0)
+    wanted = max(content, cell_len(column.name))
     if column.number:
-        return max(content, *map(cell_len, column.name.split()), 1), wanted
-    return min(_LEAST, wanted), wanted
+        return _Width(max(content, *map(cell_len, column.name.split()), 1), wanted)
+    return _Width(min(_LEAST, wanted), wanted)
 
 
-def _shared(widths: Sequence[tuple[int, int]], room: int) -> list[int]:
-    """What is left of the room goes first to those columns that lack little."""
-    given = [least for least, _ in widths]
-    spare = room - sum(given) - _GAP * (len(given) - 1)
-    for column in sorted(range(len(widths)), key=lambda one: widths[one][1] - widths[one][0]):
-        more = max(0, min(widths[column][1] - given[column], spare))
-        given[column], spare = given[column] + more, spare - more
-    return given
+def _shared(widths: Sequence[_Width], columns: Sequence[int], room: int) -> list[int]:
+    """How wide each of these columns is; what is left of the room goes first to those that lack little."""
+    given = {column: widths[column].least for column in columns}
+    spare = room - sum(given.values()) - _GAP * (len(columns) - 1)
+    for column in sorted(columns, key=lambda column: widths[column].wanted - widths[column].least):
+        more = max(0, min(widths[column].wanted - given[column], spare))
+        given[column] += more
+        spare -= more
+    return list(given.values())
 
 
 def _indented(shown: str | RichTable) -> Padding:
     return Padding(shown, (0, 0, 0, 2), expand=False)
 
 
-def _parts(least: Sequence[int], room: int) -> list[list[int]]:
+def _parts(widths: Sequence[_Width], room: int) -> list[list[int]]:
     """Which columns stand side by side: all of them where they fit, else the first with as many as do."""
     parts: list[list[int]] = [[0]]
-    for column in range(1, len(least)):
-        taken = sum(least[one] + _GAP for one in parts[-1])
-        if len(parts[-1]) > 1 and taken + least[column] > room:
+    for column in range(1, len(widths)):
+        taken = sum(widths[before].least + _GAP for before in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column].least > room:
             parts.append([0])
         parts[-1].append(column)
     return parts
 
 
-def print_tables(found: Mapping[str, Table]) -> None:
+def print_tables(tables: Mapping[str, Table]) -> None:
     """Several tables as one JSON object."""
-    print(json.dumps({name: json.loads(to_json(one)) for name, one in found.items()}, indent=1, ensure_ascii=False))
+    content = {name: json.loads(to_json(one)) for name, one in tables.items()}
+    print(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def show_status(found: Status, *, as_json: bool, by_method: bool = True) -> None:
     """How far a run is, what is running, what failed and why; `by_method` adds a bar for each."""
     if as_json:
-        content = dataclasses.asdict(dataclasses.replace(found, study=found.study.name, failed=(), parts=()))  # type: ignore[arg-type]
-        del content["parts"]
-        content["failed"] = [{"trial": found.study.words(one.trial), "error": one.error} for one in found.failed]
-        print(json.dumps(content, indent=1))
+        _print_status(found)
         return
     out = console()
-    shared = f" ({found.shared} of all share a training with another)" if found.shared else ""
-    left = "" if found.seconds_left is None else f"; about {clock(found.seconds_left)} left"
-    out.print(
-        f"{found.study.name}: {found.done} of {found.total} trials done{shared}, {len(found.running)} running, "
-        f"{len(found.failed)} failed, {found.waiting} waiting{left if found.waiting or found.running else ''}"
-    )
+    out.print(_status_line(found))
     if by_method and found.parts:
         out.print(_indented(_meters(found)))
-    for one in found.running:
-        out.print(_indented(f"running: {one.what}{f', step {one.step}' if one.step else ''}"))
+    for job in found.running:
+        step = f", step {job.step}" if job.step else ""
+        out.print(_indented(f"running: {job.what}{step}"))
     for failed in found.failed[:_FAILURES_SHOWN]:
         out.print(f"  failed: {found.study.words(failed.trial)}: {' '.join(failed.error.split())}")
     if found.failed:
         out.print("  tracebacks are in failures/; `bitplan sweep --retry` tries them again")
 
 
+def _print_status(found: Status) -> None:
+    """As JSON: the study by its name, failures in words."""
+    content = dataclasses.asdict(dataclasses.replace(found, study=found.study.name, failed=(), parts=()))  # type: ignore[arg-type]
+    del content["parts"]
+    content["failed"] = [{"trial": found.study.words(one.trial), "error": one.error} for one in found.failed]
+    print(json.dumps(content, indent=1))
+
+
+def _status_line(found: Status) -> str:
+    line = f"{found.study.name}: {found.done} of {found.total} trials done"
+    if found.shared:
+        line += f" ({found.shared} of all share a training with another)"
+    line += f", {len(found.running)} running, {len(found.failed)} failed, {found.waiting} waiting"
+    unfinished = found.waiting or found.running
+    if unfinished and found.seconds_left is not None:
+        line += f"; about {clock(found.seconds_left)} left"
+    return line
+
+
 def _meters(found: Status) -> RichTable:
-    """A bar for the whole run, and one for each method and reference."""
+    """A bar for the whole run, and one for each method and reference; failures where there are any."""
     from bitplan.study.status import MethodProgress
 
-    rows = table("", "", ">done", *([">failed"] if found.failed else []))
+    rows = table("", "", ">done", ">failed") if found.failed else table("", "", ">done")
     rows.show_header = bool(found.failed)
     whole = MethodProgress("all trials", found.total, found.done, len(found.failed))
     for part in (whole, *found.parts):
         full = _BAR * part.done // max(1, part.total)
         bar = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
-        counts = [f"{part.done}/{part.total}", *([str(part.failed or "")] if found.failed else [])]
+        counts = [f"{part.done}/{part.total}"]
+        if found.failed:
+            counts.append(str(part.failed or ""))
         rows.add_row(Text(part.title, "bold" if part is whole else ""), bar, *counts)
     return rows
 
@@ -155,26 +197,32 @@ def _meters(found: Status) -> RichTable:
 def show_forecast(study: Study, folder: Path, found: Forecast, *, as_json: bool) -> None:
     """Every trial with its seconds, then the sums."""
     if as_json:
-        lines = [
-            {"id": one.trial.id, "trial": study.words(one.trial), "done": one.done, "seconds": one.seconds}
-            for one in found.lines
-        ]
-        rest = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "lines"}
-        print(json.dumps({"trials": lines, **rest}, indent=1))
+        _print_forecast(study, found)
         return
     rows = table("trial", "id", ">about", "state", title=f"{study.name} → {folder}")
     for line in found.lines:
-        rows.add_row(study.words(line.trial), line.trial.id, clock(line.seconds), "done" if line.done else "to do")
+        state = "done" if line.done else "to do"
+        rows.add_row(study.words(line.trial), line.trial.id, clock(line.seconds), state)
     out = console()
     out.print(rows)
     left = sum(not line.done for line in found.lines)
-    methods = "".join(f"; {title} estimates for about {clock(taken)}" for title, taken in found.methods.items())
+    methods = "".join(f"; {title} estimates for about {clock(seconds)}" for title, seconds in found.methods.items())
     out.print(
         f"\n{left} of {len(found.lines)} trials to do: at most about {clock(found.seconds)} in turn "
         f"({1000 * found.step_seconds:.0f} ms a step){methods}; {found.bytes_kept / 1e6:.1f} MB kept, and "
         f"{found.bytes_passing / 1e6:.1f} MB at a time for each training. Trials that choose the same layers are "
         "trained once."
     )
+
+
+def _print_forecast(study: Study, found: Forecast) -> None:
+    trials = []
+    for line in found.lines:
+        trial = line.trial
+        trials.append({"id": trial.id, "trial": study.words(trial), "done": line.done, "seconds": line.seconds})
+    names = [field.name for field in dataclasses.fields(found) if field.name != "lines"]
+    sums = {name: getattr(found, name) for name in names}
+    print(json.dumps({"trials": trials, **sums}, indent=1))
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
@@ -186,7 +234,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
 def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> None:
     """What both experiments say."""
     if as_json:
-        print(json.dumps({one.kind(): json.loads(one.to_json()) for one in (pairs, fit) if one is not None}, indent=1))
+        records = [record for record in (pairs, fit) if record is not None]
+        print(json.dumps({record.kind(): json.loads(record.to_json()) for record in records}, indent=1))
         return
     out = console()
     if pairs is not None:

@@ -74,13 +74,13 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         options: Any = about.options
         filled = quantize(base, about.plan, **options)
     tensors, _ = read_safetensors(source / TENSORS)
-    if about.sha256 and about.sha256 != _sha256(source / TENSORS):
-        raise FileError(f"{source / TENSORS} is damaged: it is not the file that {ABOUT} beside it was written for")
     for name, stored in about.tied.items():
         if stored not in tensors:
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {TENSORS}")
         tensors[name] = tensors[stored]
-    fill_(filled, tensors, source)
+    fill_(filled, tensors, source)  # says what is missing or misshapen
+    if about.sha256 and about.sha256 != _sha256(source / TENSORS):
+        raise FileError(f"{source / TENSORS} is damaged: it is not the file that {ABOUT} beside it was written for")
     return filled
 
 

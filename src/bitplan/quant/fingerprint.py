@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import is_quantized, options_of, plan_of
+from bitplan.weights.torch_tensors import hash_of_tensors
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 
 def hash_of_weights(model: nn.Module) -> str:
     """Of every tensor's name and bytes, tied ones once."""
-    digest = hashlib.blake2b(digest_size=6)
-    for name, value in state_once(model)[0].items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return hash_of_tensors(state_once(model)[0], length=6)
 
 
 def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bitplan import __version__
-from bitplan.core.studies import Fit
+from bitplan.core.studies import Fit, Study
 from bitplan.core.trials import Trial
 from bitplan.reports.subject import Subject
 
@@ -37,14 +37,13 @@ def additivity_data(subject: Subject) -> Data | None:
 
 def fit_points(fit: Fit, *, held_out: bool) -> list[list[Any]]:
     """Predicted and measured score of the networks that made the fit, or of those kept out of it."""
-    kept = set(fit.held_out)
-    return [
-        [predicted, measured, f"{sum(vector)} of {len(vector)} groups at the highest choice"]
-        for index, (predicted, measured, vector) in enumerate(
-            zip(fit.predicted, fit.measured, fit.vectors, strict=True)
-        )
-        if (index in kept) == held_out
-    ]
+    kept_out = set(fit.held_out)
+    networks = zip(fit.predicted, fit.measured, fit.vectors, strict=True)
+    points: list[list[Any]] = []
+    for index, (predicted, measured, vector) in enumerate(networks):
+        if (index in kept_out) == held_out:
+            points.append([predicted, measured, f"{sum(vector)} of {len(vector)} groups at the highest choice"])
+    return points
 
 
 def trials_data(subject: Subject) -> list[list[Any]] | None:
@@ -56,41 +55,47 @@ def trials_data(subject: Subject) -> list[list[Any]] | None:
     def head(trial: Trial) -> list[Any]:
         return [study.title_of(trial), ", ".join(trial.budgets), trial.seed]
 
-    rows = [
-        [*head(one.trial), one.score, one.seconds, one.device, one.trial.id, one.plan, ""] for one in subject.results
-    ]
-    rows += [
-        [*head(one.trial), None, one.seconds, "", one.trial.id, "", one.error or "failed"] for one in subject.failures
-    ]
-    return sorted(rows, key=lambda row: (row[1], row[0], row[2]))
+    rows: list[list[Any]] = []
+    for result in subject.results:
+        trial = result.trial
+        rows.append([*head(trial), result.score, result.seconds, result.device, trial.id, result.plan, ""])
+    for failure in subject.failures:
+        trial = failure.trial
+        rows.append([*head(trial), None, failure.seconds, "", trial.id, "", failure.error or "failed"])
+
+    def by_budget(row: list[Any]) -> tuple[str, str, int]:
+        title, budget, seed, *_ = row
+        return budget, title, seed
+
+    return sorted(rows, key=by_budget)
 
 
 def provenance_data(subject: Subject) -> list[list[str]]:
     """Names and values, in the order of the flow."""
-    study, candidates = subject.study, subject.candidates
     rows = [("bitplan", __version__), ("network", subject.graph.model), ("graph", subject.graph.id)]
-    rows += [(f"costs ({cost.name})", cost.id) for cost in subject.costs]
-    rows += [
-        (f"gains ({one.title})", _gains_line(one.gains.id, one.gains.seed, one.gains.options)) for one in candidates
-    ]
+    for cost in subject.costs:
+        rows.append((f"costs ({cost.name})", cost.id))
+    for candidate in subject.candidates:
+        gains = candidate.gains
+        rows.append((f"gains ({candidate.title})", _with_options(f"{gains.id}, seed {gains.seed}", gains.options)))
     if subject.plan is not None:
         rows.append(("plan", subject.plan.id))
-    if study is not None:
-        rows += [
-            ("study", f"{study.name} ({study.id})"),
-            ("task", _with_options(study.task, study.task_options)),
-            ("budgets", ", ".join(study.budgets)),
-            ("seeds", ", ".join(map(str, study.seeds))),
-            ("recipe", _fields(study.recipe)),
-            ("start", _fields(study.start)),
-            ("rules", _fields(study.rules)),
-        ]
+    if subject.study is not None:
+        rows += _asked_for(subject.study)
     rows += _machines(subject)
     return [list(row) for row in rows]
 
 
-def _gains_line(identity: str, seed: int, options: dict[str, Any]) -> str:
-    return _with_options(f"{identity}, seed {seed}", options)
+def _asked_for(study: Study) -> list[tuple[str, str]]:
+    return [
+        ("study", f"{study.name} ({study.id})"),
+        ("task", _with_options(study.task, study.task_options)),
+        ("budgets", ", ".join(study.budgets)),
+        ("seeds", ", ".join(map(str, study.seeds))),
+        ("recipe", _fields(study.recipe)),
+        ("start", _fields(study.start)),
+        ("rules", _fields(study.rules)),
+    ]
 
 
 def _with_options(name: str, options: dict[str, Any]) -> str:
@@ -105,8 +110,11 @@ def _fields(record: Any) -> str:
 
 def _flat(value: Any) -> str:
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items()) + ")"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        inside = ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
+        return f"({inside})"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
 
 
 def _machines(subject: Subject) -> list[tuple[str, str]]:
@@ -115,6 +123,9 @@ def _machines(subject: Subject) -> list[tuple[str, str]]:
     for result in subject.results:
         for library, version in result.versions.items():
             versions.setdefault(library, set()).add(version)
-    rows = [(library, ", ".join(sorted(found))) for library, found in sorted(versions.items()) if library != "bitplan"]
+    versions.pop("bitplan", None)  # the page is of this one
+    rows = [(library, ", ".join(sorted(versions[library]))) for library in sorted(versions)]
     devices = sorted({result.device for result in subject.results if result.device})
-    return rows + ([("device", ", ".join(devices))] if devices else [])
+    if devices:
+        rows.append(("device", ", ".join(devices)))
+    return rows

@@ -60,12 +60,20 @@ def _frontier(subject: Subject, scores: Scores | None) -> Sheet | str:
 
 
 def _oracle(subject: Subject, scores: Scores | None) -> Sheet | str:
-    done = {cell.title for cell in scores.methods} if scores else set()
-    oracle = [one.title for one in subject.candidates if one.gains.method == ORACLE and one.title in done]
-    if scores is None or not oracle:
-        return f"no method {ORACLE} of this study has scores"
-    titles = [*(one.title for one in subject.candidates if one.gains.method in ("eagl", "alps")), *oracle]
+    lacking = f"no method {ORACLE} of this study has scores"
+    if scores is None:
+        return lacking
+    done = {cell.title for cell in scores.methods}
+    oracle = [title for title in _by_methods(subject, ORACLE) if title in done]
+    if not oracle:
+        return lacking
+    titles = [*_by_methods(subject, "eagl", "alps"), *oracle]
     return Sheet(lambda axes: draw_frontier(axes[0], subject, scores, titles, heavy=oracle), height=2.5)
+
+
+def _by_methods(subject: Subject, *names: str) -> list[str]:
+    """The titles of the candidates that these methods estimated."""
+    return [candidate.title for candidate in subject.candidates if candidate.gains.method in names]
 
 
 def _weights(subject: Subject, _: Scores | None) -> Sheet | str:
@@ -89,17 +97,19 @@ def _regression(subject: Subject, _: Scores | None) -> Sheet | str:
     fit = subject.fit
     if fit is None:
         return "the regression was not run"
-    held = [(one[0], one[1]) for one in fit_points(fit, held_out=True)]
-    made = [(one[0], one[1]) for one in fit_points(fit, held_out=False)]
+    fitted = [(predicted, measured) for predicted, measured, _ in fit_points(fit, held_out=False)]
+    held_out = [(predicted, measured) for predicted, measured, _ in fit_points(fit, held_out=True)]
     labels = f"predicted {fit.metric}", f"measured {fit.metric}"
+    held_out_title = "held out"
+    if fit.correlation_held_out is not None:
+        held_out_title += f", R = {fit.correlation_held_out:.4f}"
 
     def draw(axes: list[object]) -> None:
-        draw_scatter(axes[0], made, labels, f"fitted, R = {fit.correlation:.4f}")
-        if held:
-            apart = fit.correlation_held_out
-            draw_scatter(axes[1], held, labels, "held out" if apart is None else f"held out, R = {apart:.4f}", colour=1)
+        draw_scatter(axes[0], fitted, labels, f"fitted, R = {fit.correlation:.4f}")
+        if held_out:
+            draw_scatter(axes[1], held_out, labels, held_out_title, colour=1)
 
-    return Sheet(draw, height=1.95, columns=2 if held else 1)
+    return Sheet(draw, height=1.95, columns=2 if held_out else 1)
 
 
 def _selections(subject: Subject, _: Scores | None) -> Sheet | str:

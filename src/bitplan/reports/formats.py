@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bitplan.core.errors import UnknownName
@@ -54,37 +54,46 @@ def to_csv(table: Table) -> str:
     """Values as they are, quoted where needed; notes are left out."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows([["" if value is None else value for value in row] for row in table.rows])
+    writer.writerow(_names(table))
+    for row in table.rows:
+        writer.writerow(["" if value is None else value for value in row])
     return out.getvalue()
 
 
 def to_json(table: Table) -> str:
     """An object with one object per row."""
-    names = [column.name for column in table.columns]
-    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    rows = [dict(zip(_names(table), row, strict=True)) for row in table.rows]
     return json.dumps({"title": table.title, "rows": rows, "notes": table.notes}, indent=1, ensure_ascii=False) + "\n"
 
 
 def to_markdown(table: Table) -> str:
     """A pipe table."""
-    head = [_markdown(column.name) for column in table.columns]
     ruler = ["--:" if column.number else ":--" for column in table.columns]
-    lines = [head, ruler, *([_markdown(text) for text in row] for row in table.texts())]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "".join(f"\n{_markdown(note)}\n" for note in table.notes)
-    return f"**{_markdown(table.title)}**\n\n{body}\n{notes}"
+    lines = [f"**{_markdown(table.title)}**", "", _pipes(map(_markdown, _names(table))), _pipes(ruler)]
+    for row in table.texts():
+        lines.append(_pipes(map(_markdown, row)))
+    for note in table.notes:
+        lines += ["", _markdown(note)]
+    return "\n".join(lines) + "\n"
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def to_latex(table: Table) -> str:
     """A table environment with booktabs' rules."""
-    lines = [[_latex(column.name) for column in table.columns], *([_latex(text) for text in r] for r in table.texts())]
-    head, *rows = [f"  {' & '.join(line)} \\\\" for line in lines]
-    spec = "".join("r" if column.number else "l" for column in table.columns)
-    caption = _latex(" ".join([f"{table.title}.", *(f"{note}." for note in table.notes)]))
-    begin = ["\\begin{table}", "\\centering", f"\\caption{{{caption}}}", f"\\begin{{tabular}}{{{spec}}}", "  \\toprule"]
-    end = ["  \\bottomrule", "\\end{tabular}", "\\end{table}"]
-    return "\n".join([*begin, head, "  \\midrule", *rows, *end]) + "\n"
+    caption = _latex(" ".join(f"{sentence}." for sentence in (table.title, *table.notes)))
+    alignment = "".join("r" if column.number else "l" for column in table.columns)
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{caption}}}", f"\\begin{{tabular}}{{{alignment}}}"]
+    lines += ["  \\toprule", _ampersands(_names(table)), "  \\midrule"]
+    lines += [_ampersands(row) for row in table.texts()]
+    lines += ["  \\bottomrule", "\\end{tabular}", "\\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _ampersands(cells: Iterable[str]) -> str:
+    return f"  {' & '.join(map(_latex, cells))} \\\\"
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -101,6 +110,10 @@ _LATEX = {
 }  # fmt: skip
 
 
+def _names(table: Table) -> list[str]:
+    return [column.name for column in table.columns]
+
+
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
@@ -112,6 +125,8 @@ def _markdown(text: str) -> str:
 def _text(value: Value, column: Column) -> str:
     if value is None:
         return "–"
-    if isinstance(value, float):
-        return f"{value:.{column.digits}f}" if column.digits is not None else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else value
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if column.digits is None else f"{value:.{column.digits}f}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from bitplan.core.errors import UnknownName
 from bitplan.core.runs import RunFolder
 from bitplan.reports.formats import Column, Table, Value, numbers
@@ -10,59 +12,82 @@ from bitplan.stats.compare import ALPHA, Comparison, compare, metric_of, warning
 
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
     """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
-    seen = _seen_from(run, against)
+    _check_method(run, against)
+    comparisons = compare(run.study, run.results, run.plans)
+    title, heading = f"{run.study.name}: exact rank-sum tests", "p"
+    if corrected:
+        title, heading = f"{title}, corrected over budgets (Holm)", "p (Holm)"
     rows: list[tuple[Value, ...]] = []
-    for first, second, difference, one in seen:
-        p, least = (one.holm, one.holm_floor) if corrected else (one.p, one.floor)
-        rows.append((one.budget, first, second, difference, p, least, one.verdict()))
+    for first, second, difference, test in _seen_from(comparisons, against):
+        p, least = (test.holm, test.holm_floor) if corrected else (test.p, test.floor)
+        rows.append((test.budget, first, second, difference, p, least, test.verdict()))
     columns = (
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
-        *numbers("p (Holm)" if corrected else "p", "least possible p", digits=4), Column("so"),
+        *numbers(heading, "least possible p", digits=4), Column("so"),
     )  # fmt: skip
-    told = warning(compare(run.study, run.results, run.plans))
-    title = f"{run.study.name}: exact rank-sum tests{', corrected over budgets (Holm)' if corrected else ''}"
-    return Table(title, columns, tuple(rows), (told,) if told else ())
+    return Table(title, columns, tuple(rows), _warnings(comparisons))
 
 
 def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
     """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
-    study, seen = run.study, _seen_from(run, against)
-    others = list(dict.fromkeys(second for _, second, _, _ in seen))
-    cells = {(second, one.budget): _difference(difference, one, corrected) for _, second, difference, one in seen}
-    rows = tuple((other, *(cells.get((other, budget)) for budget in study.budgets)) for other in others)
-    title = f"{study.name}: {against} against the others, in points of {metric_of(study, run.results)}"
-    p = "p after Holm's correction over the budgets" if corrected else "p of the exact rank-sum test"
+    _check_method(run, against)
+    study, results = run.study, run.results
+    seen = _seen_from(compare(study, results, run.plans), against)
+    by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
+    for _, other, difference, test in seen:
+        by_budget.setdefault(other, {})[test.budget] = _difference(difference, test, corrected)
+    rows = tuple((other, *map(texts.get, study.budgets)) for other, texts in by_budget.items())
+    comparisons = [test for *_, test in seen]
+    notes = (_legend(against, comparisons, corrected), *_warnings(comparisons))
+    title = f"{study.name}: {against} against the others, in points of {metric_of(study, results)}"
+    return Table(title, (Column("against"), *numbers(*study.budgets)), rows, notes)
+
+
+def _legend(against: str, comparisons: Sequence[Comparison], corrected: bool) -> str:
+    """What the signs of `_difference` mean, as far as they occur."""
     legend = f"positive: {against} is better"
-    if any(one.floor <= ALPHA and not one.shared for *_, one in seen):
-        legend += (
-            f"; ★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after Holm's correction; then {p}"
-        )
-    elif seen:
-        legend += "; --against all lists p"
-    told = warning([one for *_, one in seen])
-    return Table(title, (Column("against"), *numbers(*study.budgets)), rows, (legend, *([told] if told else [])))
+    if not comparisons:
+        return legend
+    if not any(_can_be_significant(one) for one in comparisons):
+        return f"{legend}; --against all lists p"
+    p = "p after Holm's correction over the budgets" if corrected else "p of the exact rank-sum test"
+    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after Holm's correction"
+    return f"{legend}; {marks}; then {p}"
 
 
 def _difference(difference: float, one: Comparison, corrected: bool) -> str:
     """A difference with its mark and p; p is left out where it could not be significant whatever the scores were."""
     if one.shared:
         return "same plan"
-    if one.floor > ALPHA:
+    if not _can_be_significant(one):
         return f"{difference:+.2f}"
     sign = "★" if difference > 0 else "▽"
-    mark = sign * (one.significant() + one.significant(corrected=True))
-    return f"{difference:+.2f} {mark:2} {one.holm if corrected else one.p:.4f}"
+    mark = sign * (one.significant() + one.significant(corrected=True))  # none, one or two of it
+    p = one.holm if corrected else one.p
+    return f"{difference:+.2f} {mark:2} {p:.4f}"
 
 
-def _seen_from(run: RunFolder, against: str | None) -> list[tuple[str, str, float, Comparison]]:
-    """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
+def _can_be_significant(one: Comparison) -> bool:
+    return one.floor <= ALPHA and not one.shared
+
+
+def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    text = warning(comparisons)
+    return () if text is None else (text,)
+
+
+def _check_method(run: RunFolder, title: str | None) -> None:
     titles = [method.title for method in run.study.methods]
-    if against is not None and against not in titles:
-        raise UnknownName("method of this run", against, titles)
-    found = compare(run.study, run.results, run.plans)
-    return [
-        (one.second, one.first, -one.difference, one) if one.second == against
-        else (one.first, one.second, one.difference, one)
-        for one in found
-        if against is None or against in (one.first, one.second)
-    ]  # fmt: skip
+    if title is not None and title not in titles:
+        raise UnknownName("method of this run", title, titles)
+
+
+def _seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
+    """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
+    seen = []
+    for one in comparisons:
+        if one.second == against:
+            seen.append((one.second, one.first, -one.difference, one))
+        elif against in (None, one.first):
+            seen.append((one.first, one.second, one.difference, one))
+    return seen

@@ -22,18 +22,15 @@ def histograms(subject: Subject) -> dict[str, Any] | None:
         counted, choices = candidate.gains.histograms, candidate.gains.choices
         if counted:
             top = choices[-1].weight_bits
-            return {
-                "method": candidate.title,
-                "bits": top,
-                "layers": {
-                    name: {
-                        str(bits): _shown(counts if bits == top else lowered(counts, top - bits))
-                        for bits in sorted({choice.weight_bits for choice in choices})
-                    }
-                    for name, counts in counted.items()
-                },
-            }
+            below = sorted({top - choice.weight_bits for choice in choices}, reverse=True)
+            layers = {name: _by_bits(counts, top, below) for name, counts in counted.items()}
+            return {"method": candidate.title, "bits": top, "layers": layers}
     return None
+
+
+def _by_bits(counts: Sequence[int], top: int, below: Sequence[int]) -> dict[str, list[Any]]:
+    """What is shown of a layer counted at `top` bits, at so many bits below that."""
+    return {str(top - fewer): _shown(lowered(counts, fewer) if fewer else counts) for fewer in below}
 
 
 def lowered(counts: Sequence[int], bits: int) -> list[int]:
@@ -42,17 +39,18 @@ def lowered(counts: Sequence[int], bits: int) -> list[int]:
     A weight lies within half a step of its code c, so its new code is c / 2^bits rounded, except where that falls
     between two codes: there a line through the neighbouring counts says how many weights lie on either side.
     """
-    old = np.asarray(counts, np.int64)
-    width, half = 1 << bits, len(old) // 2
-    codes = np.arange(len(old)) - half
-    low, rest = np.divmod(codes, width)
+    old = np.asarray(counts, np.int64)  # (N), and so are all below, but for `new`: (N / 2^bits)
+    width = 1 << bits
+    codes = np.arange(len(old)) - len(old) // 2
+    lower, rest = np.divmod(codes, width)  # the new code below or at c / 2^bits, and how many old steps c is above it
     before, after = np.roll(old, 1), np.roll(old, -1)
-    upper = np.clip(np.rint(old / 2 - (before - after) / 16), 0, old).astype(np.int64)
-    up = np.where(2 * rest == width, upper, np.where(2 * rest > width, old, 0))
-    made = np.zeros(len(old) >> bits, np.int64)
-    for target, amount in ((low, old - up), (low + 1, up)):
-        np.add.at(made, np.minimum(target + len(made) // 2, len(made) - 1), amount)
-    return [int(count) for count in made]
+    upper_half = np.clip(np.rint(old / 2 - (before - after) / 16), 0, old).astype(np.int64)
+    rounded_up = np.where(2 * rest == width, upper_half, np.where(2 * rest > width, old, 0))
+    new = np.zeros(len(old) >> bits, np.int64)
+    for code, amount in ((lower, old - rounded_up), (lower + 1, rounded_up)):
+        place = np.minimum(code + len(new) // 2, len(new) - 1)  # beyond the highest code, clipped to it
+        np.add.at(new, place, amount)
+    return [int(count) for count in new]
 
 
 def short(value: float) -> float:

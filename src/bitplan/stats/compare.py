@@ -9,13 +9,15 @@ from itertools import combinations
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
-from bitplan.core.studies import Study
+from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
 from bitplan.stats.ranksum import floor, holm, holm_floor, rank_sum
 from bitplan.stats.summary import Area, area, deviation, mean
 
 ALPHA = 0.05
 NO_PLANS: Mapping[str, Plan] = {}
+Place = tuple[str, str]
+"""The title of a method, and a budget ("" for references)."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,18 @@ class Comparison:
 
 def compare(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Comparison, ...]:
     """Every two methods of a study at every budget where both have scores, in the study's order."""
-    found = list(results)
-    table = {(cell.title, cell.budget): cell for cell in cells(study, found, plans)}
-    upwards = _higher_is_better(study, found)
-    compared: list[Comparison] = []
+    known = list(results)
+    by_place = {(cell.title, cell.budget): cell for cell in cells(study, known, plans)}
+    upwards = _higher_is_better(study, known)
+    comparisons: list[Comparison] = []
     for first, second in combinations((method.title for method in study.methods), 2):
-        pairs = [(table.get((first, budget)), table.get((second, budget))) for budget in study.budgets]
-        compared += _pair([(ours, theirs) for ours, theirs in pairs if ours and theirs], upwards)
-    return tuple(compared)
+        tests = []
+        for budget in study.budgets:
+            ours, theirs = by_place.get((first, budget)), by_place.get((second, budget))
+            if ours is not None and theirs is not None:
+                tests.append(_test(ours, theirs, upwards))
+        comparisons += _corrected(tests)
+    return tuple(comparisons)
 
 
 def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Cell, ...]:
@@ -94,22 +100,16 @@ def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = N
 
     `plans` by id (`RunFolder.plans`) tell equal precisions by plans of different methods; without them only equal ids.
     """
-    by_cell: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
-    for result in results:
-        if not belongs(study, result.trial):
-            continue
-        key = study.title_of(result.trial), ", ".join(result.trial.budgets)
-        other = by_cell[key].setdefault(result.trial.seed, result)
-        if other is not result and other.trial.id != result.trial.id:
-            raise InputError(
-                f"two trials claim seed {result.trial.seed} of {key[0]} at {key[1] or 'no budget'}: {other.trial.id} "
-                f"and {result.trial.id}; they start from different checkpoints or options: remove one from the store"
-            )
-    order = {title: place for place, title in enumerate(_titles(study, by_cell))}
-    budgets = {budget: place for place, budget in enumerate(("", *study.budgets))}
-    keys = sorted(by_cell, key=lambda key: (budgets[key[1]] > 0, order[key[0]], budgets[key[1]]))
-    chosen = {key: _precisions(by_cell[key].values(), plans) for key in keys}
-    return tuple(_cell(key, by_cell[key], [other for other in keys if _same(key, other, chosen)]) for key in keys)
+    by_place = _by_place(study, results)
+    places = _in_order(study, by_place)
+    chosen = {place: _precisions(by_place[place].values(), plans) for place in places}
+    made: list[Cell] = []
+    for place in places:
+        title, budget = place
+        at_budget = [other for other, its_budget in places if its_budget == budget and other != title]
+        shared_with = tuple(other for other in at_budget if chosen[other, budget] == chosen[place])
+        made.append(_cell(place, by_place[place], shared_with))
+    return tuple(made)
 
 
 def belongs(study: Study, trial: Trial) -> bool:
@@ -118,13 +118,14 @@ def belongs(study: Study, trial: Trial) -> bool:
         return False
     if trial.role != "choice":
         return _is_reference(study, trial)
-    matching = [one for one in study.methods if (one.name, one.options) == (trial.method, trial.options)]
-    return (
-        any(one.title == study.title_of(trial) and trial.recipe in (study.recipe, one.recipe) for one in matching)
-        and trial.seed in study.seeds
-        and ", ".join(trial.budgets) in study.budgets
-        and trial.cost == study.cost
-    )
+    asked_for = trial.seed in study.seeds and ", ".join(trial.budgets) in study.budgets and trial.cost == study.cost
+    return asked_for and any(_is_by(method, study, trial) for method in study.methods)
+
+
+def _is_by(method: Method, study: Study, trial: Trial) -> bool:
+    """Tell whether a method chose for a trial, which was trained as the study says, or the method itself."""
+    same = (method.name, method.options) == (trial.method, trial.options) and method.title == study.title_of(trial)
+    return same and trial.recipe in (study.recipe, method.recipe)
 
 
 def _is_reference(study: Study, trial: Trial) -> bool:
@@ -138,12 +139,17 @@ def _is_reference(study: Study, trial: Trial) -> bool:
 
 def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str, Area]:
     """Method → the area under its frontier over all of the study's budgets; methods that lack a budget are left out."""
-    scores: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)
+    scores: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)  # title → budget → seed → score
     for cell in cells(study, results):
         if cell.budget:
             scores[cell.title][cell.budget] = dict(zip(cell.seeds, cell.scores, strict=True))
-    found = {title: area(rows, seed=seed) for title, rows in scores.items() if set(rows) == set(study.budgets)}
-    return {title: one for title, one in found.items() if one is not None}
+    found: dict[str, Area] = {}
+    for title, by_budget in scores.items():
+        if by_budget.keys() == set(study.budgets):
+            below = area(by_budget, seed=seed)
+            if below is not None:
+                found[title] = below
+    return found
 
 
 def metric_of(study: Study, results: Iterable[Result]) -> str:
@@ -154,11 +160,12 @@ def metric_of(study: Study, results: Iterable[Result]) -> str:
 
 def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | None:
     """Say plainly where seeds are too few for any difference to be significant, alone or after Holm's correction."""
-    told = [one for one in comparisons if not one.shared]
-    if not told:
+    tests = [comparison for comparison in comparisons if not comparison.shared]
+    if not tests:
         return None
-    least, corrected = min(one.floor for one in told), min(one.holm_floor for one in told)
-    seeds = max(max(one.seeds) for one in told)
+    least = min(test.floor for test in tests)
+    corrected = min(test.holm_floor for test in tests)
+    seeds = max(max(test.seeds) for test in tests)
     if least > alpha:
         return f"nothing can be significant here: with {seeds} seeds p cannot be below {least:.2g}; run more seeds"
     if corrected > alpha:
@@ -166,53 +173,76 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     return None
 
 
-def _pair(pairs: Sequence[tuple[Cell, Cell]], higher_is_better: bool) -> list[Comparison]:
-    made = [
-        Comparison(
-            first=ours.title,
-            second=theirs.title,
-            budget=ours.budget,
-            difference=(ours.mean - theirs.mean) * (1 if higher_is_better else -1),
-            p=rank_sum(ours.scores, theirs.scores),
-            floor=floor(len(ours.scores), len(theirs.scores)),
-            holm=1.0,
-            holm_floor=1.0,
-            seeds=(len(ours.scores), len(theirs.scores)),
-            shared=theirs.title in ours.shared_with,
-        )
-        for ours, theirs in pairs
-    ]
-    if not made:
+def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
+    """Two cells of one budget, before any correction."""
+    counts = len(ours.scores), len(theirs.scores)
+    return Comparison(
+        first=ours.title,
+        second=theirs.title,
+        budget=ours.budget,
+        difference=(ours.mean - theirs.mean) * (1 if higher_is_better else -1),
+        p=rank_sum(ours.scores, theirs.scores),
+        floor=floor(*counts),
+        holm=1.0,
+        holm_floor=1.0,
+        seeds=counts,
+        shared=theirs.title in ours.shared_with,
+    )
+
+
+def _corrected(tests: Sequence[Comparison]) -> list[Comparison]:
+    """The same with Holm's correction over all of them."""
+    if not tests:
         return []
-    lowest = holm_floor([one.floor for one in made])
-    corrected = holm([one.p for one in made])
-    return [replace(one, holm=value, holm_floor=lowest) for one, value in zip(made, corrected, strict=True)]
+    lowest = holm_floor([test.floor for test in tests])
+    values = holm([test.p for test in tests])
+    return [replace(test, holm=value, holm_floor=lowest) for test, value in zip(tests, values, strict=True)]
 
 
-def _cell(key: tuple[str, str], by_seed: Mapping[int, Result], same: Sequence[tuple[str, str]]) -> Cell:
+def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[int, Result]]:
+    """The study's results of each method at each budget, by seed; two trials that claim one seed are refused."""
+    by_place: dict[Place, dict[int, Result]] = defaultdict(dict)
+    for result in results:
+        trial = result.trial
+        if not belongs(study, trial):
+            continue
+        title, budget = study.title_of(trial), ", ".join(trial.budgets)
+        other = by_place[title, budget].setdefault(trial.seed, result).trial
+        if other.id != trial.id:
+            raise InputError(
+                f"two trials claim seed {trial.seed} of {title} at {budget or 'no budget'}: {other.id} and {trial.id}; "
+                "they start from different checkpoints or options: remove one from the store"
+            )
+    return by_place
+
+
+def _in_order(study: Study, by_place: Mapping[Place, Mapping[int, Result]]) -> list[Place]:
+    """References first, by their names and the float network last; then methods and budgets as the study has them."""
+    methods = [method.title for method in study.methods]
+    roles = {title: next(iter(by_seed.values())).trial.role for (title, _), by_seed in by_place.items()}
+    references = sorted(roles.keys() - set(methods), key=lambda title: (roles[title] == "float", title))
+    titles, budgets = [*references, *methods], ["", *study.budgets]
+
+    def turn(place: Place) -> tuple[bool, int, int]:
+        title, budget = place
+        return budget != "", titles.index(title), budgets.index(budget)
+
+    return sorted(by_place, key=turn)
+
+
+def _cell(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...]) -> Cell:
     seeds = tuple(sorted(by_seed))
     scores = tuple(by_seed[seed].score for seed in seeds)
-    shared_with = tuple(title for title, _ in same)
     role = by_seed[seeds[0]].trial.role
-    return Cell(*key, seeds, scores, mean(scores), deviation(scores), shared_with, role)
-
-
-def _titles(study: Study, found: Mapping[tuple[str, str], Mapping[int, Result]]) -> list[str]:
-    """References in the order of their names, the float network last, then the methods as the study has them."""
-    methods = [method.title for method in study.methods]
-    roles = {title: next(iter(by_seed.values())).trial.role for (title, _), by_seed in found.items()}
-    references = sorted(roles.keys() - set(methods), key=lambda title: (roles[title] == "float", title))
-    return references + methods
+    return Cell(*place, seeds, scores, mean(scores), deviation(scores), shared_with, role)
 
 
 def _precisions(results: Iterable[Result], plans: Mapping[str, Plan]) -> frozenset[object]:
     """What the plans of a cell choose: precisions where the plan is at hand, else its id."""
-    ids = {result.plan for result in results}
-    return frozenset(tuple(plans[one].precisions.items()) if one in plans else one for one in ids)
-
-
-def _same(key: tuple[str, str], other: tuple[str, str], chosen: Mapping[tuple[str, str], frozenset[object]]) -> bool:
-    return key != other and key[1] == other[1] and chosen[key] == chosen[other]
+    chosen: set[object] = set()
+    for plan in {result.plan for result in results}:
+        chosen.add(tuple(plans[plan].precisions.items()) if plan in plans else plan)
+    return frozenset(chosen)
 
 
 def _higher_is_better(study: Study, results: Sequence[Result]) -> bool:

@@ -21,11 +21,11 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     scipy's permutation test.
     """
     _check(first, second)
-    ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)  # midranks are halves
+    ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)  # doubled, since midranks are halves
     observed = int(ranks[: len(first)].sum())
     ways = _ways(ranks, len(first))
-    tail = min(ways[: observed + 1].sum(), ways[observed:].sum())
-    return float(min(1.0, 2 * tail / ways.sum()))
+    below, above = ways[: observed + 1].sum(), ways[observed:].sum()  # both with the observed sum itself
+    return float(min(1.0, 2 * min(below, above) / ways.sum()))
 
 
 def floor(first: int, second: int) -> float:
@@ -38,9 +38,12 @@ def floor(first: int, second: int) -> float:
 def holm(values: Sequence[float]) -> tuple[float, ...]:
     """The p-values of several tests, corrected so that any one below α keeps the chance of a false one below α."""
     count = len(values)
-    adjusted, highest = [0.0] * count, 0.0
-    for done, index in enumerate(sorted(range(count), key=lambda index: values[index])):
-        highest = max(highest, min(1.0, (count - done) * values[index]))
+    least_first = sorted(range(count), key=lambda index: values[index])
+    adjusted = [0.0] * count
+    highest = 0.0
+    for done, index in enumerate(least_first):
+        corrected = min(1.0, (count - done) * values[index])
+        highest = max(highest, corrected)  # a greater p never has a smaller corrected one
         adjusted[index] = highest
     return tuple(adjusted)
 
@@ -54,10 +57,11 @@ def holm_floor(floors: Sequence[float]) -> float:
 
 def _ways(ranks: NDArray[np.int64], size: int) -> NDArray[np.float64]:
     """How many subsets of `size` ranks have each sum: counts (sum,), added up rank by rank."""
-    counts = np.zeros((size + 1, int(ranks.sum()) + 1))
+    counts = np.zeros((size + 1, int(ranks.sum()) + 1))  # of subsets of the ranks so far: (members, sum)
     counts[0, 0] = 1
     for rank in ranks:
-        counts[1:, rank:] += counts[:-1, : counts.shape[1] - rank].copy()
+        with_rank = counts[:-1, : counts.shape[1] - rank].copy()  # or a rank would be taken twice
+        counts[1:, rank:] += with_rank
     ways: NDArray[np.float64] = counts[size]
     return ways
 

@@ -52,21 +52,32 @@ def pair_drops(
     names = [group.name for group in graph.selectable]
     if len(names) < 2:
         raise InputError(f"pairs need at least two groups to choose, {graph.model} has {len(names)}")
-    every = list(itertools.combinations(names, 2))
-    chosen = sorted(random.Random(context.seed).sample(every, min(count, len(every))), key=every.index)
-    sets: list[tuple[str, ...]] = [(), *((name,) for name in names), *chosen]
-    lowered = [dict.fromkeys(one, choices[0]) for one in sets]
-    found = dict(zip(sets, _measure(model, graph, choices, context, lowered, samples, batch_size, by), strict=True))
-    drops = {one: found[()] - value for one, value in found.items()}
-    pairs = tuple(Pair(first=a, second=b, predicted=drops[a,] + drops[b,], measured=drops[a, b]) for a, b in chosen)
+    drawn = _draw_pairs(names, count, context.seed)
+    sets: list[tuple[str, ...]] = [(), *((name,) for name in names), *drawn]
+    lowered = [dict.fromkeys(groups, choices[0]) for groups in sets]
+    as_it_is, *goodness = _measure(model, graph, choices, context, lowered, samples, batch_size, by)
+    drops = [as_it_is - good for good in goodness]
+    alone = dict(zip(names, drops[: len(names)], strict=True))
+    together = dict(zip(drawn, drops[len(names) :], strict=True))
+    pairs = [
+        Pair(first=first, second=second, predicted=alone[first] + alone[second], measured=measured)
+        for (first, second), measured in together.items()
+    ]
     return Pairs(
         graph=graph.id,
         metric=f"training {context.task.metric}" if by == "score" else "training loss",
-        alone={name: drops[name,] for name in names},
-        pairs=pairs,
+        alone=alone,
+        pairs=tuple(pairs),
         correlation=correlation([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
         seconds=time.perf_counter() - begin,
     )
+
+
+def _draw_pairs(names: Sequence[str], count: int, seed: int) -> list[tuple[str, str]]:
+    """So many different pairs at random, or all there are, in the order of the groups."""
+    every = list(itertools.combinations(names, 2))
+    drawn = random.Random(seed).sample(every, min(count, len(every)))
+    return sorted(drawn, key=every.index)
 
 
 def study_pairs(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Pairs:
@@ -148,8 +159,11 @@ def _measure(
     jobs = lowered_jobs(Dropped, model, graph, context, lowered, samples, batch_size)
     done = finish(Measure(model, task), jobs, Losses, context, "additivity")
     sign = 1.0 if by == "score" and task.higher_is_better else -1.0
-    found = [done[job.id] for job in jobs]
-    return [sign * math.fsum(values) / len(values) for values in (_values(one, by) for one in found)]
+    goodness = []
+    for job in jobs:
+        values = _values(done[job.id], by)  # one per batch
+        goodness.append(sign * math.fsum(values) / len(values))
+    return goodness
 
 
 def _values(outcome: Losses, by: By) -> Sequence[float]:

@@ -63,18 +63,19 @@ def forecast(study: Study, run_folder: str | Path) -> Forecast:
     pace = _step_seconds(setting, high, study.recipe, teacher)
     float_pace = _step_seconds(setting, network, study.recipe.model_copy(update={"distill": 0.0}), None)
     score = _score_seconds(setting, high)
-    lines = tuple(
-        _line(setting, trial, float_pace if trial.role == "float" else pace, score) for trial in trials(study)
-    )
+    lines: list[TrialForecast] = []
+    for trial in trials(study):
+        lines.append(_line(setting, trial, float_pace if trial.role == "float" else pace, score))
     methods = _estimates(setting, high, network, graph)
-    size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
     left = [line for line in lines if not line.done]
+    size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
+    kept = 2 + _networks(study, left)  # the two that all trials start from: float, and at the highest choice
     return Forecast(
-        lines=lines,
+        lines=tuple(lines),
         methods=methods,
         step_seconds=pace,
         seconds=sum(line.seconds for line in left) + sum(methods.values()),
-        bytes_kept=len(left) * _RECORD_BYTES + (2 + _networks(study, left)) * size,
+        bytes_kept=len(left) * _RECORD_BYTES + kept * size,
         bytes_passing=3 * size,
     )
 
@@ -94,16 +95,21 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
 
 
 def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
-    steps = steps_of(setting.task, trial.recipe) if trial.recipe else 0
-    share = 1.0 if trial.recipe is None else trial.recipe.batch_size / setting.study.recipe.batch_size
-    done = setting.run.trials.has(trial.id)
-    return TrialForecast(trial, done, steps * pace * share + score)
+    """`pace` is the seconds of a step with the study's batches, `score` those of scoring once."""
+    seconds = score
+    if trial.recipe is not None:
+        steps = steps_of(setting.task, trial.recipe)
+        share = trial.recipe.batch_size / setting.study.recipe.batch_size
+        seconds = steps * pace * share + score
+    return TrialForecast(trial, setting.run.trials.has(trial.id), seconds)
 
 
 def _networks(study: Study, left: Sequence[TrialForecast]) -> int:
     """How many trained networks are kept at most; those that others start from always are."""
+    if not study.keep_networks:
+        return 0
     own = starts(study)
-    return sum(line.trial not in (own.floating, own.high) for line in left) if study.keep_networks else 0
+    return sum(line.trial not in (own.floating, own.high) for line in left)
 
 
 def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
@@ -119,7 +125,8 @@ def _score_seconds(setting: Setting, model: nn.Module) -> float:
     batch = some_batches(task, size, 0, 1)[0]
     model.eval()
     with torch.no_grad():
-        task.forward(model, batch)
+        task.forward(model, batch)  # the first one also sets things up
         begin = time.perf_counter()
         task.forward(model, batch)
-    return (time.perf_counter() - begin) * task.size("test") / min(size, task.size("train"))
+    seconds = time.perf_counter() - begin
+    return seconds * task.size("test") / min(size, task.size("train"))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import RunFolder
+from bitplan.core.runs import LeaseFile, RunFolder
 from bitplan.core.studies import Agenda, FailedTrial, Study
 from bitplan.engines.lease import read_lease
 from bitplan.tune.log import LOG
+
+_TAIL = 1000  # bytes of a log that hold its last lines
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,59 @@ class Status:
 def status(folder: str | Path) -> Status:
     """Look at a run at any time; nothing is written, and no process is asked."""
     run = RunFolder(Path(folder))
-    study, agenda = run.study, run.agenda
-    listed = agenda or Agenda(study=study.id, trials=())
+    study = run.study
+    agenda = run.agenda or Agenda(study=study.id, trials=())
+    names = {trial.id: study.words(trial) for trial in agenda.trials}
     done = {result.trial.id for result in run.results}
     failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
     lost = {failure.trial.id for failure in failed}
-    names = {trial.id: study.words(trial) for trial in listed.trials}
-    working = _working(run)
-    busy = {trial for _, job in working for trial in listed.trainings.get(job, (job,)) if trial in names}
-    served = {trial for trials in listed.trainings.values() for trial in trials if trial in names}
+    running: list[Running] = []
+    busy: set[str] = set()
+    for lease in _living(run):
+        wanted_by = agenda.trainings.get(lease.job, (lease.job,))  # what is no training may be a trial by itself
+        serves = [trial for trial in wanted_by if trial in names]
+        busy.update(serves)
+        what = _words(lease, [names[trial] for trial in serves])
+        running.append(Running(what, _step(run.running.path(lease.job))))
     return Status(
         study=study,
         total=len(names),
         done=len(done),
-        shared=len(served) - sum(bool(set(trials) & names.keys()) for trials in listed.trainings.values()),
-        running=tuple(Running(_what(part, job, listed, names), _step(run.running.path(job))) for part, job in working),
+        shared=_shared(agenda, names.keys()),
+        running=tuple(running),
         failed=failed,
         waiting=len(names.keys() - done - busy - lost),
-        seconds_left=_seconds_left(run, listed, done | lost, len(working)),
-        parts=_parts(study, listed, done, lost),
+        seconds_left=_seconds_left(run, agenda, done | lost, len(running)),
+        parts=_parts(study, agenda, done, lost),
     )
+
+
+def _living(run: RunFolder) -> Iterator[LeaseFile]:
+    """The leases that living processes hold: what is being worked on."""
+    for lease in run.leases():
+        sign = read_lease(lease.path)
+        if sign is not None and not sign.holder.gone:
+            yield lease
+
+
+def _words(lease: LeaseFile, trials: Sequence[str]) -> str:
+    """What a lease is held for, as people call it; `trials` are the words of those that its job serves."""
+    if lease.part == "estimates":
+        return f"gains {lease.job}"
+    if lease.part == "jobs":
+        return f"a method's job {lease.job}"
+    return " = ".join(trials) or f"{lease.part} {lease.job}"
+
+
+def _shared(agenda: Agenda, listed: Set[str]) -> int:
+    """How many trials need no training of their own, since that of another is the same."""
+    served: set[str] = set()
+    trainings = 0
+    for trials in agenda.trainings.values():
+        serves = listed & set(trials)
+        served |= serves
+        trainings += bool(serves)
+    return len(served) - trainings
 
 
 def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[MethodProgress, ...]:
@@ -82,26 +119,12 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
     )
 
 
-def _working(run: RunFolder) -> list[tuple[str, str]]:
-    """What living processes hold leases of: the part of the run that the outcome goes to, and the job's id."""
-    signs = [(lease, read_lease(lease.path)) for lease in run.leases()]
-    return [(lease.part, lease.job) for lease, sign in signs if sign is not None and not sign.holder.gone]
-
-
-def _what(kind: str, job: str, agenda: Agenda, names: dict[str, str]) -> str:
-    if kind == "estimates":
-        return f"gains {job}"
-    if kind == "jobs":
-        return f"a method's job {job}"
-    trials = [names[trial] for trial in agenda.trainings.get(job, (job,)) if trial in names]
-    return " = ".join(trials) or f"{kind} {job}"
-
-
 def _step(folder: Path) -> int:
     """The last step that a training wrote down."""
     try:
         with (folder / LOG).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 1000))
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - _TAIL))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return 0
@@ -116,9 +139,12 @@ def _step(folder: Path) -> int:
 def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
     """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
     took = [run.trained.read(job).seconds for job in run.trained.ids() & agenda.trainings.keys()]
-    known = {trial for trials in agenda.trainings.values() for trial in trials}
-    left = sum(not settled >= set(trials) for trials in agenda.trainings.values())
-    left += sum(trial.id not in settled | known for trial in agenda.trials)
+    trainings = agenda.trainings.values()
+    left = sum(not settled.issuperset(trials) for trials in trainings)
+    accounted_for = settled.union(*trainings)
+    left += sum(trial.id not in accounted_for for trial in agenda.trials)  # each may need a training of its own
     if not left:
         return 0.0
-    return statistics.median(took) * left / max(1, at_once) if took else None
+    if not took:
+        return None
+    return statistics.median(took) * left / max(1, at_once)
