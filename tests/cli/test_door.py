@@ -144,6 +144,7 @@ def test_a_file_never_names_code(here, tmp_path):
         (lambda: what_is("resnet50", Beside(model="x")), "--model names the network of a checkpoint folder"),
         (lambda: what_is("named", pick=Pick(method="eagl")), "--method is for the folder of a run"),
         (lambda: what_is("named").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
+        (lambda: what_is("graph.json").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
         (lambda: door.teacher_of("resnet50", None), "teach nothing: add --teacher-weights"),
         (lambda: door.teacher_of("graph.json", None), "graph.json is no network"),
     ],

@@ -117,6 +117,18 @@ def test_a_recipe_of_a_run_trains_nothing(run, folder, untrainable):
     assert not (folder.path / "networks").exists()
 
 
+def test_other_verbs_take_a_run_too(run, folder):
+    result = recommended(folder)
+    code, out, err = run("evaluate", "run", "--task", "digits", "--threads", "1")
+    assert code == 0, err
+    assert out.startswith(f"top-1 {result.score:.2f} ")
+    words = ("--model", "tiny:network", "--plan", "run", "--task", "digits", "-o", "mixed")
+    code, _, err = run("quantize", f"run/networks/{result.training}", *words)
+    assert code == 0, err
+    mixed = bitplan.load_checkpoint("mixed", bitplan.load_model("tiny:network")[0])
+    assert bitplan.plan_of(mixed).precisions == folder.plans[result.plan].precisions
+
+
 def test_a_network_that_scores_otherwise_than_recorded_is_called_so(run, folder):
     result = recommended(folder)
     for one in folder.results:

@@ -106,6 +106,7 @@ def test_a_function_may_have_no_number_for_fixed_layers_only(graph):
     [
         ("layer,w2a2,w4a4\na,1,2\nside,1,2\nb,1,2", "no cost for layer 'c'"),
         ("layer,w2a2\na,1\nside,1\nb,1\nc,1", "no cost for 'a' at w4a4, only at w2a2"),
+        ("layer,w2a2,w4a4\na,1,\nside,1,2\nb,1,2\nc,1,2", "no cost for 'a' at w4a4, only at w2a2"),
         ("layer,w2a2,w4a4\na,1,2.5", "the cost of 'a' at w4a4 is 2.5; a cost is a whole number"),
         ("layer,w2a2,w4a4\na,1,-2", "a whole number ≥ 0"),
         ("layer,w2a2,w4a4\na,1,nan", "a whole number ≥ 0"),

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bitplan.cli.things import Typed
+from bitplan.cli.things import Typed, trace_model
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class OwnCheckpoint(Typed):
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """Of its network where it is known, else by the names of its tensors."""
         if self._network is None:
-            return WeightsFile(self.written).graph(rules, link)
-        return self.traced(self.model, self.example, self._network, rules, link)
+            return self._file.graph(rules, link)
+        return trace_model(self.model, self.example, self._network, rules, link)
 
     @cached_property
     def model(self) -> Any:
@@ -69,7 +69,7 @@ class OwnCheckpoint(Typed):
     @property
     def weights(self) -> Any:
         """The network where it is known, else the opened file."""
-        return WeightsFile(self.written).weights if self._network is None else self.model
+        return self._file.weights if self._network is None else self.model
 
     @property
     def plan(self) -> Plan:
@@ -85,8 +85,8 @@ class OwnCheckpoint(Typed):
 
     @property
     def spec(self) -> str | None:
-        """As it says itself."""
-        return self._about.spec
+        """What builds its network, unless that is code."""
+        return None if self._network is None or ":" in self._network else self._network
 
     @property
     def quantized(self) -> Any:
@@ -112,6 +112,10 @@ class OwnCheckpoint(Typed):
                 f"{self.written} names no model of the zoo: say which it is with --model package.module:factory"
             )
         return load_model(self._network)
+
+    @cached_property
+    def _file(self) -> WeightsFile:
+        return WeightsFile(self.written)
 
     @cached_property
     def _about(self) -> Checkpoint:

@@ -61,30 +61,38 @@ def demo_study() -> Study:
 
 def findings(run: RunFolder) -> list[str]:
     """What the results say, in two sentences: why bits matter here, and which method places them best."""
+    return [sentence for sentence in (_what_is_at_stake(run), _who_is_best(run)) if sentence]
+
+
+def _what_is_at_stake(run: RunFolder) -> str | None:
+    """How far apart the networks at the lowest and at the highest choice are; None while they have no scores."""
+    study = run.study
+    by_title = {cell.title: cell for cell in cells(study, run.results, run.plans) if not cell.budget}
+    low, high = by_title.get(str(study.choices[0])), by_title.get(str(study.choices[-1]))
+    if low is None or high is None:
+        return None
+    p = rank_sum(low.scores, high.scores)
+    sure = "there is" if p <= ALPHA else "there may not be"
+    return (
+        f"All layers at {low.title} score {low.mean:.2f}, all at {high.title} {high.mean:.2f} "
+        f"({high.mean - low.mean:+.2f}, p = {p:.2g}): {sure} something to lose by choosing badly."
+    )
+
+
+def _who_is_best(run: RunFolder) -> str | None:
+    """Which method has the best mean score over the budgets, and whom it beats; None while no method has them all."""
     study, results = run.study, run.results
-    found = {(cell.title, cell.budget): cell for cell in cells(study, results, run.plans)}
-    low, high = (found.get((str(choice), "")) for choice in (study.choices[0], study.choices[-1]))
-    sentences = []
-    if low and high:
-        p = rank_sum(low.scores, high.scores)
-        sentences.append(
-            f"All layers at {low.title} score {low.mean:.2f}, all at {high.title} {high.mean:.2f} "
-            f"({high.mean - low.mean:+.2f}, p = {p:.2g}): {'there is' if p <= ALPHA else 'there may not be'} something "
-            "to lose by choosing badly."
-        )
-    spans = {title: area.value for title, area in areas(study, results).items()}
-    if not spans:
-        return sentences
-    upwards = results[0].higher_is_better
-    ranked = sorted(spans, key=lambda title: -spans[title] if upwards else spans[title])
+    means = {title: area.value for title, area in areas(study, results).items()}
+    if not means:
+        return None
+    ranked = sorted(means, key=lambda title: means[title], reverse=results[0].higher_is_better)
     best, worst = ranked[0], ranked[-1]
-    tests = [one for one in compare(study, results, run.plans) if best in (one.first, one.second)]
-    won = {one.budget for one in tests if worst in (one.first, one.second) and one.significant()}
-    beaten = sorted({one.second if one.first == best else one.first for one in tests if one.better() == best})
-    sentences.append(
-        f"Over the budgets {best} reaches the best mean score ({spans[best]:.2f}), {worst} the worst "
-        f"({spans[worst]:.2f}; they differ significantly at {len(won)} of {len(study.budgets)} budgets); "
+    tests = [test for test in compare(study, results, run.plans) if best in (test.first, test.second)]
+    apart = {test.budget for test in tests if worst in (test.first, test.second) and test.significant()}
+    beaten = sorted({test.second if test.first == best else test.first for test in tests if test.better() == best})
+    return (
+        f"Over the budgets {best} reaches the best mean score ({means[best]:.2f}), {worst} the worst "
+        f"({means[worst]:.2f}; they differ significantly at {len(apart)} of {len(study.budgets)} budgets); "
         f"{best} is significantly better (p ≤ {ALPHA}, not corrected) at some budget than "
         f"{', '.join(beaten) if beaten else 'no other method'}."
     )
-    return sentences

@@ -98,18 +98,6 @@ class Typed:
     def _without(self, what: str) -> InputError:
         return InputError(f"{self.written} is {self.is_a}, which has no {what}")
 
-    def traced(self, model: Any, example: Any, name: str, rules: Rules, link: Sequence[str]) -> Graph:
-        """The graph of a model that can be run on an example."""
-        from bitplan.graph.trace import trace
-
-        if link:
-            raise InputError(
-                "--link is for checkpoints, which have no forward pass; links of a model follow from its tensors"
-            )
-        if example is None:
-            raise InputError(f"{name} gives no example input: add --input, such as --input 1x3x224x224")
-        return trace(model, example, rules=rules, name=name)
-
 
 @dataclass(frozen=True)
 class BuiltModel(Typed):
@@ -119,8 +107,8 @@ class BuiltModel(Typed):
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """Of the network itself where it is loaded, else of one without weights, in no time."""
-        model, _ = self._filled if "_filled" in vars(self) else self._bare
-        return self.traced(model, self.example, self.written, rules, link)
+        model, _ = self._at_hand
+        return trace_model(model, self.example, self.written, rules, link)
 
     @property
     def model(self) -> Any:
@@ -135,13 +123,17 @@ class BuiltModel(Typed):
     @property
     def example(self) -> Any:
         """The one that its code gives, unless a shape was typed."""
-        _, own = self._filled if "_filled" in vars(self) else self._bare
-        return own if self.beside.shape is None else super().example
+        return self._at_hand[1] if self.beside.shape is None else super().example
 
     @property
     def spec(self) -> str | None:
         """What was typed, unless it names code."""
         return None if ":" in self.written else self.written
+
+    @property
+    def _at_hand(self) -> tuple[Any, Any]:
+        """Model and example: with weights where they were asked for, or else without."""
+        return self._filled if "_filled" in vars(self) else self._bare
 
     @cached_property
     def _bare(self) -> tuple[Any, Any]:
@@ -173,10 +165,11 @@ class RecordFile(Typed):
     is_a: ClassVar[str] = "a record"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """As it was traced: its layers are fixed already, or not."""
+        """As it was traced, under the rules of then."""
         from bitplan.core.records import Graph
         from bitplan.core.store import load
 
+        refuse_links(link)
         return load(self.written, Graph)
 
     @property
@@ -200,3 +193,21 @@ class RecordFile(Typed):
     def exported(self, *, plan_only: bool) -> Any:
         """A plan is enough for recipes; a format that holds the network itself refuses it."""
         return self.plan
+
+
+def trace_model(model: Any, example: Any, name: str, rules: Rules, link: Sequence[str]) -> Graph:
+    """The graph of a model that can be run on an example."""
+    from bitplan.graph.trace import trace
+
+    refuse_links(link)
+    if example is None:
+        raise InputError(f"{name} gives no example input: add --input, such as --input 1x3x224x224")
+    return trace(model, example, rules=rules, name=name)
+
+
+def refuse_links(link: Sequence[str]) -> None:
+    """Say that names tell links only where nothing else does."""
+    if link:
+        raise InputError(
+            "--link is for checkpoints, which have no forward pass; links of a model follow from its tensors"
+        )

@@ -4,7 +4,7 @@ CSV:   # unit: ns               JSON:  {"# unit": "ns",
        layer,w2a2,w4a4                  "conv1": {"w2a2": 12, "w4a4": 20}, …}
        conv1,12,20                     {"conv1": 20, …}   one number: that of the highest precision
 
-What begins with # is a comment; one of them may say what the numbers count.
+What begins with # is a comment; one of them may say what the numbers count. An empty cell of a CSV is no number.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _csv_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for line in lines[1:]:
         if len(line) != len(columns) + 1:
             raise FileError(f"{path}: layer {line[0]!r} has {len(line) - 1} values for {len(columns)} columns")
-        yield line[0].strip(), dict(zip(columns, line[1:], strict=True))
+        cells = dict(zip(columns, line[1:], strict=True))
+        yield line[0].strip(), {column: cell for column, cell in cells.items() if cell.strip()}
 
 
 def _json_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -54,17 +54,21 @@ class LossTable:
         would draw it. What it says is as uncertain as the measured ones lie about it. A measured loss without an error
         of its own has that one too: how far it moved against what was known before.
         """
-        x, y = self.losses[raced].ravel(), measured.losses[raced].ravel()
-        known = float((self.errors[raced] ** 2).mean()) / _SLOPE_VARIANCE if alike else 0.0
-        spread = float(((x - x.mean()) ** 2).sum()) + known
-        slope = max(0.0, (float(((x - x.mean()) * (y - y.mean())).sum()) + known) / spread) if spread else 1.0
-        off = y - y.mean() - slope * (x - x.mean())
-        residual = float(np.sqrt((off**2).sum() / (len(x) - 2))) if len(x) > 2 else 0.0
-        losses = y.mean() + slope * (self.losses - x.mean())
+        before, after = self.losses[raced].ravel(), measured.losses[raced].ravel()  # (raced groups · choices below top)
+        from_mean, to_mean = before - before.mean(), after - after.mean()
+        # A prior on the slope counts as if so much spread had been seen along a line of slope 1.
+        prior = float((self.errors[raced] ** 2).mean()) / _SLOPE_VARIANCE if alike else 0.0
+        spread = float((from_mean**2).sum()) + prior
+        slope = max(0.0, (float((from_mean * to_mean).sum()) + prior) / spread) if spread else 1.0
+        off_line = to_mean - slope * from_mean
+        degrees = len(before) - 2  # two points lie on their line, whatever their noise
+        residual = float(np.sqrt((off_line**2).sum() / degrees)) if degrees > 0 else 0.0
+        losses = after.mean() + slope * (self.losses - before.mean())
         errors = np.hypot(slope * self.errors, residual)
-        moved = residual if len(x) > 2 else errors
-        own = np.where(np.isfinite(measured.errors), measured.errors, moved)
-        return LossTable(np.where(raced[:, None], measured.losses, losses), np.where(raced[:, None], own, errors))
+        moved = residual if degrees > 0 else errors
+        own_errors = np.where(np.isfinite(measured.errors), measured.errors, moved)
+        is_raced = raced[:, None]
+        return LossTable(np.where(is_raced, measured.losses, losses), np.where(is_raced, own_errors, errors))
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,8 @@ class AlpsRacing(Gain):
         scales = Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
         names = [group.name for group in graph.selectable]
-        alone = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
-        whole = len(names) * (len(choices) - 1) * alone
-        race = _Race(self, tuner, choices, scales, self._most(whole, len(names), len(choices)))
+        steps_of_alps = _steps_of_alps(tuner, choices)
+        race = _Race(self, tuner, choices, scales, self._most(steps_of_alps, len(names), len(choices)))
         screened = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
         values, errors = race.run(_screen(screened.good)).gains()
         jobs, outcomes = zip(*race.trained.values(), strict=True)
@@ -145,7 +148,7 @@ class AlpsRacing(Gain):
                 "screened_samples": screened.samples,
                 "raced_groups": len({job.groups for job in jobs}),
                 "groups": len(names),
-                "steps_of_alps": whole,
+                "steps_of_alps": steps_of_alps,
             },
             work=screened.seconds + seconds_of(outcomes),
         )
@@ -155,28 +158,27 @@ class AlpsRacing(Gain):
         Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
         groups = len(graph.selectable)
-        alone = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+        allowed = self._most(_steps_of_alps(tuner, choices), groups, len(choices))
         left, every = groups, []
-        for steps, most in zip(
-            self.lengths, self._most(groups * (len(choices) - 1) * alone, groups, len(choices)), strict=True
-        ):
+        for steps, most in zip(self.lengths, allowed, strict=True):
             left = min(left, most)
             every += _jobs(tuner, choices, np.arange(groups) < left, steps, self.seeds)
             left = math.ceil(self.keep * left)
         return tuner.expected(every)
 
-    def _most(self, whole: int, groups: int, choices: int) -> list[int]:
-        """How many groups each round may race, of all and by what may be spent on it."""
+    def _most(self, steps_of_alps: int, groups: int, choices: int) -> list[int]:
+        """How many groups each round may race: all, or as many as its even part of what may be spent allows."""
         if self.spend is None:
             return [groups] * self.rounds
-        each = [steps * (choices - 1) * self.seeds for steps in self.lengths]  # for one group
-        most = [int(self.spend * whole / self.rounds / one) for one in each]
+        per_round = self.spend * steps_of_alps / self.rounds
+        per_group = [steps * (choices - 1) * self.seeds for steps in self.lengths]  # steps, in each round
+        most = [int(per_round / steps) for steps in per_group]
         if most[0] < _FEWEST:
             raise InputError(
-                f"alps_racing: spend={self.spend:g} of ALPS's {whole:,} steps is too little to race {_FEWEST} groups "
-                f"for {self.lengths[0]} steps: spend more, or take fewer steps"
+                f"alps_racing: spend={self.spend:g} of ALPS's {steps_of_alps:,} steps is too little to race {_FEWEST} "
+                f"groups for {self.lengths[0]} steps: spend more, or take fewer steps"
             )
-        return [min(groups, one) for one in most]
+        return [min(groups, count) for count in most]
 
     @property
     def lengths(self) -> list[int]:
@@ -202,12 +204,8 @@ class _Race:
     def run(self, screen: LossTable) -> LossTable:
         """From the losses of the screen to those on the scale of the last training that was needed."""
         first, *later = self.options.lengths
-        told = self.scales.weigh(*screen.gains())
-        raced = told.moving | (told.margins <= self.options.margin) | _nearest(told.margins, _LEAST)
-        ends = _ends(screen)
-        inner = np.where(raced & ~ends, told.margins, np.inf)
-        raced = ends | (raced & _nearest(inner, max(0, self.most[0] - int(ends.sum()))))
-        table, raced = self._joined(screen, told, raced, first)
+        by_screen = self.scales.weigh(*screen.gains())
+        table, raced = self._joined(screen, by_screen, self._starters(screen, by_screen), first)
         for steps, allowed in zip(later, self.most[1:], strict=True):
             margins = np.where(raced, self.scales.weigh(*table.gains()).margins, np.inf)
             most = min(allowed, math.ceil(self.options.keep * int(raced.sum())))
@@ -217,13 +215,24 @@ class _Race:
             table = table.carried(self._measured(raced, steps), raced, alike=True)
         return table
 
-    def _joined(self, screen: LossTable, told: Weighed, raced: Chosen, steps: int) -> tuple[LossTable, Chosen]:
+    def _starters(self, screen: LossTable, by_screen: Weighed) -> Chosen:
+        """Who is raced first: both ends of the screen, then those in doubt, nearest to another choice first."""
+        in_doubt = by_screen.moving | (by_screen.margins <= self.options.margin)
+        in_doubt |= _nearest(by_screen.margins, _LEAST)
+        ends = _ends(screen)
+        room = max(0, self.most[0] - int(ends.sum()))
+        margins = np.where(in_doubt & ~ends, by_screen.margins, np.inf)
+        return ends | (in_doubt & _nearest(margins, room))
+
+    def _joined(self, screen: LossTable, by_screen: Weighed, raced: Chosen, steps: int) -> tuple[LossTable, Chosen]:
         """The first round: who is in doubt, or chosen otherwise, once it shows how far the screen is right, joins."""
         while True:
             table = screen.carried(self._measured(raced, steps), raced, alike=False)
             now = self.scales.weigh(*table.gains())
-            joining = ~raced & ((now.margins <= self.options.margin) | (now.picks != told.picks).any(axis=0))
-            joining &= _nearest(np.where(joining, now.margins, np.inf), self.most[0] - int(raced.sum()))
+            chosen_otherwise = (now.picks != by_screen.picks).any(axis=0)  # (K, G) → (G): within some budget
+            joining = ~raced & ((now.margins <= self.options.margin) | chosen_otherwise)
+            room = self.most[0] - int(raced.sum())
+            joining &= _nearest(np.where(joining, now.margins, np.inf), room)
             if not joining.any():
                 return table, raced
             raced = raced | joining
@@ -233,14 +242,20 @@ class _Race:
         jobs = _jobs(self.tuner, self.choices, raced, steps, self.options.seeds)
         new = [job for job in jobs if job.id not in self.trained]
         self.trained.update({job.id: (job, tuned) for job, tuned in zip(new, self.tuner.run(new), strict=True)})
-        found = np.array([self.trained[job.id][1].mean_loss for job in jobs])
-        shape = (len(raced), len(self.choices) - 1)
+        shape = (len(raced), len(self.choices) - 1)  # (G, C − 1)
         losses, errors = np.full(shape, np.nan), np.full(shape, np.nan)
-        measured = found.reshape(-1, shape[1], self.options.seeds)
+        mean_losses = np.array([self.trained[job.id][1].mean_loss for job in jobs])
+        measured = mean_losses.reshape(-1, shape[1], self.options.seeds)  # (raced groups, C − 1, seeds)
         losses[raced] = measured.mean(axis=2)
         if self.options.seeds > 1:
             errors[raced] = errors_over_seeds(measured)
         return LossTable(losses, errors)
+
+
+def _steps_of_alps(tuner: Tuner, choices: Sequence[Precision]) -> int:
+    """What ALPS itself would take: an epoch for every group at every choice below the highest."""
+    an_epoch = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+    return len(tuner.graph.selectable) * (len(choices) - 1) * an_epoch
 
 
 def _screen(good: Floats) -> LossTable:

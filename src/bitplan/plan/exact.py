@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +29,19 @@ def exact(problem: Problem) -> Selection:
         plain = _list(problem, None, np.iinfo(np.int64).min, PLAIN)
         if plain.cut is None:
             return plain.selection()
-    found, known = _lowest(problem)
+    best, known = _lowest(problem)
     bound = Bound.of(problem)
-    cut: int | None = None
+    cut: int | None = None  # the most that anything cut off could still have come to
     for width in WIDTHS:
         search = _list(problem, bound, known, width)
         if len(search.states.values) and search.best_value >= known:
-            found, known = search.selection(), search.best_value
+            best, known = search.selection(), search.best_value  # a better one known, the next width drops more
         cut = search.cut
         if cut is None:
             break
-    if found is None:
+    if best is None:
         raise BudgetError("the budgets cannot all be met at once: raise one of them, or add a lower precision")
-    return Selection(found.picks, 0 if cut is None else max(0, cut - known))
+    return Selection(best.picks, 0 if cut is None else max(0, cut - known))
 
 
 def _lowest(problem: Problem) -> tuple[Selection | None, int]:
@@ -70,22 +71,20 @@ class _Search:
 
 
 def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Search:
-    """Build the states of all groups, last to first, keeping at most `width` at a time."""
+    """Build the states of all groups, last to first, keeping at most `width` at a time.
+
+    Without a bound a list that grows wider is given up, as something was cut.
+    """
     states = States.empty(len(problem.capacities))
     steps: list[Step] = []
-    least = problem.costs.min(axis=2)
-    before = np.concatenate((np.zeros_like(least[:, :1]), np.cumsum(least, axis=1)), axis=1)  # (K, G + 1)
+    before = _least_before(problem)
     cut: int | None = None
     for group in reversed(range(len(problem.groups))):
-        limits = (problem.capacities - before[:, group])[:, None]
-
-        def hopeful(grown: States, limits: Integers = limits, group: int = group) -> NDArray[np.bool_]:
-            fits = np.asarray((grown.costs <= limits).all(axis=0))
-            return fits if bound is None else fits & (bound.above(grown, group) >= known)
-
+        room = (problem.capacities - before[:, group])[:, None]  # (K, 1): what this group and those after may cost
         choices = np.arange(len(problem.choices)) if bound is None else bound.viable(group, known)
-        states, step = extend(states, problem.costs[:, group, choices], problem.values[group, choices], hopeful)
-        step = Step(step.parents, choices[step.picks].astype(np.int8))
+        costs, values = problem.costs[:, group, choices], problem.values[group, choices]  # (K, C) and (C)
+        states, step = extend(states, costs, values, _hope(bound, room, group, known))
+        step = Step(step.parents, choices[step.picks].astype(np.int8))  # picks count the viable choices only
         if len(states.values) > width:
             if bound is None:
                 return _Search(states, steps, cut=0)
@@ -94,6 +93,22 @@ def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Sea
             cut = max(cut or 0, dropped)
         steps.append(step)
     return _Search(states, steps, cut)
+
+
+def _least_before(problem: Problem) -> Integers:
+    """What the first g groups cost at the very least, by each budget's measure: (K, G + 1), 0 for none of them."""
+    least = problem.costs.min(axis=2)  # (K, G)
+    return np.concatenate((np.zeros_like(least[:, :1]), np.cumsum(least, axis=1)), axis=1)
+
+
+def _hope(bound: Bound | None, room: Integers, group: int, known: int) -> Callable[[States], NDArray[np.bool_]]:
+    """Which states can still become a selection within every budget that is worth at least what is known."""
+
+    def hopeful(grown: States) -> NDArray[np.bool_]:
+        fits = np.asarray((grown.costs <= room).all(axis=0))
+        return fits if bound is None else fits & (bound.above(grown, group) >= known)
+
+    return hopeful
 
 
 def _best(reach: NDArray[np.float64], width: int) -> tuple[NDArray[np.intp], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -52,27 +52,32 @@ class Track:
 
 def lay_track(subject: Subject) -> Track:
     """Find the selections of all methods: from whole frontiers where one budget holds and the selector is exact."""
-    cost, together = subject.cost, bool(subject.others)
+    together = bool(subject.others)
     frontiers = {
-        candidate.title: select_all(subject.graph, candidate.gains, cost)
+        candidate.title: select_all(subject.graph, candidate.gains, subject.cost)
         for candidate in subject.candidates
         if candidate.selector == "exact" and not together
     }
-    whole = sum(row[-1] for row in cost.rows.values())
-    points = {int(point) for frontier in frontiers.values() for point in frontier.costs}
     written = _written(subject)
+    points = {int(cost) for frontier in frontiers.values() for cost in frontier.costs}
     complete = bool(points) and len(points) + len(written) <= LIMIT
-    grid = points if complete else _grid(cost, whole, (LIMIT_TOGETHER if together else LIMIT) - len(written))
+    room = (LIMIT_TOGETHER if together else LIMIT) - len(written)
+    between = points if complete else _grid(subject.cost, subject.account.highest, room)
+    stops = _stops(subject, written, between)
+    rides = []
+    for candidate in subject.candidates:
+        point_at = _planner(subject, candidate, frontiers.get(candidate.title))
+        rides.append(Ride(candidate, tuple(_ride(subject, stops, point_at))))
+    return Track(stops, tuple(rides), complete)
+
+
+def _stops(subject: Subject, written: Mapping[int, str], between: Iterable[int]) -> tuple[Stop, ...]:
+    """The budgets as they are written, and the places between, by ascending capacity."""
     unit, account = Budget.parse(subject.budget).unit.on_axis, subject.account
     # A label is rounded up, so that who asks for it gets the plan of its stop.
-    stops = [Stop(unit.enough(capacity, account, fine=True), capacity) for capacity in grid if capacity not in written]
+    stops = [Stop(unit.enough(place, account, fine=True), place) for place in between if place not in written]
     stops += [Stop(label, capacity) for capacity, label in written.items()]
-    stops.sort(key=lambda stop: stop.capacity)
-    rides = [
-        Ride(candidate, tuple(_ride(subject, stops, _planner(subject, candidate, frontiers.get(candidate.title)))))
-        for candidate in subject.candidates
-    ]
-    return Track(tuple(stops), tuple(rides), complete)
+    return tuple(sorted(stops, key=lambda stop: stop.capacity))
 
 
 def _written(subject: Subject) -> dict[int, str]:

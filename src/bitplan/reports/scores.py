@@ -10,6 +10,9 @@ from bitplan.reports.subject import Subject
 from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, metric_of, warning
 from bitplan.stats.correction import CORRECTION
 
+Tests = dict[str, Comparison]
+"""The title of a rival → its comparison with the best method."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -90,45 +93,56 @@ def _nothing_at(budget: str, scores: Scores) -> str:
 
 
 def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
+    """What may be said of the best method's lead, a sentence for each way in which it leads."""
     if not rivals:
         return ["Only one method has scores at this budget, so there is nothing to compare it with."]
-    found = [(rival.title, scores.between(best.title, rival.title, best.budget)) for rival in rivals]
-    pairs = [(title, one) for title, one in found if one is not None]
-    said = []
-    same = [title for title, one in pairs if one.shared]
-    if same:
-        said.append(f"{_listed(same)} chose the very same precisions.")
-    told = [(title, one) for title, one in pairs if not one.shared]
-    equal = [title for title, one in told if one.difference == 0]
-    if equal:
-        said.append(f"{_listed(equal)} reached exactly the same mean.")
+    tests: Tests = {}
+    for rival in rivals:
+        test = scores.between(best.title, rival.title, best.budget)
+        if test is not None:
+            tests[rival.title] = test
+    shared = [title for title, test in tests.items() if test.shared]
+    apart = {title: test for title, test in tests.items() if not test.shared}
+    level = [title for title, test in apart.items() if test.difference == 0]
+    sentences = []
+    if shared:
+        sentences.append(f"{_listed(shared)} chose the very same precisions.")
+    if level:
+        sentences.append(f"{_listed(level)} reached exactly the same mean.")
+    return sentences + _leads(best, apart)
+
+
+def _leads(best: Cell, apart: Tests) -> list[str]:
+    """Over whom the lead is significant, over whom only without a correction, and over whom it is not."""
     # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
-    sure = [(title, one.p) for title, one in told if one.significant(corrected=True)]
-    once = [(title, one.p) for title, one in told if one.significant() and not one.significant(corrected=True)]
-    open_ = [(title, one) for title, one in told if not one.significant()]
-    if sure:
-        said.append(f"Significantly better than {_with_p(sure)} by the exact rank-sum test.")
-    if once:
-        said.append(
-            f"Better than {_with_p(once)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
+    corrected = {title: test for title, test in apart.items() if test.significant(corrected=True)}
+    alone = {title: test for title, test in apart.items() if test.significant() and title not in corrected}
+    undecided = {title: test for title, test in apart.items() if not test.significant()}
+    sentences = []
+    if corrected:
+        sentences.append(f"Significantly better than {_with_p(corrected)} by the exact rank-sum test.")
+    if alone:
+        sentences.append(
+            f"Better than {_with_p(alone)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
         )
-    if open_:
-        said.append(_undecided(best, open_))
-    return said
+    if undecided:
+        sentences.append(_undecided(best, undecided))
+    return sentences
 
 
-def _undecided(best: Cell, rivals: Sequence[tuple[str, Comparison]]) -> str:
+def _undecided(best: Cell, rivals: Tests) -> str:
+    """Why a lead is not significant: too few seeds for any to be, or too small."""
     if len(best.scores) == 1:
         return "There is a single seed, so this order may be chance."
-    if all(one.floor > ALPHA for _, one in rivals):
-        names, reason = _listed([title for title, _ in rivals]), warning([one for _, one in rivals])
-        return f"The lead over {names} is not proven: {reason}."
-    return f"Not distinguishable from {_with_p([(title, one.p) for title, one in rivals])}."
+    if all(test.floor > ALPHA for test in rivals.values()):
+        reason = warning(list(rivals.values()))
+        return f"The lead over {_listed(list(rivals))} is not proven: {reason}."
+    return f"Not distinguishable from {_with_p(rivals)}."
 
 
 def _listed(titles: Sequence[str]) -> str:
     return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
 
 
-def _with_p(found: Sequence[tuple[str, float]]) -> str:
-    return _listed([f"{title} (p = {p:.2g})" for title, p in found])
+def _with_p(rivals: Tests) -> str:
+    return _listed([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
