@@ -45,8 +45,8 @@ def exact(problem: Problem) -> Selection:
 
 def _lowest(problem: Problem) -> tuple[Selection | None, int]:
     """Every group at its lowest choice, where that is within all budgets, and what it is worth."""
-    fits = bool((problem.costs[:, :, 0].sum(axis=1) <= problem.capacities).all())
-    if not fits:
+    spent = problem.costs[:, :, 0].sum(axis=1)  # (K)
+    if (spent > problem.capacities).any():
         return None, int(np.iinfo(np.int64).min)
     return Selection((0,) * len(problem.groups), None), int(problem.values[:, 0].sum())
 
@@ -73,11 +73,12 @@ def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Sea
     """Build the states of all groups, last to first, keeping at most `width` at a time."""
     states = States.empty(len(problem.capacities))
     steps: list[Step] = []
-    least = problem.costs.min(axis=2)
-    before = np.concatenate((np.zeros_like(least[:, :1]), np.cumsum(least, axis=1)), axis=1)  # (K, G + 1)
+    least = problem.costs.min(axis=2)  # (K, G)
+    # (K, G + 1): what all groups before one cost at the least, so that there is room for them
+    least_before = np.concatenate((np.zeros_like(least[:, :1]), np.cumsum(least, axis=1)), axis=1)
     cut: int | None = None
     for group in reversed(range(len(problem.groups))):
-        limits = (problem.capacities - before[:, group])[:, None]
+        limits = (problem.capacities - least_before[:, group])[:, None]  # (K, 1)
 
         def hopeful(grown: States, limits: Integers = limits, group: int = group) -> NDArray[np.bool_]:
             fits = np.asarray((grown.costs <= limits).all(axis=0))
@@ -85,10 +86,10 @@ def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Sea
 
         choices = np.arange(len(problem.choices)) if bound is None else bound.viable(group, known)
         states, step = extend(states, problem.costs[:, group, choices], problem.values[group, choices], hopeful)
-        step = Step(step.parents, choices[step.picks].astype(np.int8))
+        step = Step(step.parents, choices[step.picks].astype(np.int8))  # its picks count the viable choices only
         if len(states.values) > width:
             if bound is None:
-                return _Search(states, steps, cut=0)
+                return _Search(states, steps, cut=0)  # not worth going on: the search with a bound will
             kept, dropped = _best(bound.above(states, group), width)
             states, step = states.take(kept), Step(step.parents[kept], step.picks[kept])
             cut = max(cut or 0, dropped)
