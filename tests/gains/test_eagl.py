@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
-from bitplan.core.precision import parse_choices
+from bitplan.core.precision import LEFT_ALONE, parse_choices
 from bitplan.core.records import Graph, Layer, Plan
 from bitplan.core.store import save
 from bitplan.gains.base import Context
-from bitplan.gains.counting import modules
 from bitplan.gains.eagl import Eagl
 from bitplan.graph.names import read_graph
+from bitplan.quant.convert import quantize
 from bitplan.weights.opened import open_checkpoint
 
 TWO, THREE = parse_choices("w2a2,w4a4"), parse_choices("w2a2,w4a4,w8a8")
@@ -53,9 +53,19 @@ def lsq(weight: torch.Tensor, bits: int = 4) -> torch.Tensor:
     return (2 * weight.double().abs().mean() / (2 ** (bits - 1) - 1) ** 0.5).float()
 
 
-def test_the_papers_metric_from_a_quantized_model(model, graph, monkeypatch):
-    learned = {name: (model[int(name)].weight, 0.9 * lsq(model[int(name)].weight), 4) for name in ("0", "2")}
-    monkeypatch.setattr(modules, "_learned_weights", lambda _: learned)
+def quantized(model, graph, steps, precisions=None):
+    """The model at 4 bits, as if its training had ended with these steps."""
+    plan = Plan.uniform(graph, "w4a4")
+    made = quantize(model, plan.model_copy(update={"precisions": plan.precisions | (precisions or {})}))
+    for name, step in steps.items():
+        made[int(name)].weight_quantizer.step.data.copy_(step)
+    return made
+
+
+def test_the_papers_metric_from_a_quantized_model(model, graph):
+    steps = {name: 0.9 * lsq(model[int(name)].weight) for name in ("0", "2")}
+    learned = {name: (model[int(name)].weight, step, 4) for name, step in steps.items()}
+    model = quantized(model, graph, steps)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     gains = Eagl().layer_gains(model, graph, TWO)
     for name, (weight, step, _) in learned.items():
@@ -66,9 +76,10 @@ def test_the_papers_metric_from_a_quantized_model(model, graph, monkeypatch):
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_several_choices_add_up_and_steps_scale(model, graph, monkeypatch):
-    learned = {name: (model[int(name)].weight, lsq(model[int(name)].weight), 4) for name in ("0", "2")}
-    monkeypatch.setattr(modules, "_learned_weights", lambda _: learned)
+def test_several_choices_add_up_and_steps_scale(model, graph):
+    steps = {name: lsq(model[int(name)].weight) for name in ("0", "2")}
+    learned = {name: (model[int(name)].weight, step, 4) for name, step in steps.items()}
+    model = quantized(model, graph, steps)
     gains = Eagl(bootstrap=40).layer_gains(model, graph, THREE, Context(seed=1))
     for name, (weight, step, _) in learned.items():
         at4, at8 = paper_entropy(weight, step, 4), paper_entropy(weight, step / 16, 8)
@@ -89,8 +100,8 @@ def test_a_float_model_must_say_which_steps(model, graph):
         Eagl(steps="learned").layer_gains(model, graph, TWO)
 
 
-def test_partly_learned_steps_are_not_mixed(model, graph, monkeypatch):
-    monkeypatch.setattr(modules, "_learned_weights", lambda _: {"0": (model[0].weight, torch.tensor(0.1), 4)})
+def test_partly_learned_steps_are_not_mixed(model, graph):
+    model = quantized(model, graph, {"0": torch.tensor(0.1)}, precisions={"2": LEFT_ALONE})
     with pytest.raises(InputError, match="no learned step for layer '2': choose"):
         Eagl().layer_gains(model, graph, TWO)
     assert set(Eagl(steps="mse").layer_gains(model, graph, TWO).values) == {"0", "2"}
@@ -98,7 +109,7 @@ def test_partly_learned_steps_are_not_mixed(model, graph, monkeypatch):
 
 def test_only_selectable_layers_and_zero_without_weights(model, graph):
     product = Layer(name="attention", kind="matmul", macs=9, weights=0, in_features=4)
-    fixed = graph.layers[0].model_copy(update={"fixed": THREE[2], "why": "first"})
+    fixed = graph.layers[0].model_copy(update={"fixed": THREE[2], "rule": "first", "why": "first"})
     changed = Graph(model="tiny", layers=(fixed, graph.layers[1], product))
     gains = Eagl(steps="absmax").layer_gains(model, changed, TWO)
     assert set(gains.values) == {"2", "attention"}
@@ -177,9 +188,10 @@ def test_what_is_not_a_model(graph):
 MEMORY = """
     import sys
     from pathlib import Path
-    from bitplan.core.precision import parse_choices
+    from bitplan.core.precision import LEFT_ALONE, parse_choices
     from bitplan.gains.eagl import Eagl
     from bitplan.graph.names import read_graph
+from bitplan.quant.convert import quantize
 
     def peak():
         if sys.platform == "linux":  # where getrusage would count what the parent had, too
@@ -227,10 +239,11 @@ def test_without_numba_and_without_a_place_for_its_cache(tmp_path):
             def refuse(*_):
                 raise RuntimeError("cannot cache function: no locator available")
             caching.FunctionCache.__init__ = refuse
-        from bitplan.core.precision import parse_choices
+        from bitplan.core.precision import LEFT_ALONE, parse_choices
         from bitplan.gains.counting import histogram
         from bitplan.gains.eagl import Eagl
         from bitplan.graph.names import read_graph
+from bitplan.quant.convert import quantize
         gains = Eagl().layer_gains(sys.argv[1], read_graph(sys.argv[1]), parse_choices("w2a2,w4a4"))
         print(histogram.loops.__name__, gains.histograms)
     """)
