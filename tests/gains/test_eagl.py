@@ -188,10 +188,9 @@ def test_what_is_not_a_model(graph):
 MEMORY = """
     import sys
     from pathlib import Path
-    from bitplan.core.precision import LEFT_ALONE, parse_choices
+    from bitplan.core.precision import parse_choices
     from bitplan.gains.eagl import Eagl
     from bitplan.graph.names import read_graph
-from bitplan.quant.convert import quantize
 
     def peak():
         if sys.platform == "linux":  # where getrusage would count what the parent had, too
@@ -239,11 +238,10 @@ def test_without_numba_and_without_a_place_for_its_cache(tmp_path):
             def refuse(*_):
                 raise RuntimeError("cannot cache function: no locator available")
             caching.FunctionCache.__init__ = refuse
-        from bitplan.core.precision import LEFT_ALONE, parse_choices
+        from bitplan.core.precision import parse_choices
         from bitplan.gains.counting import histogram
         from bitplan.gains.eagl import Eagl
         from bitplan.graph.names import read_graph
-from bitplan.quant.convert import quantize
         gains = Eagl().layer_gains(sys.argv[1], read_graph(sys.argv[1]), parse_choices("w2a2,w4a4"))
         print(histogram.loops.__name__, gains.histograms)
     """)
