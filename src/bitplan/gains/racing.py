@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget
+from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
@@ -87,7 +88,7 @@ class AlpsRacing:
     """
 
     budgets: str | float | Sequence[str | float] = ()
-    cost: str = "bmac"
+    cost: str = COST
     steps: int = 80
     rounds: int = 3
     lr_factor: float = 0.25
