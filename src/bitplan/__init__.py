@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from bitplan.core.trials import Trial as Trial
     from bitplan.core.verdicts import Verdict as Verdict
     from bitplan.costs.base import price as price
+    from bitplan.exporters.base import Exporter as Exporter
     from bitplan.exporters.base import export as export
     from bitplan.exporters.packed import load_packed as load_packed
     from bitplan.exporters.verify import verify as verify
+    from bitplan.gains.base import Gain as Gain
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
     from bitplan.graph.trace import trace as trace
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.loading import load_weights_ as load_weights_
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.reports.document import report as report
@@ -78,12 +81,15 @@ _HOMES = {
     "Comparison": "stats.compare",
     "Confidence": "plan.confidence",
     "Costs": "core.records",
+    "Exporter": "exporters.base",
     "Frontier": "plan.frontier",
+    "Gain": "gains.base",
     "Gains": "core.records",
     "Graph": "core.records",
     "Group": "core.records",
     "InputError": "core.errors",
     "Layer": "core.records",
+    "LayerType": "quant.layers",
     "Limit": "core.records",
     "Link": "core.records",
     "Names": "graph.names",

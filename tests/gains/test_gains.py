@@ -1,11 +1,16 @@
 import json
+from dataclasses import dataclass
 
 import pytest
 from toys import Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import FileError, InputError, UnknownName
-from bitplan.gains.base import Context, LayerGains
+from bitplan.core.registry import GAINS
+from bitplan.gains.alps import Alps
+from bitplan.gains.base import Context, Foreseeing, Gain, LayerGains, make_gain
+from bitplan.gains.eagl import Eagl
+from bitplan.gains.racing import AlpsRacing
 
 
 def rows(graph, method, **options):
@@ -81,10 +86,8 @@ def test_unknown_methods_and_options_suggest_near_ones(graph):
 
 
 def test_a_method_of_ones_own_is_an_object_with_one_function(graph):
-    from dataclasses import dataclass
-
     @dataclass(frozen=True)
-    class Widths:
+    class Widths(Gain):
         power: float = 1.0
 
         def layer_gains(self, model, graph, choices, context):
@@ -98,6 +101,46 @@ def test_a_method_of_ones_own_is_an_object_with_one_function(graph):
     assert gains.errors["a"] == (0, pytest.approx(18**0.5))  # independent errors of two linked layers
     assert gains.counts == {"samples": 7}
     assert gains.seconds > 0
+
+
+def test_a_method_that_is_not_derived_from_gain_is_told_how(graph):
+    @dataclass(frozen=True)
+    class Bare:
+        def layer_gains(self, model, graph, choices, context):
+            return LayerGains({})
+
+    said = (
+        "Bare is no gain, for it has no selector and no structural: "
+        r"derive it from bitplan\.gains\.base\.Gain \(docs/extend\.md\)"
+    )
+    with pytest.raises(InputError, match=said):
+        bitplan.estimate(Bare(), None, graph)
+    with GAINS.registered("bare", Bare), pytest.raises(InputError, match=said):
+        bitplan.estimate("bare", None, graph)
+
+
+def test_a_method_may_state_what_it_does_not_inherit(graph):
+    @dataclass(frozen=True)
+    class Stated:
+        selector = "greedy"
+        structural = True
+
+        def layer_gains(self, model, graph, choices, context):
+            return LayerGains({layer.name: (0.0, 1.0) for layer in graph.layers})
+
+    assert bitplan.estimate(Stated(), None, graph).selector == "greedy"
+
+
+def test_a_method_goes_by_the_name_it_is_registered_under():
+    gains = AlpsRacing(budgets="70%"), Alps(), Eagl()
+    assert [make_gain(gain, {})[1] for gain in gains] == ["alps_racing", "alps", "eagl"]
+
+
+def test_some_methods_can_tell_beforehand_what_they_take():
+    foreseeing = {name for name in GAINS if hasattr(GAINS.get(name), "expected")}
+    assert foreseeing == {"alps", "alps_racing", "regression"}
+    assert isinstance(Alps(), Foreseeing)
+    assert not isinstance(Eagl(), Foreseeing)
 
 
 def test_seconds_are_those_of_the_work_wherever_it_was_done(tmp_path):

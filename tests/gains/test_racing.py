@@ -109,6 +109,14 @@ def test_it_is_right_at_the_budgets_and_cheap_where_the_screen_is_good(monkeypat
     assert raced.counts["steps"] < raced.counts["steps_of_alps"] / (15 if len(budgets) == 1 else 8)
 
 
+def test_made_by_hand_it_records_the_name_it_is_registered_under(monkeypatch):
+    graph, hurt = wide(6, seed=0)
+    Simulated(monkeypatch, graph, hurt, noise=1e-4, screen=0.1, seed=0)
+    gains = bitplan.estimate(AlpsRacing(budgets="70%"), None, graph, context=Context())
+    assert gains.method == "alps_racing"
+    assert gains.options["budgets"] == "70%"
+
+
 def test_a_poor_screen_costs_more_and_misleads_no_one(monkeypatch):
     graph, hurt = wide(30, seed=1)
     counts = []

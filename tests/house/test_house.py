@@ -95,15 +95,62 @@ def test_accelerate_is_imported_in_one_file():
 def test_every_optional_library_is_looked_at():
     extras = PROJECT["project"]["optional-dependencies"]
     looked_at = {library for library, _ in optional_libraries()}
-    for extra in ("vision", "text", "cluster", "export", "report"):
+    for extra in ("vision", "text", "cluster", "export", "report", "testing"):
         assert {re.match(r"[a-z_-]+", requirement)[0] for requirement in extras[extra]} <= looked_at
-    assert set(extras) == {"vision", "text", "cluster", "export", "report", "bench", "dev", "all"}
+    assert set(extras) == {"vision", "text", "cluster", "export", "report", "testing", "bench", "dev", "all"}
 
 
-def test_no_test_is_skipped_in_silence():
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        if path != Path(__file__):
-            assert not re.search(r"pytest\.skip\(|importorskip|mark\.skip\b|mark\.xfail", path.read_text()), path
+SKIPPING = {
+    "skip",
+    "skipif",
+    "skipIf",
+    "skipUnless",
+    "skipTest",
+    "SkipTest",
+    "importorskip",
+    "xfail",
+    "expectedFailure",
+}
+LEAVING_OUT = {"collect_ignore", "collect_ignore_glob", "pytest_ignore_collect", "pytest_collection_modifyitems"}
+
+
+def names_in(path):
+    """Every name that a file uses: variables, attributes, what it imports and defines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_is_skipped_in_silence(path):
+    """Not in a test, not by a mark or a condition, not in a conftest; a folder that leaves a file out must say so."""
+    used = set(names_in(path))
+    assert not used & SKIPPING
+    if used & LEAVING_OUT:
+        assert "pytest_terminal_summary" in used
+
+
+def test_the_rule_on_skips_sees_every_way_to_skip(tmp_path):
+    ways = [
+        "pytest.skip('x')", "pytest.mark.skipif(True, reason='x')", "from pytest import skip",
+        "pytest.importorskip('x')", "item.add_marker(pytest.mark.skip)", "raise unittest.SkipTest",
+        "pytestmark = pytest.mark.xfail",
+    ]  # fmt: skip
+    for way in ways:
+        (tmp_path / "conftest.py").write_text(way)
+        assert set(names_in(tmp_path / "conftest.py")) & SKIPPING, way
+    (tmp_path / "conftest.py").write_text("collect_ignore = ['test_x.py']")
+    assert set(names_in(tmp_path / "conftest.py")) & LEAVING_OUT
+
+
+def test_what_users_run_says_what_it_could_not_try():
+    shipped = {path.name: set(names_in(path)) for path in (ROOT / "src" / "bitplan" / "testing").glob("*.py")}
+    assert [name for name, used in shipped.items() if used & SKIPPING] == ["test_registered.py"]
+    assert "pytest_terminal_summary" in shipped["conftest.py"]
 
 
 def test_the_set_up_takes_the_torch_that_is_at_hand():

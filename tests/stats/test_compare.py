@@ -54,7 +54,7 @@ def test_every_pair_at_every_budget_with_holm_over_budgets():
     best, same = found[0], found[-1]
     assert best.difference == 10
     assert best.p == best.floor == 2 / 252
-    assert best.holm == best.holm_floor == 4 / 252
+    assert best.corrected == best.corrected_floor == 4 / 252
     assert best.verdict() == "eagl is better"
     assert (best.better(), best.better(corrected=True)) == ("eagl", "eagl")
     assert same.p == 1

@@ -16,6 +16,7 @@ from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.core.shelf import Shelf
 from bitplan.engines.lease import read_lease
+from bitplan.gains.base import Gain
 from bitplan.study import jobs
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
@@ -188,7 +189,7 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
 
 
 def test_a_method_that_fails_stops_no_other(swept, tmp_path, write):
-    class Broken:
+    class Broken(Gain):
         """Fails."""
 
         def layer_gains(self, *given):

@@ -1,9 +1,14 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 import bitplan
-from bitplan.tasks.base import load_task
+from bitplan.core.errors import InputError
+from bitplan.core.registry import TASKS
+from bitplan.tasks.base import Task, load_task
+from bitplan.tasks.digits import Digits
 from bitplan.tasks.images import Shifts
 
 
@@ -66,3 +71,18 @@ def test_models_learn(task, name, least):
             task.loss(task.forward(model, batch), batch).backward()
             optimizer.step()
     assert before < 40 < least < task.score(model)
+
+
+def test_a_task_of_one_figure_inherits_how_it_is_told(task):
+    class Even(Task):
+        name, metric, higher_is_better, version = "even", "evenness", True, 1
+        example, size, batches, forward = Digits.example, Digits.size, Digits.batches, Digits.forward
+        loss, logits, batch_score = Digits.loss, Digits.logits, Digits.batch_score
+
+        def score(self, model):
+            return 50.0
+
+    assert Even().scores(nn.Identity()) == {"evenness": 50.0}
+    with TASKS.registered("bare", dataclass(frozen=True)(type("Bare", (), {"name": "bare"}))):  # noqa: SIM117
+        with pytest.raises(InputError, match=r"Bare is no task, for it has no batches .*derive it from .*base\.Task"):
+            load_task("bare")

@@ -11,6 +11,7 @@ from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import TASKS
 from bitplan.tasks.base import load_task
+from bitplan.testing import check_task
 
 SMALL = {"train_size": 24, "test_size": 32, "resize": 36, "classes": 3}
 CLASSIFY = ["digits", "cifar10", "imagenet"]
@@ -53,12 +54,6 @@ def passed(task, split, seed=None, batch_size=7):
     return list(task.batches(split, batch_size, seed))
 
 
-def same(first, second):
-    return len(first) == len(second) and all(
-        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
-    )
-
-
 @every_task
 def test_it_is_registered_under_its_name(task):
     assert task.name in TASKS
@@ -81,22 +76,14 @@ def test_a_pass_gives_every_sample_once(task, split, seed):
 
 
 @every_task
-def test_the_splits_are_disjoint(task):
-    train, test = (
-        {image.numpy().tobytes() for images, *_ in passed(task, split) for image in images}
-        for split in ("train", "test")
-    )
-    assert not train & test
-    assert len(test) == task.size("test")
+def test_it_keeps_the_contract_of_tasks(task, model):
+    check_task(task, model=model)
 
 
 @every_task
-def test_one_seed_gives_the_same_batches_and_another_another_order(task):
-    for split in ("train", "test"):
-        assert same(passed(task, split), passed(task, split))
-        assert same(passed(task, split, 5), passed(task, split, 5))
-        assert not same(passed(task, split, 5), passed(task, split, 6))
-        assert not same(passed(task, split, 5), passed(task, split))
+def test_no_test_sample_is_there_twice(task):
+    samples = [image.numpy().tobytes() for images, *_ in passed(task, "test") for image in images]
+    assert len(set(samples)) == len(samples) == task.size("test")
 
 
 def test_only_training_images_are_augmented(task):
@@ -109,18 +96,6 @@ def test_only_training_images_are_augmented(task):
 
 def test_the_example_has_the_shape_of_a_test_image(task):
     assert task.example().shape == passed(task, "test", batch_size=1)[0][0].shape
-
-
-@every_task
-def test_the_score_repeats_and_leaves_the_model_as_it_was(task, model):
-    model.train()
-    frozen = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.LayerNorm))
-    frozen.eval()  # as a frozen batch norm is
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert task.score(model) == task.score(model)
-    assert all(module.training == (module is not frozen) for module in model.modules())
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("task", CLASSIFY, indirect=True)
@@ -147,10 +122,11 @@ def test_loss_logits_and_batch_score(task, model):
 @every_task
 def test_only_its_options_travel_to_another_process(task):
     passed(task, "train")
-    written = pickle.dumps(task)
-    assert len(written) < 1000
-    assert pickle.loads(written) == task
-    assert same(passed(pickle.loads(written), "test"), passed(task, "test"))
+    assert len(pickle.dumps(task)) < 1000
+
+
+def test_every_task_of_ours_is_tried():
+    assert {name for name in TASKS if TASKS.get(name).__module__.startswith("bitplan.")} == set(ALL_NAMES)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)

@@ -58,7 +58,7 @@ def export(
     from bitplan.exporters.base import export as write
 
     options: dict[str, Any] = read_options(option) | ({"widen": True} if widen else {})
-    plan_only = not getattr(make_exporter(to, options), "needs_model", False)
+    plan_only = not make_exporter(to, options).needs_model
     check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
     thing = what_is(source, Beside(shape=input, model=model), Pick(method, budget, seed, threads))

@@ -125,8 +125,9 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions
 def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
+    from bitplan.gains.base import Foreseeing
 
-    if not hasattr(wanted.gain, "expected"):
+    if not isinstance(wanted.gain, Foreseeing):
         return
     told = wanted.gain.expected(weights, graph, parse_choices(wanted.choices), context)
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"

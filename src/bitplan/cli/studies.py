@@ -72,7 +72,9 @@ def status(run: RunPath, json: Json = False) -> None:
 def compare(
     run: RunPath,
     against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' lists any two.")] = None,
-    holm: Annotated[bool, typer.Option("--holm", help="Correct p over the budgets (Holm).")] = False,
+    corrected: Annotated[
+        bool, typer.Option("--corrected", "--holm", help="Correct p for there being several budgets.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Compare the methods of a run: scores at every budget, and which differences mean anything."""
@@ -85,15 +87,15 @@ def compare(
     if json:
         from bitplan.cli.show_runs import print_tables
 
-        print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=holm)})
+        print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=corrected)})
         return
     from bitplan.cli.show_runs import show_table
 
     show_table(frontier(folder))
     if chosen is None:
-        show_table(significance(folder, corrected=holm))
+        show_table(significance(folder, corrected=corrected))
         return
-    show_table(versus(folder, chosen, corrected=holm))
+    show_table(versus(folder, chosen, corrected=corrected))
 
 
 def tables(

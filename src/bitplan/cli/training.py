@@ -176,9 +176,5 @@ def _keep(model: Any, output: Path, spec: str | None) -> None:
 def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
     """Evaluate, and say so."""
     from bitplan.cli.show import show_score
-    from bitplan.tune.loop import evaluate as evaluate_model
 
-    if hasattr(task, "scores"):  # several at once, such as F1 and exact match
-        show_score(task, task.scores(model), facts, as_json=json)
-    else:
-        show_score(task, {task.metric: evaluate_model(model, task)}, facts, as_json=json)
+    show_score(task, task.scores(model), facts, as_json=json)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -46,6 +47,20 @@ class Registry:
             return thing
 
         return add
+
+    @contextmanager
+    def registered(self, name: str, thing: Any) -> Iterator[None]:
+        """Have a thing under a name for a while, as tests do."""
+        self.register(name)(thing)
+        try:
+            yield
+        finally:
+            del self._registered[name]
+
+    @property
+    def known(self) -> tuple[tuple[str, Any], ...]:
+        """Every name with what stands behind it, not imported: another value where something was registered since."""
+        return tuple(sorted({**self._installed, **self._registered}.items(), key=lambda entry: entry[0]))
 
     def __contains__(self, name: object) -> bool:
         return name in self._registered or name in self._installed
@@ -94,6 +109,7 @@ MODELS = Registry("model")
 TASKS = Registry("task")
 EXPORTERS = Registry("exporter")
 ENGINES = Registry("engine")
+LAYERS = Registry("layer")
 REGISTRIES = {
-    registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES)
+    registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS)
 }

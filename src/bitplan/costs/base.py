@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import CHOICES as CHOICES
@@ -19,6 +19,13 @@ from bitplan.core.units import WEIGHT_BITS
 Cost = Callable[[Layer, Precision], int | None]
 AnyCost = TypeVar("AnyCost", bound=Cost)
 log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class WithUnit(Protocol):
+    """A cost that says in which unit it counts; `measured_in` makes a function one."""
+
+    unit: str
 
 
 def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
@@ -49,7 +56,7 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
     lacking = tuple(layer.name for layer, fixed in ruled if function(layer, fixed) is None)
     return Costs(
         name=name,
-        unit=getattr(function, "unit", ""),
+        unit=function.unit if isinstance(function, WithUnit) else "",
         choices=precisions,
         rows=rows,
         fixed={

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
+from bitplan.core.protocols import check_is, lacks
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
 from bitplan.core.store import whole_file
@@ -39,18 +41,52 @@ class ReadBack:
     codes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Exporter(Protocol):
-    """A frozen dataclass whose fields are its options.
+class TieFinder(Protocol):
+    """Tells, of one sample, whether a file and its model differ only because a value lies between two codes."""
 
-    `write` refuses, by the name of a layer, what the target cannot express. `read` reads back what was written. The
-    class attribute `needs_model = True` says that a plan alone is not enough.
+    def begins_at_tie(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, tolerance: float) -> bool:
+        """Tell whether the first activation that has other codes differs only at ties."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """An exported file that runs, for `verify`: `network` is called like the model that the file was made from.
+
+    `float_inputs` says that the file leaves all activations float, so the model is compared with its inputs left alone.
+    `ties` is None where every difference counts: the file adds up in the model's own order, or cannot be looked into.
     """
 
-    def write(self, source: Source, path: Path) -> None:
-        """Write the file; `export` makes sure that it is whole or not there."""
+    network: nn.Module
+    float_inputs: bool = False
+    ties: TieFinder | None = None
 
+
+class Exporter(Protocol):
+    """A frozen dataclass derived from this class, whose fields are its options, all of them with a default.
+
+    `needs_model` says that a plan alone is not enough, `suffix` how its files usually end. An exporter whose files can
+    be run here says so with `recognizes` and `opened`; of others `verify` says that nothing executes them.
+    """
+
+    needs_model: ClassVar[bool] = False
+    suffix: ClassVar[str] = ""
+
+    @abstractmethod
+    def write(self, source: Source, path: Path) -> None:
+        """Write the file, or refuse by the name of a layer what the target cannot express; `export` makes it whole."""
+
+    @abstractmethod
     def read(self, path: Path) -> ReadBack:
-        """Read the file back, for checks."""
+        """Read back what was written, for checks."""
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """Tell quickly whether a file is one of this exporter's."""
+        return False
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """The file, ready to run beside the quantized model that it was made from."""
+        raise InputError(f"{path} is for {EXPORTERS.name_of(self)}, which nothing here executes: it cannot be verified")
 
 
 def export(
@@ -66,13 +102,14 @@ def export(
 ) -> Path:
     """Write a quantized model, or a plan as a recipe, for another program; a file in the way is kept unless `force`."""
     exporter = make_exporter(to, options) if isinstance(to, str) else to
+    check_is(exporter, Exporter, "exporter")
     if isinstance(source, Plan):
         found = Source(source, graph, None, example, spec)
     elif is_quantized(source):
         found = Source(plan_of(source), graph, root_of(source), example, spec)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")
-    if found.model is None and getattr(exporter, "needs_model", False):
+    if found.model is None and exporter.needs_model:
         raise InputError(f"{to} holds the network itself: give the quantized model, not only its plan")
     return _write_whole(exporter, found, Path(path), force)
 
@@ -80,7 +117,22 @@ def export(
 def make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
     """The exporter of that name with these options."""
     exporter: Exporter = EXPORTERS.make(name, options)
+    check_is(exporter, Exporter, "exporter")
     return exporter
+
+
+def exporter_of(path: Path) -> Exporter:
+    """The exporter that wrote a file: of all that are registered, the one that recognizes it."""
+    if not path.is_file():
+        raise FileError(f"cannot read {path}: there is no such file")
+    kinds = {name: EXPORTERS.get(name) for name in EXPORTERS}
+    found = [name for name, kind in kinds.items() if not lacks(kind, Exporter) and kind.recognizes(path)]
+    if not found:
+        others = ", ".join(name for name in kinds if name != "packed")
+        raise FileError(f"{path} is cut off or not a packed file, nor one for {others}: export it again")
+    if len(found) > 1:
+        raise FileError(f"{path} may be for {' or for '.join(found)}: one of these exporters claims files of others")
+    return make_exporter(found[0], {})
 
 
 def check_free(target: Path, *, force: bool) -> None:

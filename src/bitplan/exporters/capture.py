@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 import torch.onnx.ops
 from torch import Tensor, nn
 
@@ -21,7 +20,7 @@ from bitplan.adapters.onnxscript import graph_of
 from bitplan.core.errors import InputError
 from bitplan.quant.calls import WeightedCall, resolve
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, original, release_
+from bitplan.quant.layers import Adopted, adopt_, family, original, release_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import MASK, InputQuantizer, WeightQuantizer
 
@@ -40,11 +39,10 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
                 raise InputError(f"{path} belongs to no layer of the plan: quantize the model again")
             module.__class__ = _Weight
             cast(_Weight, module).layer = layers[id(module)]
-        elif isinstance(module, EmbeddingLayer):
-            release_(module)
-            adopt_(module, _Embedding)
         elif isinstance(module, WeightedCall):
             module.__class__ = _CallMarker
+        elif isinstance(module, Adopted):
+            _show_whole_weights_(module, path)
     _show_signature_(marked)
     args, kwargs = inputs_of(example)
     names: list[str] = []
@@ -89,19 +87,6 @@ class _Weight(WeightQuantizer):
         )
 
 
-class _Embedding(Adopted):
-    """A lookup in a quantized table."""
-
-    def forward(self, indices: Tensor) -> Tensor:
-        """Look up in what is quantized already."""
-        layer: Any = self
-        quantizer = layer.weight_quantizer
-        if layer.max_norm is not None:
-            name = getattr(quantizer, "layer", "an embedding")
-            raise InputError(f"{name!r} has max_norm, so it changes its weight as it runs: ONNX cannot hold that")
-        return F.embedding(indices, quantizer(layer.weight) if isinstance(quantizer, _Weight) else layer.weight)
-
-
 class _CallMarker(WeightedCall):
     """A function given a parameter, which must be the one of the plan."""
 
@@ -117,6 +102,16 @@ class _CallMarker(WeightedCall):
             return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset())
         layer = self.weight_quantizer.layer
         raise InputError(f"layer {layer!r} computes its weight as it runs, which ONNX cannot hold as codes")
+
+
+def _show_whole_weights_(module: Adopted, path: str) -> None:
+    """Let a layer's counterpart quantize its weight as a whole: a node stands for all of it."""
+    layer_type = family(module)
+    if layer_type is not None and layer_type.quantized is not None and isinstance(module, layer_type.quantized):
+        captured = layer_type.captured(module, path)
+        if captured is not layer_type.quantized:
+            release_(module)
+            adopt_(module, captured)
 
 
 def _show_signature_(model: nn.Module) -> None:

@@ -10,7 +10,18 @@ from typing import Any, final
 
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
+from bitplan.exporters.recipes import (
+    Expressible,
+    Part,
+    RecipeExporter,
+    fit,
+    grouped,
+    literal,
+    read_json,
+    reading,
+    unliteral,
+    write_json,
+)
 
 _NAME = "compressed-tensors"
 
@@ -28,12 +39,12 @@ def _one(name: str) -> str | None:
     return fused[1] + ("qkv_proj" if fused["qkv"] else "gate_up_proj")
 
 
-TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
+TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
 
 
 @final
 @dataclass(frozen=True)
-class CompressedTensors:
+class CompressedTensors(RecipeExporter):
     """`config_groups`, one per precision: integer weights in groups, activations per token as they come."""
 
     group_size: int = 128

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx, read
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.qonnx import QuantSession
+from bitplan.exporters.onnx_running import OpenedGraph, Runtime, arrays_for
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import MASK, InputQuantizer
 
@@ -23,7 +23,6 @@ _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
 _SUFFIX = ".dequantize"
 Tapped = tuple[Tensor, Tensor, Tensor]
 """A value, what it was quantized to, and the step."""
-Runtime = type[Session] | type[QuantSession]
 
 
 class Taps:
@@ -33,7 +32,7 @@ class Taps:
         self._path = path
         self._runtime = runtime
         self._model = model
-        self._session: Session | QuantSession | None = None
+        self._graph: OpenedGraph | None = None
         self._plain = 0
         self._watched: list[str] = []
         paths = {path: module for path, module in model.named_modules() if isinstance(module, InputQuantizer)}
@@ -44,9 +43,8 @@ class Taps:
 
         If none has (alone, a sample is added up in yet another order than in its batch), the outputs must agree.
         """
-        session = self._open()
-        named = dict(zip(session.inputs, args, strict=False)) | dict(kwargs)
-        found = session.run({name: named[name].detach().cpu().numpy() for name in session.inputs if name in named})
+        graph = self._open()
+        found = graph.run(arrays_for(graph, args, kwargs))
         seen, outputs = self._watch(args, kwargs)
         calls: dict[str, int] = {}
         for name, array in zip(self._watched, found[self._plain :], strict=True):
@@ -66,16 +64,16 @@ class Taps:
             for own, array in zip(leaves(outputs), found[: self._plain], strict=True)
         )
 
-    def _open(self) -> Session | QuantSession:
-        if self._session is None:
+    def _open(self) -> OpenedGraph:
+        if self._graph is None:
             proto, library = read(self._path), onnx()
             self._plain = len(proto.graph.output)
             for node in _quantizers(proto.graph):
                 self._watched.append(node.name.removesuffix(_SUFFIX))
                 value = library.helper.make_tensor_value_info(node.output[0], library.TensorProto.FLOAT, None)
                 proto.graph.output.append(value)
-            self._session = self._runtime(proto.SerializeToString())
-        return self._session
+            self._graph = self._runtime(proto.SerializeToString())
+        return self._graph
 
     def _path_of(self, name: str) -> str:
         """The quantizer of a node: the second run of a layer is numbered."""

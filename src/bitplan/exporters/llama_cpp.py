@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import ClassVar, final
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.store import read_text
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, Target, fit
+from bitplan.exporters.recipes import Expressible, Part, RecipeExporter, fit
 
 _NAME = "llama.cpp"
 
@@ -64,7 +64,7 @@ def _types(part: Part) -> dict[int, str]:
     return _BLOCKS_32 if part.row % 256 else _BLOCKS_256
 
 
-TARGET = Target(
+TARGET = Expressible(
     _NAME,
     weight_bits=lambda part: tuple(_types(part)),
     kinds=("linear", "embedding", "(in, out) matrix", "stack of experts"),
@@ -74,10 +74,12 @@ TARGET = Target(
 
 @final
 @dataclass(frozen=True)
-class LlamaCpp:
+class LlamaCpp(RecipeExporter):
     """Weights only: k-quants where the rows allow them, else the older types of as many bits."""
 
     widen: bool = False
+    suffix: ClassVar[str] = ".txt"
+    starts_with: ClassVar[bytes] = b"^"
 
     def write(self, source: Source, path: Path) -> None:
         """Write lines such as `^blk\\.0\\.attn_q\\.weight$=q4_K`."""

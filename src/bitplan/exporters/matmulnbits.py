@@ -9,22 +9,25 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx
+from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
-from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, unpack
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, is_ours, read_plan
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, read_plan
 from bitplan.exporters.onnx_qdq import check_range, dequantized, storage, stored_codes
+from bitplan.exporters.onnx_running import Executed
 
 _log = logging.getLogger(__name__)
+_NAME = "matmulnbits"
 _OPSET = 21  # runtimes that have the operator know it
 _WIDTHS = (2, 4, 8)
 BLOCKS = ".blocks"
@@ -33,7 +36,7 @@ _TURNED = ".inputs_first"  # ends the name of a product whose weight the model h
 
 @final
 @dataclass(frozen=True)
-class MatMulNBits:
+class MatMulNBits(Exporter):
     """ONNX for transformers, weights only: smaller and faster in ONNX Runtime; `widen` leaves planned inputs float.
 
     `accuracy_level` 4 lets the runtime round activations to 8 bits inside a block: faster, no longer our numbers.
@@ -42,7 +45,8 @@ class MatMulNBits:
     block_size: int = 32
     accuracy_level: int = 0
     widen: bool = False
-    needs_model = True
+    needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def __post_init__(self) -> None:
         if self.block_size < 16 or self.block_size & (self.block_size - 1):
@@ -68,7 +72,7 @@ class MatMulNBits:
         self._multiply(draft)
         widths = (4, 8, 16)
         draft.replace("Weight", lambda node, about: dequantized(draft, draft.weights[about["layer"]], node, widths))
-        draft.save(source, path)
+        draft.save(source, path, exporter=_NAME)
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, whose inputs are all float there, and the codes of both kinds of layers."""
@@ -82,6 +86,16 @@ class MatMulNBits:
                 check_range(codes[layer], layer, plan.precisions[layer], path)
         held = {layer: Precision.weights_only(one.weight_bits) for layer, one in plan.precisions.items()}
         return ReadBack(held, {layer: codes[layer] for layer in plan.precisions if layer in codes})
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """An ONNX file that says so, or that says nothing and has the operator."""
+        found = dialect_of(path)
+        return found is not None and found.is_for(_NAME, otherwise="MatMulNBits" in found.operators)
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """By ONNX Runtime; its activations are float, so no difference can begin at a tie."""
+        return Execution(Executed(Session(path)), float_inputs=True)
 
     def _multiply(self, draft: Draft) -> None:
         markers = {

@@ -11,7 +11,7 @@ from typing import final
 from bitplan.core.errors import InputError
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, Target, fit, read_json, reading, write_json
+from bitplan.exporters.recipes import Expressible, Part, RecipeExporter, fit, read_json, reading, write_json
 
 _NAME = "mlx"
 _SIZES = (128, 64, 32)
@@ -26,7 +26,7 @@ def _path(name: str) -> str:
     return f"{expert[1]}.switch_mlp.{_PROJECTIONS.get(expert[2], expert[2])}" if expert else name
 
 
-TARGET = Target(
+TARGET = Expressible(
     _NAME,
     weight_bits=lambda part: () if part.row % _SIZES[-1] else (2, 3, 4, 5, 6, 8),
     kinds=("linear", "embedding", "(in, out) matrix"),
@@ -36,7 +36,7 @@ TARGET = Target(
 
 @final
 @dataclass(frozen=True)
-class Mlx:
+class Mlx(RecipeExporter):
     """Weights only; a row that `group_size` does not divide is cut into smaller groups, down to 32."""
 
     group_size: int = 64

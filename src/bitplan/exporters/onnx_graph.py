@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bitplan.quant.convert import integer_weights, weight_steps, weights_of
 Node = Any  # onnx.NodeProto
 LARGEST = 2**31 - 2**20  # bytes: protocol buffers end at 2 GB
 _PLAN = "bitplan.plan"
+_EXPORTER = "bitplan.exporter"
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ class Draft:
         for reader in self.readers(target):
             reader.input[:] = [source if name == target else name for name in reader.input]
 
-    def save(self, source: Source, path: Path) -> None:
-        """Drop what is unused, check everything, write."""
+    def save(self, source: Source, path: Path, *, exporter: str) -> None:
+        """Drop what is unused, check everything, write; the file says which exporter knows it."""
         self._prune()
         left = [node for node in self.graph.node if node.domain == DOMAIN]
         assert not left, left
@@ -146,7 +148,8 @@ class Draft:
         self.proto.opset_import.extend(versions)
         own = [entry for entry in versions if not entry.domain]
         self.proto.ir_version = self._onnx.helper.find_min_ir_version_for(own)
-        self._onnx.helper.set_model_props(self.proto, {_PLAN: json.dumps(json.loads(source.plan.to_json()))})
+        plan = json.dumps(json.loads(source.plan.to_json()))
+        self._onnx.helper.set_model_props(self.proto, {_PLAN: plan, _EXPORTER: exporter})
         path.write_bytes(checked_bytes(self.proto))
 
     def _prune(self) -> None:
@@ -168,10 +171,43 @@ def is_ours(node: Node, kind: str) -> bool:
     return bool(node.domain == DOMAIN and node.op_type == kind)
 
 
+@dataclass(frozen=True)
+class Dialect:
+    """Whom an ONNX file is for, as it says itself ("" where it says nothing), and the operators in it."""
+
+    exporter: str
+    operators: frozenset[str]
+
+    def is_for(self, exporter: str, *, otherwise: bool) -> bool:
+        """Tell whether the file names this exporter; `otherwise` decides where it names none, as files once did."""
+        return self.exporter == exporter if self.exporter else otherwise
+
+
+def dialect_of(path: Path) -> Dialect | None:
+    """The dialect of an ONNX file, None for a file of another name; a damaged one is refused.
+
+    All exporters of ONNX ask in turn, so the answer is kept for as long as the file stays as it is.
+    """
+    if path.suffix != ".onnx":
+        return None
+    about = path.stat()
+    return _read_dialect(path, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read_dialect(path: Path, changed: int, size: int) -> Dialect:
+    proto = read(path)
+    return Dialect(_properties(proto).get(_EXPORTER, ""), frozenset(node.op_type for node in proto.graph.node))
+
+
+def _properties(proto: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in proto.metadata_props}
+
+
 def read_plan(path: Path) -> tuple[Any, Plan]:
     """An ONNX file of bitplan's, and the plan in it."""
     proto = read(path)
-    written = {entry.key: entry.value for entry in proto.metadata_props}.get(_PLAN)
+    written = _properties(proto).get(_PLAN)
     if written is None:
         raise FileError(f"{path} is an ONNX file, but not one that bitplan wrote")
     return proto, Plan.from_json(written)

@@ -11,33 +11,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx
+from bitplan.adapters.onnxruntime import Session
 from bitplan.core.codes import code_bits, code_range
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
-from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
+from bitplan.exporters.divergence import Taps
 from bitplan.exporters.folding import fold_norms_
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, is_ours, read_codes, read_plan, type_number, width_of
+from bitplan.exporters.onnx_graph import (
+    Draft,
+    Node,
+    Weight,
+    dialect_of,
+    is_ours,
+    read_codes,
+    read_plan,
+    type_number,
+    width_of,
+)
+from bitplan.exporters.onnx_running import Executed
 
+_NAME = "onnx"
 _WIDTHS = {25: (2, 4, 8, 16), 21: (4, 8, 16)}  # opset → the integers it can store
 CODES = ".codes"
 
 
 @final
 @dataclass(frozen=True)
-class Onnx:
+class Onnx(Exporter):
     """ONNX with integer weights and activations; `opset` 21 stores 2 bits in 4, `fold` takes batch norms into steps."""
 
     opset: int = 25
     fold: bool = False
-    needs_model = True
+    needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def __post_init__(self) -> None:
         if self.opset not in _WIDTHS:
@@ -54,7 +69,7 @@ class Onnx:
         draft.replace("Quantize", lambda node, about: _quantized(draft, node, about, widths))
         _look_up_codes_(draft)
         _open_clips_(draft)
-        draft.save(source, path)
+        draft.save(source, path, exporter=_NAME)
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, after checking the graph against it, and the codes."""
@@ -66,6 +81,17 @@ class Onnx:
             if precision is not None and bits != precision.act_bits:
                 raise FileError(f"{path}: the input of {layer!r} has {bits} bits, the plan says {precision}")
         return ReadBack(plan.precisions, codes)
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """An ONNX file that says so, or that says nothing and has no operator of another dialect."""
+        found = dialect_of(path)
+        plain = found is not None and found.operators.isdisjoint({"Quant", "MatMulNBits"})
+        return found is not None and found.is_for(_NAME, otherwise=plain)
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """By ONNX Runtime, every quantized activation tapped."""
+        return Execution(Executed(Session(path)), ties=Taps(path, model, Session))
 
 
 def dequantized(draft: Draft, weight: Weight, node: Node, widths: tuple[int, ...]) -> list[Node]:

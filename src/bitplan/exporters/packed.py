@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
-from bitplan.exporters.base import ReadBack, Source
+from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.loading import fill_
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
 FORMAT = "1"
@@ -48,10 +49,11 @@ _OPTIONS = TypeAdapter(dict[str, Any])
 
 @final
 @dataclass(frozen=True)
-class Packed:
+class Packed(Exporter):
     """Safetensors with bit-packed weights; `load_packed` gives back the same model, bit for bit."""
 
-    needs_model = True
+    needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".safetensors"
 
     def write(self, source: Source, path: Path) -> None:
         """Write codes, steps and all other tensors, and in the header what gives them meaning."""
@@ -84,6 +86,19 @@ class Packed:
                 whole = _unpacked(tensors[name], about)
                 found.update({layer: whole for layer in about.layers})
         return ReadBack(plan.precisions, {layer: found[layer] for layer in plan.precisions if layer in found})
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """A safetensors file whose header says that bitplan packed it, in whichever format."""
+        try:
+            _, header = map_with_texts(path)  # nothing but the header is read
+        except FileError:
+            return False
+        return "bitplan" in header and "packed" in header
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """As a copy of the model that is filled from the file: every output must be equal."""
+        return Execution(load_packed(path, model).eval())
 
 
 def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx
+from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.records import Plan
-from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_plan
+from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
+from bitplan.exporters.divergence import Taps
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, read_plan
+from bitplan.exporters.onnx_running import Executed
 
+_NAME = "qonnx"
 _DOMAIN = "qonnx.custom_op.general"
 _OPSET = 18
 _WEIGHT = ".weight_quant"
@@ -30,11 +34,12 @@ _WEIGHT = ".weight_quant"
 
 @final
 @dataclass(frozen=True)
-class Qonnx:
+class Qonnx(Exporter):
     """ONNX with `Quant` nodes; hardware flows want a fixed batch, `batch=0` leaves it free."""
 
     batch: int = 1
-    needs_model = True
+    needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
 
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph, put a Quant in the place of every quantizer, check and write."""
@@ -46,7 +51,7 @@ class Qonnx:
         if self.batch:
             _fix_batch_(draft, self.batch)
         draft.proto.opset_import.append(onnx().helper.make_opsetid(_DOMAIN, 1))
-        draft.save(source, path)
+        draft.save(source, path, exporter=_NAME)
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, after checking every Quant against it, and the codes."""
@@ -65,6 +70,16 @@ class Qonnx:
                 codes[layer] = torch.from_numpy(np.round(tensors[node.input[0]] / scale).astype(np.int32))
             _check(plan, node.name, bits, path)
         return ReadBack(plan.precisions, codes)
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """An ONNX file that says so, or that says nothing and has `Quant` nodes."""
+        found = dialect_of(path)
+        return found is not None and found.is_for(_NAME, otherwise="Quant" in found.operators)
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """By the qonnx package, every quantized activation tapped."""
+        return Execution(Executed(QuantSession(path)), ties=Taps(path, model, QuantSession))
 
 
 def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:

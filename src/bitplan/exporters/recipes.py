@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -18,9 +18,11 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import is_product
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
+from bitplan.core.registry import EXPORTERS
 from bitplan.core.store import read_text
-from bitplan.exporters.base import Source
+from bitplan.exporters.base import Execution, Exporter, Source
 from bitplan.graph.names import Names
+from bitplan.quant.install import type_at
 from bitplan.quant.sites import Site, find_sites
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,33 @@ _BY_NAME = (
     ("parameter", r"(^|\.)((in|[qkv])_proj_weight|weight_[ih]h_l\d+(_reverse)?)$"),
     ("(in, out) matrix", Names().transposed),
 )
+
+
+class RecipeExporter(Exporter):
+    """What all recipes share: a small text that starts in a way of its own, which another tool executes."""
+
+    suffix: ClassVar[str] = ".json"
+    starts_with: ClassVar[bytes] = b"{"
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """A file that reads as such a recipe."""
+        with path.open("rb") as file:
+            if file.read(len(cls.starts_with)) != cls.starts_with:  # nothing large is read whole
+                return False
+        try:
+            cls().read(path)
+        except FileError:
+            return False
+        return True
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """Nothing executes it here."""
+        name = EXPORTERS.name_of(self)
+        raise InputError(
+            f"{path} is a recipe for {name}, which {name} executes and bitplan does not: make the network there and "
+            "score it there"
+        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +73,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Target:
+class Expressible:
     """What a target can express: bits of weights (16 is always possible) and of activations beside them.
 
     Layers for which `one` gives the same text are one thing in the target, so they need one precision.
@@ -73,7 +102,7 @@ class Target:
         return f"{asked.act_bits}-bit activations" + (" beside float weights" if not asked.quantizes_weights else "")
 
 
-def fit(source: Source, target: Target, *, widen: bool) -> list[Part]:
+def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
     """The layers at the precisions that the target will have; products are left out.
 
     Linked layers, and those that are one thing in the target, stay at one precision: where one of them must
@@ -180,14 +209,14 @@ def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int
 
 
 def _of_site(site: Site) -> tuple[str, int]:
-    weight = site.weight
+    """The kind of a layer and the length of a row of its weight, which other tools cut into groups."""
+    weight, layer_type = site.weight, type_at(site)
     if weight is None:
         return "product", 0
-    if site.kind == "call":
+    if layer_type is None:
         return "parameter", 0
-    kinds = {nn.Linear: "linear", nn.Embedding: "embedding"}
-    kind = next((kind for known, kind in kinds.items() if isinstance(site.module, known)), "convolution")
-    return kind, int(weight.shape[-1])
+    inputs = 0 if layer_type.layout == "in_out" else -1  # the axis that a row runs along: (in, out), or (…, in)
+    return layer_type.kind, int(weight.shape[inputs])
 
 
 def _same(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:
@@ -204,7 +233,7 @@ def _lift_once_(
     reasons: dict[str, str],
     families: Sequence[tuple[Sequence[str], str]],
     parts: Mapping[str, Part],
-    target: Target,
+    target: Expressible,
 ) -> bool:
     """Give each family the highest precision of its members; tell whether that changed anything."""
     changed = False

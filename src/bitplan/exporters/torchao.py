@@ -8,15 +8,26 @@ from typing import Any, final
 
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.exporters.recipes import Part, Target, fit, grouped, literal, read_json, reading, unliteral, write_json
+from bitplan.exporters.recipes import (
+    Expressible,
+    Part,
+    RecipeExporter,
+    fit,
+    grouped,
+    literal,
+    read_json,
+    reading,
+    unliteral,
+    write_json,
+)
 
 _NAME = "torchao"
-TARGET = Target(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
+TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
 
 
 @final
 @dataclass(frozen=True)
-class Torchao:
+class Torchao(RecipeExporter):
     """`IntxWeightOnlyConfig`, or with 8-bit activations `Int8DynamicActivationIntxWeightConfig`, by module name."""
 
     group_size: int = 32

@@ -13,21 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bitplan.adapters.onnx import read
-from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.qonnx import QuantSession
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Verdict
-from bitplan.exporters.base import Exporter
-from bitplan.exporters.divergence import Runtime, Taps, leaves
-from bitplan.exporters.matmulnbits import MatMulNBits
-from bitplan.exporters.onnx_qdq import Onnx
-from bitplan.exporters.packed import Packed, load_packed
-from bitplan.exporters.qonnx import Qonnx
+from bitplan.exporters.base import TieFinder, exporter_of
+from bitplan.exporters.divergence import leaves
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
-from bitplan.tasks.base import Task
+from bitplan.tasks.base import Task, WithData
 
 _LOOKED_AT = 100  # samples whose ties are searched for
 _CONTROLLED = 1000  # samples on which the model is compared with itself
@@ -52,17 +45,16 @@ def verify(
     exporter = exporter_of(source)
     found, own = exporter.read(source).codes, integer_weights(model)
     equal = found.keys() == own.keys() and all(torch.equal(found[layer], own[layer].cpu()) for layer in own)
-    executed = executable(source, exporter, model)
-    taps = Taps(source, root_of(model), runtime_of(exporter)) if isinstance(exporter, Onnx | Qonnx) else None
-    task: Any = data if hasattr(data, "batches") else None
-    data = list(data) if task is None else task  # type: ignore[arg-type]
-    with _reference(model, weights_only=isinstance(exporter, MatMulNBits)):
-        both = _Both(model, executed, tolerance, taps)
+    execution = exporter.opened(source, root_of(model))
+    task: Any = data if isinstance(data, WithData) else None
+    given = data if isinstance(data, WithData) else list(data)
+    with _reference(model, float_inputs=execution.float_inputs):
+        both = _Both(model, execution.network, tolerance, execution.ties)
         scores: dict[str, Any] = {}
         if task is not None and limit is None:
-            scores = {"reference": task.score(both), "score": task.score(executed), "metric": task.metric}
+            scores = {"reference": task.score(both), "score": task.score(execution.network), "metric": task.metric}
         else:
-            _run(both, data, limit, batch_size)
+            _run(both, given, limit, batch_size)
         if not both.samples:
             raise InputError("there was no sample to compare: give at least one batch")
         verdict = Verdict(
@@ -70,7 +62,7 @@ def verify(
         )
         if not equal or verdict.unexplained or verdict.enough:
             return verdict
-        return verdict.model_copy(update=_control(model, data, min(_CONTROLLED, both.samples), batch_size))
+        return verdict.model_copy(update=_control(model, given, min(_CONTROLLED, both.samples), batch_size))
 
 
 def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
@@ -78,43 +70,6 @@ def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[s
     both = _Both(model, Doubled(model), math.inf, None)
     _run(both, data, limit, batch_size)
     return {"control": both.predictions_equal / both.predictions, "control_samples": both.samples}
-
-
-def exporter_of(path: Path) -> Exporter:
-    """The exporter that wrote a file, by what is in it."""
-    if path.suffix != ".onnx":
-        return Packed()
-    kinds = {node.op_type for node in read(path).graph.node}
-    return Qonnx() if "Quant" in kinds else MatMulNBits() if "MatMulNBits" in kinds else Onnx()
-
-
-def runtime_of(exporter: Exporter) -> Runtime:
-    """What executes its ONNX files: ONNX Runtime, or the qonnx package for its own nodes."""
-    return QuantSession if isinstance(exporter, Qonnx) else Session
-
-
-def executable(path: Path, exporter: Exporter, model: nn.Module) -> nn.Module:
-    """The file as a module that can be called like the model it was made from."""
-    if isinstance(exporter, Packed):
-        return load_packed(path, root_of(model)).eval()
-    return Executed(runtime_of(exporter)(path))
-
-
-class Executed(nn.Module):
-    """An ONNX file, run by ONNX Runtime or by qonnx: tensors in, tensors out."""
-
-    def __init__(self, session: Session | QuantSession) -> None:
-        super().__init__()
-        self.session = session
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One output as a tensor, several as a tuple that also has them by name."""
-        named = dict(zip(self.session.inputs, args, strict=False)) | kwargs
-        arrays = {name: named[name].detach().cpu().numpy() for name in self.session.inputs if name in named}
-        outputs = [torch.from_numpy(array) for array in self.session.run(arrays)]
-        if len(outputs) == 1:
-            return outputs[0]
-        return Outputs(zip(self.session.outputs, outputs, strict=True))
 
 
 class Doubled(nn.Module):
@@ -134,27 +89,15 @@ def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
     return tree_map(lambda leaf: leaf.to(after) if isinstance(leaf, Tensor) and leaf.dtype == before else leaf, tree)
 
 
-class Outputs(dict[str, Tensor]):
-    """Outputs by name, as attributes, and by place."""
-
-    def __getattr__(self, name: str) -> Tensor:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-    def __getitem__(self, key: Any) -> Any:
-        return list(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
-
-
 class _Both(nn.Module):
     """Runs the model and the file on the same inputs, keeps count, and returns what the model said."""
 
-    def __init__(self, model: nn.Module, executed: nn.Module, tolerance: float, taps: Taps | None) -> None:
+    def __init__(self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None) -> None:
         super().__init__()
         self.model = model
         self.executed = executed
         self.tolerance = tolerance
-        self.taps = taps
+        self.tie_finder = ties
         self.samples = self.close = self.ties = self.unexplained = self.predictions = self.predictions_equal = 0
         self.largest = 0.0
 
@@ -188,11 +131,11 @@ class _Both(nn.Module):
     def _look(self, off: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Find out, for samples that are not close, whether the difference begins at a tie."""
         for place in off.nonzero().flatten().tolist():
-            if self.taps is None:
+            if self.tie_finder is None:
                 self.unexplained += 1
             elif self.ties + self.unexplained < _LOOKED_AT:
                 alone = tuple(_row(value, place) for value in args), {k: _row(v, place) for k, v in kwargs.items()}
-                at_tie = self.taps.begins_at_tie(*alone, tolerance=self.tolerance)
+                at_tie = self.tie_finder.begins_at_tie(*alone, tolerance=self.tolerance)
                 self.ties += at_tie
                 self.unexplained += not at_tie
 
@@ -202,9 +145,9 @@ def _row(value: Any, place: int) -> Any:
 
 
 @contextmanager
-def _reference(model: nn.Module, *, weights_only: bool) -> Iterator[None]:
+def _reference(model: nn.Module, *, float_inputs: bool) -> Iterator[None]:
     """The model in inference mode; where the file keeps activations float, with its inputs left alone too."""
-    quiet = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if weights_only else []
+    quiet = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if float_inputs else []
     for quantizer in quiet:
         quantizer.enabled = False
     try:
@@ -216,11 +159,11 @@ def _reference(model: nn.Module, *, weights_only: bool) -> Iterator[None]:
 
 
 def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
-    task = data if hasattr(data, "batches") else None
-    for batch in task.batches("test", batch_size) if task else data:
+    task = data if isinstance(data, WithData) else None
+    for batch in data if task is None else task.batches("test", batch_size):
         if limit is not None and both.samples >= limit:
             break
-        if task:
+        if task is not None:
             task.forward(both, batch)
         elif isinstance(batch, Mapping):
             both(**batch)

@@ -13,8 +13,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, sign_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
 
@@ -23,7 +23,7 @@ Goodness = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Alps:
+class Alps(Gain):
     """From the network at the highest choice, lower one group, fine-tune, and take the mean training score A.
 
     value(c) = A_g(c) − A_g(c0), where A at the highest choice is the best of all that were measured: with two choices
@@ -52,16 +52,16 @@ class Alps:
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One training per group, lower choice and seed, with the same batches for every group."""
         tuner, jobs = self._jobs(model, graph, choices, context)
-        outcomes = tuner.run(jobs)
-        sign = 1.0 if self.by == "score" and tuner.work.task.higher_is_better else -1.0
-        measured = sign * np.array([measured_by(self.by, outcome) for outcome in outcomes])
+        outcomes, task = tuner.run(jobs), tuner.work.task
+        measured = sign_of(self.by, task) * np.array([measured_by(self.by, outcome) for outcome in outcomes])
         good = measured.reshape(len(graph.selectable), len(choices) - 1, self.seeds)
         names = [group.name for group in graph.selectable]
+        values = dict(zip(names, values_of(good, offset=self.offset), strict=True))
         errors = standard_errors(good)
         return LayerGains(
-            values=by_first_layer(graph, dict(zip(names, values_of(good, offset=self.offset), strict=True))),
+            values=by_first_layer(graph, values),
             errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors, strict=True))),
-            counts=counts_of(outcomes, tuner.work.task),
+            counts=counts_of(outcomes, task),
             work=seconds_of(outcomes),
         )
 
@@ -77,12 +77,11 @@ class Alps:
         length: Mapping[str, Any] = {"epochs": self.epochs, "steps": self.steps, "lr_factor": self.lr_factor}
         recipe = recipe_for("alps", context, **length)
         tuner = Tuner.of("alps", model, graph, choices, context, recipe, by=self.by)
-        return tuner, [
-            tuner.job({group.name: choice}, seed=seed)
-            for group in graph.selectable
-            for choice in choices[:-1]
-            for seed in range(self.seeds)
-        ]
+        jobs: list[Lowered] = []
+        for group in graph.selectable:
+            for choice in choices[:-1]:
+                jobs += [tuner.job({group.name: choice}, seed=seed) for seed in range(self.seeds)]
+        return tuner, jobs
 
 
 def measured_by(by: By, outcome: Tuned) -> float:
@@ -96,9 +95,12 @@ def measured_by(by: By, outcome: Tuned) -> float:
 
 def values_of(good: Goodness, *, offset: bool = False) -> list[tuple[float, ...]]:
     """Gains over the lowest choice, (G, C); the highest is as good as the best measured, or with `offset` as 0."""
-    means = good.mean(axis=2)
+    means = good.mean(axis=2)  # (G, C − 1)
     best = 0.0 if offset else float(means.max())
-    return [(0.0, *(float(value - row[0]) for value in (*row[1:], best))) for row in means]
+    rows = []
+    for lowest, *between in means:
+        rows.append((0.0, *(float(value - lowest) for value in (*between, best))))
+    return rows
 
 
 def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
@@ -106,8 +108,10 @@ def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
     seeds = good.shape[2]
     if seeds < 2:
         return None
-    middle = (good - good[:, :1, :]).std(axis=2, ddof=1) / np.sqrt(seeds)  # 0 at the lowest choice
-    return [(*row, last) for row, last in zip(middle.tolist(), errors_over_seeds(good)[:, 0].tolist(), strict=True)]
+    below = (good - good[:, :1, :]).std(axis=2, ddof=1) / np.sqrt(seeds)  # (G, C − 1), 0 at the lowest choice
+    # At the highest choice all groups are as good as the best: only the error of the lowest tells them apart.
+    highest = errors_over_seeds(good)[:, :1]
+    return [tuple(row) for row in np.concatenate([below, highest], axis=1).tolist()]
 
 
 def errors_over_seeds(good: Goodness) -> NDArray[np.float64]:
@@ -116,7 +120,11 @@ def errors_over_seeds(good: Goodness) -> NDArray[np.float64]:
     All groups see the same batches of a seed, so what a seed does to all alike says nothing about the order and is
     taken out first.
     """
-    count, seeds = good.shape[0] * good.shape[1], good.shape[2]
-    apart = (good - good.mean(axis=(0, 1))) * np.sqrt(count / (count - 1)) if count > 1 else good
+    groups, lower_choices, seeds = good.shape
+    count = groups * lower_choices
+    apart = good
+    if count > 1:
+        # What is left without the mean of all varies less than the measurements did, by this factor.
+        apart = (good - good.mean(axis=(0, 1))) * np.sqrt(count / (count - 1))
     errors: NDArray[np.float64] = apart.std(axis=2, ddof=1) / np.sqrt(seeds)
     return errors

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
+from bitplan.core.protocols import check_is
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
@@ -19,6 +21,9 @@ from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
 from bitplan.plan.feasible import check_selectable
+
+if TYPE_CHECKING:
+    from bitplan.gains.finetuned import Expected
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,27 @@ class LayerGains:
 
 
 class Gain(Protocol):
-    """A method: a frozen dataclass whose fields are its options.
+    """A method: a frozen dataclass derived from this class, whose fields are its options.
 
-    It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. Two class
-    attributes may be set: `selector` names the selector that the method is defined with ("exact" unless said), and
-    `structural = True` says that the graph is enough, so that no weights need to be loaded. A method that trains for
-    long can tell beforehand what it will take: `expected(model, graph, choices, context)`, as `gains/alps.py` does.
+    It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. `selector` names
+    the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
+    to be loaded. A method that trains for long should be `Foreseeing` too.
     """
 
+    selector: ClassVar[str] = "exact"
+    structural: ClassVar[bool] = False
+
+    @abstractmethod
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Estimate what each selectable layer gains at each choice over the lowest."""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A method that can tell beforehand what it will take, as `gains/alps.py` does."""
+
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
+        """What `layer_gains` is going to spend."""
 
 
 def estimate(
@@ -90,36 +106,47 @@ def estimate(
     setting = context or Context()
     start = time.perf_counter()
     found = gain.layer_gains(model, graph, precisions, setting)
+    seconds = max(found.work, time.perf_counter() - start)
+    return as_record(gain, name, found, graph, precisions, setting.seed, seconds)
+
+
+def as_record(
+    gain: Gain, name: str, found: LayerGains, graph: Graph, choices: tuple[Precision, ...], seed: int, seconds: float
+) -> Gains:
+    """What a method found, added up over the layers of each group, with where it came from."""
     members = {group.name: [layer.name for layer in group.layers] for group in graph.selectable}
+    errors = None
+    if found.errors:
+        errors = {group: _root_sum_square(found.errors, layers) for group, layers in members.items()}
     return Gains(
         method=name,
         options=_options(gain),
-        choices=precisions,
-        rows={name: _sum(found.values, layers) for name, layers in members.items()},
-        errors={name: _root_sum_square(found.errors, layers) for name, layers in members.items()}
-        if found.errors
-        else None,
+        choices=choices,
+        rows={group: _sum(found.values, layers) for group, layers in members.items()},
+        errors=errors,
         histograms=dict(found.histograms) if found.histograms else None,
         counts=dict(found.counts),
-        selector=getattr(gain, "selector", "exact"),
-        seed=setting.seed,
+        selector=gain.selector,
+        seed=seed,
         graph=graph.id,
-        seconds=max(found.work, time.perf_counter() - start),
+        seconds=seconds,
     )
 
 
 def looks_at_model(gain: Gain | type[Gain]) -> bool:
     """Tell whether a method needs the model, not only its graph."""
-    return not getattr(gain, "structural", False)
+    return not gain.structural
 
 
 def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:
     """The method of that name with these options, and the name it goes by."""
     if not isinstance(method, str):
+        check_is(method, Gain, "gain")
         return method, GAINS.name_of(method)
     if Path(method).suffix in (".csv", ".json"):
         method, options = "table", {"path": method, **options}
     gain: Gain = GAINS.make(method, options)
+    check_is(gain, Gain, "gain")
     return gain, method
 
 

@@ -17,16 +17,17 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
+from bitplan.tasks.base import WithAnswers
 from bitplan.tune.distill import divergence
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Gain):
     """From the network at the highest choice, lower one group and look how far its answers move.
 
     value(c) = d(c0) − d(c), where d is the divergence from the answers at the highest choice, T²·KL as in distillation,
@@ -46,21 +47,21 @@ class Drift:
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Two passes per group and lower choice: the network as it is, and lowered."""
-        seen = self.measure(model, graph, choices, context)
-        return seen.gains(graph, passes=2 * seen.good.shape[0] * (seen.good.shape[1] - 1))
+        lowerings = len(one_at_a_time(graph, choices))
+        return self.measure(model, graph, choices, context).gains(graph, passes=2 * lowerings)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
-        task = check_task(context.task, "drift", "runs the network on data", ("batches", "forward", "logits"))
+        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
         check_top(model, graph, choices, "drift")
         jobs = lowered_jobs(
             Drifted, model, graph, context, one_at_a_time(graph, choices), self.samples, self.batch_size,
             temperature=self.temperature,
         )  # fmt: skip
         done = finish(Compare(model, task), jobs, Drifts, context, "drift")
-        low = -np.array([done[job.id].divergences for job in jobs])
+        low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B)
         low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
-        top = np.zeros((len(low), 1, low.shape[2]))
+        top = np.zeros((len(low), 1, low.shape[2]))  # from itself it does not diverge
         samples = 2 * sum(job.batches * job.batch_size for job in jobs)
         return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
@@ -72,17 +73,19 @@ class Compare(Draws):
     def __call__(self, job: Drifted) -> Drifts:
         """Say how far the answers to each batch moved."""
         start = time.perf_counter()
+        divergences: list[float] = []
         with torch.no_grad():
-            both = [ready(lower(self.model, layers), job.batch_size) for layers in ({}, job.layers)]
-            found = []
+            as_it_is = ready(lower(self.model, {}), job.batch_size)
+            lowered = ready(lower(self.model, job.layers), job.batch_size)
             for batch in self.drawn(job):
-                before, after = (self.task.logits(self.task.forward(one, batch)) for one in both)
+                before = self.task.logits(self.task.forward(as_it_is, batch))
+                after = self.task.logits(self.task.forward(lowered, batch))
                 if not all(scores.isfinite().all() for scores in before):
                     raise InputError("the network's own answers are NaN or infinite: train it first")
-                found.append(float(divergence(after, before, job.temperature)))
-        if not np.isfinite(found).all():
+                divergences.append(float(divergence(after, before, job.temperature)))
+        if not np.isfinite(divergences).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
-        return Drifts(divergences=tuple(found), seconds=time.perf_counter() - start)
+        return Drifts(divergences=tuple(divergences), seconds=time.perf_counter() - start)
 
 
 def ready(model: nn.Module, batch_size: int) -> nn.Module:

@@ -17,8 +17,8 @@ from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.alps import Goodness
-from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.finetuned import seconds_of
+from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.finetuned import seconds_of, sign_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, try_task
 from bitplan.quant.fingerprint import fingerprint
@@ -37,20 +37,24 @@ class MeasuredBatches:
 
     def gains(self, graph: Graph, *, passes: int) -> LayerGains:
         """Gains over the lowest choice, with standard errors from the differences between batches."""
-        gains = self.good - self.good[:, :1]
         names = [group.name for group in graph.selectable]
+        gains = self.good - self.good[:, :1]  # (G, C, B)
         batches = gains.shape[2]
-        errors = gains.std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else None
+        values = dict(zip(names, gains.mean(axis=2).tolist(), strict=True))
+        errors = None
+        if batches > 1:
+            deviations = gains.std(axis=2, ddof=1) / np.sqrt(batches)  # (G, C)
+            errors = by_first_layer(graph, dict(zip(names, deviations.tolist(), strict=True)))
         return LayerGains(
-            values=by_first_layer(graph, dict(zip(names, gains.mean(axis=2).tolist(), strict=True))),
-            errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
+            values=by_first_layer(graph, values),
+            errors=errors,
             counts={"passes": passes, "samples": self.samples, "batches": batches},
             work=self.seconds,
         )
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(Gain):
     """From the network at the highest choice, lower one group and look at the loss on a few hundred samples.
 
     value(c) = loss(c0) − loss(c), in inference mode, on the same training batches for every group (shuffled and
@@ -68,8 +72,8 @@ class Drop:
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
-        seen = self.measure(model, graph, choices, context)
-        return seen.gains(graph, passes=1 + seen.good.shape[0] * (seen.good.shape[1] - 1))
+        lowerings = len(one_at_a_time(graph, choices))
+        return self.measure(model, graph, choices, context).gains(graph, passes=1 + lowerings)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """Run all, on the same batches."""
@@ -79,10 +83,10 @@ class Drop:
         every = [{}, *one_at_a_time(graph, choices)]
         jobs = lowered_jobs(Dropped, model, graph, context, every, self.samples, self.batch_size)
         done = finish(Measure(model, task), jobs, Losses, context, "drop")
-        sign = 1.0 if self.by == "score" and task.higher_is_better else -1.0
-        found = sign * np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
-        low = found[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
-        top = np.broadcast_to(found[0], (len(low), 1, low.shape[2]))
+        measured = np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
+        good = sign_of(self.by, task) * measured
+        low = good[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
+        top = np.broadcast_to(good[0], (len(low), 1, low.shape[2]))  # the network as it is, alike for all groups
         samples = sum(job.batches * job.batch_size for job in jobs)
         return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
@@ -145,16 +149,14 @@ def lowered_jobs(
 ) -> list[Job]:  # fmt: skip
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
-    size = min(batch_size, samples, task.size("train"))
+    available = min(samples, task.size("train"))
+    size = min(batch_size, available)
     own = fingerprint(model)
-    return [
-        kind(
-            groups=tuple(lowered), layers=layers_of(graph, lowered), network=own.network, weights=own.weights,
-            task=title_of(task), task_options=options_of_task(task), seed=context.seed,
-            batches=min(samples, task.size("train")) // size, batch_size=size, **more,
-        )
-        for lowered in every
-    ]  # fmt: skip
+    alike = {
+        "network": own.network, "weights": own.weights, "task": title_of(task), "task_options": options_of_task(task),
+        "seed": context.seed, "batches": available // size, "batch_size": size, **more,
+    }  # fmt: skip
+    return [kind(groups=tuple(lowered), layers=layers_of(graph, lowered), **alike) for lowered in every]
 
 
 def _mixed(seed: int) -> int:

@@ -12,7 +12,7 @@ from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
 from bitplan.gains.counting.steps import KINDS, Kind
@@ -24,7 +24,7 @@ ALONE = Context()
 
 
 @dataclass(frozen=True)
-class Eagl:
+class Eagl(Gain):
     """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (docs/decisions/0009, 3).
 
     `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel

@@ -60,11 +60,11 @@ class Finetune:
         model = lower(self.model, job.layers)
         log = finetune_(model, self.task, job.run.recipe, teacher=self.teacher, seed=job.run.seed)
         steps = len(log.lines)
-        last = log.lines[-math.ceil(steps / 10) :]
+        last_tenth = log.lines[-math.ceil(steps / 10) :]
         return Tuned(
             mean_loss=log.mean_loss,
             mean_score=log.mean_score if math.isfinite(log.mean_score) else None,
-            last_loss=statistics.fmean(line.loss for line in last),
+            last_loss=statistics.fmean(line.loss for line in last_tenth),
             score=evaluate(model, self.task) if job.scored else None,
             steps=steps,
             samples=steps * job.run.recipe.batch_size,
@@ -118,22 +118,28 @@ class Tuner:
 
     def expected(self, jobs: Sequence[Lowered]) -> Expected:
         """How much there is to do, by measuring a few steps of the first job that is not done."""
-        once = {job.id: job for job in jobs}
-        there = set() if self.context.shelf is None else self.context.shelf.ids()
-        left = [job for name, job in once.items() if name not in there]
-        counts = [steps_of(self.work.task, job.run.recipe) for job in left]
-        samples = sum(count * job.run.recipe.batch_size for count, job in zip(counts, left, strict=True))
-        seconds = sum(counts) * self._seconds_per_step(left[0]) if left else 0.0
-        return Expected(len(once), len(once) - len(left), sum(counts), samples, seconds)
+        by_id = {job.id: job for job in jobs}  # a training that is asked for twice is done once
+        shelf = self.context.shelf
+        done = set() if shelf is None else shelf.ids()
+        left = [job for name, job in by_id.items() if name not in done]
+        steps = samples = 0
+        for job in left:
+            own_steps = steps_of(self.work.task, job.run.recipe)
+            steps += own_steps
+            samples += own_steps * job.run.recipe.batch_size
+        seconds = steps * self._seconds_per_step(left[0]) if left else 0.0
+        return Expected(len(by_id), len(by_id) - len(left), steps, samples, seconds)
 
     def _seconds_per_step(self, job: Lowered) -> float:
-        asked = iter(range(_TIMED))
+        """The median of a few steps after the first."""
+        steps = iter(range(_TIMED))
         log = finetune_(
             lower(self.work.model, job.layers), self.work.task, job.run.recipe, teacher=self.work.teacher,
-            seed=job.run.seed, stop=lambda: next(asked, None) is None,
+            seed=job.run.seed, stop=lambda: next(steps, None) is None,
         )  # fmt: skip
-        times = [line.seconds for line in log.lines]
-        return statistics.median([later - earlier for earlier, later in pairwise(times)] or times)
+        since_start = [line.seconds for line in log.lines]
+        each = [later - earlier for earlier, later in pairwise(since_start)]
+        return statistics.median(each or since_start)  # a training of one step has only the first
 
 
 def shortened(
@@ -163,6 +169,11 @@ def check_length(method: str, epochs: float | None, steps: int | None, lr_factor
     for name, value in (("epochs", epochs), ("steps", steps), ("lr_factor", lr_factor)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{method}: {name} must be above 0, not {value}")
+
+
+def sign_of(by: By, task: Task) -> float:
+    """What a measured loss or score is multiplied by, so that more is better."""
+    return 1.0 if by == "score" and task.higher_is_better else -1.0
 
 
 def seconds_of(outcomes: Iterable[Tuned | Losses | Drifts]) -> float:

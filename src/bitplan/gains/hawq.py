@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,7 +15,7 @@ from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.hessian import Data, curvature
 from bitplan.gains.spectrum import top_eigenvalues, traces
 from bitplan.quant.lsq import codes
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _ByTrace(ABC):
+class _ByTrace(Gain):
     """Average trace of the Hessian × a distance that the weights move, for every choice.
 
     The network is the one given. Of a quantized one, as in the paper (its 4-bit start), the loss is that of the
@@ -101,7 +101,7 @@ class HawqV2(_ByTrace):
 
 @final
 @dataclass(frozen=True)
-class HawqV1:
+class HawqV1(Gain):
     """HAWQ: the largest Hessian eigenvalue of a layer over its number of weights, per choice above the lowest.
 
     Every layer takes Hessian products of its own, so this costs as many times more than the traces as there are layers.

@@ -37,11 +37,12 @@ class Data:
         """As many whole batches as hold `samples`, or all there are."""
         size = task.size("train")
         width = max(1, min(batch_size, samples, size))
-        wanted = range(0, min(samples, size), width)
-        batches = tuple(itertools.islice(task.batches("train", width, seed), len(wanted)))
+        starts = range(0, min(samples, size), width)
+        batches = tuple(itertools.islice(task.batches("train", width, seed), len(starts)))
         if not batches:
             raise InputError(f"the training split of task {task.name} is empty: curvature needs samples with a loss")
-        return cls(batches, tuple(min(width, size - start) for start in wanted[: len(batches)]))
+        sizes = tuple(min(width, size - start) for start in starts[: len(batches)])  # the split's last may be smaller
+        return cls(batches, sizes)
 
     @property
     def samples(self) -> int:
@@ -63,30 +64,33 @@ class Curvature:
         tensors = list(self.weights.values())
         device = tensors[0].device
         for batch, size in zip(self.data.batches, self.data.sizes, strict=True):
-            here = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+            here = _moved(batch, device)
             with sdpa_kernel(SDPBackend.MATH):  # the fused attention has no second derivative
                 loss = self.task.loss(self.task.forward(self.model, here), here)
             if not math.isfinite(loss.item()):
                 raise InputError(f"the loss of task {self.task.name} is {loss.item()}: check the data and the weights")
             with _twice_differentiable():
-                found = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
-            grads = [torch.zeros_like(w) if g is None else g for w, g in zip(tensors, found, strict=True)]
+                derivatives = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
+            grads = _filled(derivatives, tensors)
             _check_smooth(grads)
             yield size / self.data.samples, grads
-            del loss, found, grads
+            del loss, derivatives, grads  # or this graph would still be held while the next one is made
 
     def product(self, grads: Sequence[Tensor], vectors: Sequence[Tensor], only: int | None = None) -> list[Tensor]:
         """H·v by all weights for vectors by all weights; or, for one weight, its block of H times its vector."""
-        places = range(len(grads)) if only is None else (only,)
         tensors = list(self.weights.values())
-        used = [(grads[at], vector) for at, vector in zip(places, vectors, strict=True) if grads[at].requires_grad]
-        inputs = [tensors[at] for at in places]
-        if not used:
+        places = range(len(grads)) if only is None else (only,)
+        inputs = [tensors[place] for place in places]
+        outputs, along = [], []
+        for place, vector in zip(places, vectors, strict=True):
+            if grads[place].requires_grad:  # a constant gradient adds nothing to the product, and torch refuses it
+                outputs.append(grads[place])
+                along.append(vector)
+        if not outputs:
             return [torch.zeros_like(tensor) for tensor in inputs]
-        outputs, along = zip(*used, strict=True)
         with _twice_differentiable():
-            found = torch.autograd.grad(outputs, inputs, along, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(w) if hv is None else hv for w, hv in zip(inputs, found, strict=True)]
+            derivatives = torch.autograd.grad(outputs, inputs, along, retain_graph=True, allow_unused=True)
+        return _filled(derivatives, inputs)
 
 
 @contextmanager
@@ -101,12 +105,25 @@ def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -
             parameter.requires_grad_(False)
         # Cached: a weight that a parametrization computes is then the one that the loss sees.
         with inference(model), torch.enable_grad(), parametrize.cached():
-            sites = find_sites(model, layers)
-            weights = {name: site.weight for name, site in sites.items()}
-            yield Curvature(model, task, data, {n: w.requires_grad_() for n, w in weights.items() if w is not None})
+            weights: dict[str, Tensor] = {}
+            for name, site in find_sites(model, layers).items():
+                weight = site.weight
+                if weight is not None:
+                    weights[name] = weight.requires_grad_()
+            yield Curvature(model, task, data, weights)
     finally:
         for parameter, wanted in parameters:
             parameter.requires_grad_(wanted)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def _filled(derivatives: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Derivatives by tensors, zeros by those that had no part in it (None, as torch says)."""
+    pairs = zip(derivatives, tensors, strict=True)
+    return [torch.zeros_like(tensor) if derivative is None else derivative for derivative, tensor in pairs]
 
 
 def _check_smooth(grads: Sequence[Tensor]) -> None:

@@ -17,18 +17,18 @@ from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError, WriteError
 from bitplan.core.jobs import Dropped, Lowered
 from bitplan.core.probes import Probes
+from bitplan.core.protocols import lacks
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import Context
-from bitplan.tasks.base import Batch, Task
+from bitplan.tasks.base import Batch, Task, WithLoss
 
 By = Literal["loss", "score"]
 Job = TypeVar("Job", bound=Lowered | Dropped | Probes)
 Outcome = TypeVar("Outcome", bound=Record)
 
-_NEEDED = ("batches", "forward", "loss", "batch_score")
 _TRIED = 4  # samples on which the task is tried before long work starts
 
 
@@ -38,14 +38,14 @@ def check_by(by: str) -> None:
         raise InputError(f"gains are measured by loss or by score, not by {by!r}")
 
 
-def check_task(task: Any, method: str, work: str, needed: Sequence[str] = _NEEDED) -> Task:
-    """The task, where there is one with what is needed (a loss unless said) and with training data."""
+def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Task:
+    """The task, where there is one with what is needed (a protocol of `tasks/base.py`) and with training data."""
     if task is None:
         raise InputError(f"{method} {work}: give a task, --task (in Python: Context(task=…))")
-    name = getattr(task, "name", type(task).__name__)
-    for part in needed:
-        if not callable(getattr(task, part, None)):
-            raise InputError(f"{method} {work}, but task {name} has no {part}: choose a task that has one")
+    missing = lacks(task, needed)
+    name = type(task).__name__ if "name" in missing else task.name
+    if missing:
+        raise InputError(f"{method} {work}, but task {name} has no {missing[0]}: choose a task that has one")
     if task.size("train") < 1:
         raise InputError(f"the training split of task {name} is empty: {method} {work} and needs training data")
     checked: Task = task

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Gain):
     """Every layer is worth the same; a link as much as its layers together."""
 
     structural: ClassVar[bool] = True
@@ -25,7 +25,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class FirstToLast:
+class FirstToLast(Gain):
     """Lower the first layers first: a later layer is worth more. For the greedy selector."""
 
     structural: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class FirstToLast:
 
 
 @dataclass(frozen=True)
-class LastToFirst:
+class LastToFirst(Gain):
     """Lower the last layers first: an earlier layer is worth more. For the greedy selector."""
 
     structural: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class LastToFirst:
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Gain):
     """A value between 0 and 1 for every group, the same for the same seed."""
 
     structural: ClassVar[bool] = True

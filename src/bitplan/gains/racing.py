@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
@@ -16,11 +15,12 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.gains.alps import errors_over_seeds, values_of
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.alps import errors_over_seeds
+from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, shortened
+from bitplan.gains.loss_table import Chosen, LossTable, loss_table
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.margins import Floats, Scales, Weighed
 from bitplan.tune.loop import steps_of
@@ -28,52 +28,10 @@ from bitplan.tune.loop import steps_of
 _SCREENS: dict[str, type[Drift] | type[Drop]] = {"drift": Drift, "drop": Drop}
 _FEWEST = 3  # groups in a first round: two ends of the screen, and one in doubt
 _LEAST = 4  # groups that are raced in any case, to see how far the screen can be trusted
-_SLOPE_VARIANCE = 0.25
-Chosen = NDArray[np.bool_]
-"""(G): which groups."""
 
 
 @dataclass(frozen=True)
-class LossTable:
-    """Losses with one group lowered, (G, C − 1), all on one scale, and their standard errors, (G, C − 1)."""
-
-    losses: Floats
-    errors: Floats
-
-    def gains(self) -> tuple[Floats, Floats]:
-        """As ALPS's: values and standard errors over the lowest choice, (G, C)."""
-        values = np.array(values_of(-self.losses[:, :, None]))
-        lowest = self.errors[:, :1]
-        middle = np.hypot(self.errors[:, 1:], lowest)
-        return values, np.concatenate([np.zeros_like(lowest), middle, lowest], axis=1)
-
-    def carried(self, measured: LossTable, raced: Chosen, *, alike: bool) -> LossTable:
-        """On the scale of a longer training: what was measured there, and the others by a line through those.
-
-        The line is the least-squares one from these losses to the measured ones, never falling. Where both are of
-        trainings (`alike`), its slope is expected to be 1 ± 0.5, or else the noise of groups that are nearly equal
-        would draw it. What it says is as uncertain as the measured ones lie about it. A measured loss without an error
-        of its own has that one too: how far it moved against what was known before.
-        """
-        before, after = self.losses[raced].ravel(), measured.losses[raced].ravel()  # (raced groups · choices below top)
-        from_mean, to_mean = before - before.mean(), after - after.mean()
-        # A prior on the slope counts as if so much spread had been seen along a line of slope 1.
-        prior = float((self.errors[raced] ** 2).mean()) / _SLOPE_VARIANCE if alike else 0.0
-        spread = float((from_mean**2).sum()) + prior
-        slope = max(0.0, (float((from_mean * to_mean).sum()) + prior) / spread) if spread else 1.0
-        off_line = to_mean - slope * from_mean
-        degrees = len(before) - 2  # two points lie on their line, whatever their noise
-        residual = float(np.sqrt((off_line**2).sum() / degrees)) if degrees > 0 else 0.0
-        losses = after.mean() + slope * (self.losses - before.mean())
-        errors = np.hypot(slope * self.errors, residual)
-        moved = residual if degrees > 0 else errors
-        own_errors = np.where(np.isfinite(measured.errors), measured.errors, moved)
-        is_raced = raced[:, None]
-        return LossTable(np.where(is_raced, measured.losses, losses), np.where(is_raced, own_errors, errors))
-
-
-@dataclass(frozen=True)
-class AlpsRacing:
+class AlpsRacing(Gain):
     """ALPS by loss, with fine-tuning only where a selection within one of `budgets` depends on it.
 
     All groups are screened on `samples` by `drift`, or by `drop`. Those that some budgets choose differently, or whose
@@ -136,21 +94,21 @@ class AlpsRacing:
         scales = Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
         names = [group.name for group in graph.selectable]
-        steps_of_alps = _steps_of_alps(tuner, choices)
+        steps_of_alps = _steps_of_alps(tuner, len(choices))
         race = _Race(self, tuner, choices, scales, self._most(steps_of_alps, len(names), len(choices)))
         screened = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
-        values, errors = race.run(_screen(screened.good)).gains()
+        values, errors = race.run(loss_table(screened.good)).gains()
         jobs, outcomes = zip(*race.trained.values(), strict=True)
+        counts = {
+            "screened_samples": screened.samples,
+            "raced_groups": len({job.groups for job in jobs}),
+            "groups": len(names),
+            "steps_of_alps": steps_of_alps,
+        }
         return LayerGains(
             values=by_first_layer(graph, dict(zip(names, values.tolist(), strict=True))),
             errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
-            counts=counts_of(outcomes, tuner.work.task)
-            | {
-                "screened_samples": screened.samples,
-                "raced_groups": len({job.groups for job in jobs}),
-                "groups": len(names),
-                "steps_of_alps": steps_of_alps,
-            },
+            counts=counts_of(outcomes, tuner.work.task) | counts,
             work=screened.seconds + seconds_of(outcomes),
         )
 
@@ -159,21 +117,24 @@ class AlpsRacing:
         Scales.of(graph, choices, self._budgets, self.cost)
         tuner = self._tuner(model, graph, choices, context)
         groups = len(graph.selectable)
-        allowed = self._most(_steps_of_alps(tuner, choices), groups, len(choices))
-        left, every = groups, []
+        allowed = self._most(_steps_of_alps(tuner, len(choices)), groups, len(choices))
+        left = groups
+        jobs: list[Lowered] = []
         for steps, most in zip(self.lengths, allowed, strict=True):
             left = min(left, most)
-            every += _jobs(tuner, choices, np.arange(groups) < left, steps, self.seeds)
+            raced = np.arange(groups) < left  # whichever they are
+            jobs += _jobs(tuner, choices, raced, steps, self.seeds)
             left = math.ceil(self.keep * left)
-        return tuner.expected(every)
+        return tuner.expected(jobs)
 
     def _most(self, steps_of_alps: int, groups: int, choices: int) -> list[int]:
-        """How many groups each round may race: all, or as many as its even part of what may be spent allows."""
+        """How many groups each round may race, of all and by what may be spent on it."""
         if self.spend is None:
             return [groups] * self.rounds
-        per_round = self.spend * steps_of_alps / self.rounds
-        per_group = [steps * (choices - 1) * self.seeds for steps in self.lengths]  # steps, in each round
-        most = [int(per_round / steps) for steps in per_group]
+        most: list[int] = []
+        for steps in self.lengths:
+            for_one_group = steps * (choices - 1) * self.seeds
+            most.append(int(self.spend * steps_of_alps / self.rounds / for_one_group))
         if most[0] < _FEWEST:
             raise InputError(
                 f"alps_racing: spend={self.spend:g} of ALPS's {steps_of_alps:,} steps is too little to race {_FEWEST} "
@@ -205,10 +166,12 @@ class _Race:
     def run(self, screen: LossTable) -> LossTable:
         """From the losses of the screen to those on the scale of the last training that was needed."""
         first, *later = self.options.lengths
-        by_screen = self.scales.weigh(*screen.gains())
-        table, raced = self._joined(screen, by_screen, self._starters(screen, by_screen), first)
+        weighed = self.scales.weigh(*screen.gains())
+        raced = self._starters(weighed, screen.ends)
+        table, raced = self._joined(screen, weighed, raced, first)
         for steps, allowed in zip(later, self.most[1:], strict=True):
-            margins = np.where(raced, self.scales.weigh(*table.gains()).margins, np.inf)
+            margins = self.scales.weigh(*table.gains()).margins
+            margins = np.where(raced, margins, np.inf)  # who stayed behind does not come back
             most = min(allowed, math.ceil(self.options.keep * int(raced.sum())))
             raced = _nearest(margins, most) & (margins <= self.options.margin)
             if not raced.any():
@@ -216,22 +179,22 @@ class _Race:
             table = table.carried(self._measured(raced, steps), raced, alike=True)
         return table
 
-    def _starters(self, screen: LossTable, by_screen: Weighed) -> Chosen:
-        """Who is raced first: both ends of the screen, then those in doubt, nearest to another choice first."""
-        in_doubt = by_screen.moving | (by_screen.margins <= self.options.margin)
-        in_doubt |= _nearest(by_screen.margins, _LEAST)
-        ends = _ends(screen)
+    def _starters(self, weighed: Weighed, ends: Chosen) -> Chosen:
+        """Who is in doubt by the screen, the nearest to another choice first, and its ends in any case."""
+        in_doubt = weighed.moving | (weighed.margins <= self.options.margin) | _nearest(weighed.margins, _LEAST)
         room = max(0, self.most[0] - int(ends.sum()))
-        margins = np.where(in_doubt & ~ends, by_screen.margins, np.inf)
-        return ends | (in_doubt & _nearest(margins, room))
+        inner = np.where(in_doubt & ~ends, weighed.margins, np.inf)
+        starters: Chosen = ends | (in_doubt & _nearest(inner, room))
+        return starters
 
-    def _joined(self, screen: LossTable, by_screen: Weighed, raced: Chosen, steps: int) -> tuple[LossTable, Chosen]:
+    def _joined(self, screen: LossTable, before: Weighed, raced: Chosen, steps: int) -> tuple[LossTable, Chosen]:
         """The first round: who is in doubt, or chosen otherwise, once it shows how far the screen is right, joins."""
         while True:
             table = screen.carried(self._measured(raced, steps), raced, alike=False)
             now = self.scales.weigh(*table.gains())
-            chosen_otherwise = (now.picks != by_screen.picks).any(axis=0)  # (K, G) → (G): within some budget
-            joining = ~raced & ((now.margins <= self.options.margin) | chosen_otherwise)
+            in_doubt = now.margins <= self.options.margin
+            chosen_otherwise = (now.picks != before.picks).any(axis=0)
+            joining = ~raced & (in_doubt | chosen_otherwise)
             room = self.most[0] - int(raced.sum())
             joining &= _nearest(np.where(joining, now.margins, np.inf), room)
             if not joining.any():
@@ -242,50 +205,34 @@ class _Race:
         """Fine-tune what is not yet, for so many steps; NaN for the groups that are not raced and unknown errors."""
         jobs = _jobs(self.tuner, self.choices, raced, steps, self.options.seeds)
         new = [job for job in jobs if job.id not in self.trained]
-        self.trained.update({job.id: (job, tuned) for job, tuned in zip(new, self.tuner.run(new), strict=True)})
-        shape = (len(raced), len(self.choices) - 1)  # (G, C − 1)
-        losses, errors = np.full(shape, np.nan), np.full(shape, np.nan)
-        mean_losses = np.array([self.trained[job.id][1].mean_loss for job in jobs])
-        measured = mean_losses.reshape(-1, shape[1], self.options.seeds)  # (raced groups, C − 1, seeds)
+        for job, tuned in zip(new, self.tuner.run(new), strict=True):
+            self.trained[job.id] = job, tuned
+        found = np.array([self.trained[job.id][1].mean_loss for job in jobs])
+        lower_choices, seeds = len(self.choices) - 1, self.options.seeds
+        measured = found.reshape(-1, lower_choices, seeds)  # (raced groups, C − 1, seeds)
+        losses = np.full((len(raced), lower_choices), np.nan)
+        errors = np.full_like(losses, np.nan)
         losses[raced] = measured.mean(axis=2)
-        if self.options.seeds > 1:
+        if seeds > 1:
             errors[raced] = errors_over_seeds(measured)
         return LossTable(losses, errors)
 
 
-def _steps_of_alps(tuner: Tuner, choices: Sequence[Precision]) -> int:
-    """What ALPS itself would take: an epoch for every group at every choice below the highest."""
-    an_epoch = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
-    return len(tuner.graph.selectable) * (len(choices) - 1) * an_epoch
-
-
-def _screen(good: Floats) -> LossTable:
-    """What `drop` measured, (G, C, B), as losses with the standard errors of their rise."""
-    low, top = -good[:, :-1], -good[:, -1:]
-    batches = good.shape[2]
-    errors = (low - top).std(axis=2, ddof=1) / np.sqrt(batches) if batches > 1 else np.zeros(low.shape[:2])
-    return LossTable(low.mean(axis=2), errors)
+def _steps_of_alps(tuner: Tuner, choices: int) -> int:
+    """What ALPS takes: an epoch for each group at each choice below the highest."""
+    epoch = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+    return len(tuner.graph.selectable) * (choices - 1) * epoch
 
 
 def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int, seeds: int) -> list[Lowered]:
     """In the order of groups, choices, seeds."""
-    return [
-        tuner.job({group.name: choice}, seed=seed, steps=steps)
-        for group, runs in zip(tuner.graph.selectable, raced, strict=True)
-        if runs
-        for choice in choices[:-1]
-        for seed in range(seeds)
-    ]
-
-
-def _ends(table: LossTable) -> Chosen:
-    """The groups of the least loss, with which ALPS compares all others, and of the greatest.
-
-    Both are raced: a line from the screen through groups that are nearly equal would be drawn by their noise.
-    """
-    losses, groups = table.losses, np.arange(len(table.losses))
-    ends: Chosen = (groups == losses.min(axis=1).argmin()) | (groups == losses.max(axis=1).argmax())
-    return ends
+    jobs: list[Lowered] = []
+    for group, runs in zip(tuner.graph.selectable, raced, strict=True):
+        if not runs:
+            continue
+        for choice in choices[:-1]:
+            jobs += [tuner.job({group.name: choice}, seed=seed, steps=steps) for seed in range(seeds)]
+    return jobs
 
 
 def _nearest(margins: Floats, count: int) -> Chosen:

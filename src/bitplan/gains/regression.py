@@ -17,8 +17,8 @@ from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
-from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, sign_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import By, check_by
 
@@ -40,7 +40,7 @@ class LinearFit:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Gain):
     """A group's gain is its coefficient in a linear regression of the score on the 0/1 precisions of all groups.
 
     `per_level` random networks for each number of lowered groups 2, 3, …, L − 2 (all numbers where there are fewer than
@@ -71,16 +71,18 @@ class Regression:
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Coefficients of what is better, with their standard errors."""
         tuner, vectors, jobs = self._jobs(model, graph, choices, context)
-        outcomes = tuner.run(jobs)
+        outcomes, task = tuner.run(jobs), tuner.work.task
         measured = [self._measured(outcome) for outcome in outcomes]
-        line = fit_line(vectors, measured, split(len(vectors), len(vectors[0]), self.held_out, context.seed)[0])
-        sign = 1.0 if self.by == "score" and tuner.work.task.higher_is_better else -1.0
+        fitted, _ = split(len(vectors), len(vectors[0]), self.held_out, context.seed)
+        line = fit_line(vectors, measured, fitted)
+        sign = sign_of(self.by, task)
         names = [group.name for group in graph.selectable]
-        gains = [sign * coefficient for coefficient in line.coefficients]
+        values = _rows(names, [sign * coefficient for coefficient in line.coefficients], choices)
+        errors = None if line.errors is None else _rows(names, line.errors, choices)
         return LayerGains(
-            values=by_first_layer(graph, _rows(names, gains, choices)),
-            errors=None if line.errors is None else by_first_layer(graph, _rows(names, line.errors, choices)),
-            counts=counts_of(outcomes, tuner.work.task) | {"unknowns": len(names) + 1, "rank": line.rank},
+            values=by_first_layer(graph, values),
+            errors=None if errors is None else by_first_layer(graph, errors),
+            counts=counts_of(outcomes, task) | {"unknowns": len(names) + 1, "rank": line.rank},
             work=seconds_of(outcomes),
         )
 
@@ -115,13 +117,10 @@ class Regression:
         tuner = Tuner.of("regression", model, graph, choices, context, recipe)
         names = [group.name for group in graph.selectable]
         vectors = random_networks(len(names), self.per_level, self.networks, context.seed)
-        jobs = [
-            tuner.job(
-                {name: choices[0] for name, kept in zip(names, vector, strict=True) if not kept},
-                scored=self.by == "score",
-            )
-            for vector in vectors
-        ]
+        jobs: list[Lowered] = []
+        for vector in vectors:
+            lowered = {name: choices[0] for name, at_top in zip(names, vector, strict=True) if not at_top}
+            jobs.append(tuner.job(lowered, scored=self.by == "score"))
         return tuner, vectors, jobs
 
     def _measured(self, outcome: Tuned) -> float:
@@ -135,16 +134,19 @@ def random_networks(groups: int, per_level: int, limit: int | None, seed: int) -
     """Different random networks, as many for each number of lowered groups; a limit thins all levels alike."""
     chance = np.random.default_rng([seed, groups])
     levels = range(2, groups - 1) if groups >= _FEW else range(groups + 1)
-    drawn: list[list[Vector]] = []
+    by_level: list[list[Vector]] = []
     for level in levels:
-        wanted, found = min(per_level, math.comb(groups, level)), dict[Vector, None]()
-        while len(found) < wanted:
+        wanted = min(per_level, math.comb(groups, level))
+        drawn: dict[Vector, None] = {}  # each once, in the order of the draws
+        while len(drawn) < wanted:
             lowered = set(chance.choice(groups, size=level, replace=False).tolist())
-            found[tuple(int(group not in lowered) for group in range(groups))] = None
-        drawn.append(list(found))
-    order = chance.permutation(len(drawn)).tolist()
-    turns = [drawn[level][turn] for turn in range(per_level) for level in order if turn < len(drawn[level])]
-    return turns[:limit]
+            drawn[tuple(int(group not in lowered) for group in range(groups))] = None
+        by_level.append(list(drawn))
+    order = chance.permutation(len(by_level)).tolist()
+    networks: list[Vector] = []
+    for turn in range(per_level):
+        networks += [by_level[place][turn] for place in order if turn < len(by_level[place])]
+    return networks[:limit]
 
 
 def split(networks: int, groups: int, held_out: float, seed: int) -> tuple[list[int], list[int]]:
@@ -156,11 +158,12 @@ def split(networks: int, groups: int, held_out: float, seed: int) -> tuple[list[
 
 def fit_line(vectors: Sequence[Vector], measured: Sequence[float], fitted: Sequence[int]) -> LinearFit:
     """Ordinary least squares of what was measured on the vectors; of several best fits the smallest coefficients."""
-    x = np.array([vectors[row] for row in fitted], dtype=np.float64)
-    y = np.array([measured[row] for row in fitted])
-    design = np.column_stack([x, np.ones(len(x))])
+    x = np.array([vectors[row] for row in fitted], dtype=np.float64)  # (N, G)
+    y = np.array([measured[row] for row in fitted])  # (N)
+    design = np.column_stack([x, np.ones(len(x))])  # (N, G + 1): the last unknown is the intercept
     solution, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
-    unknowns, errors = design.shape[1], None
+    unknowns = design.shape[1]
+    errors: tuple[float, ...] | None = None
     if rank < unknowns:
         log.warning(
             "%d networks cannot tell %d unknowns apart (rank %d): of all fits, the smallest coefficients are taken; "
@@ -168,9 +171,10 @@ def fit_line(vectors: Sequence[Vector], measured: Sequence[float], fitted: Seque
         )  # fmt: skip
     elif len(x) > unknowns:
         variance = float(((y - design @ solution) ** 2).sum()) / (len(x) - unknowns)
-        diagonal = np.diag(np.linalg.inv(design.T @ design))[:-1]
-        errors = tuple(np.sqrt(np.maximum(variance * diagonal, 0.0)).tolist())
-    return LinearFit(tuple(solution[:-1].tolist()), float(solution[-1]), errors, int(rank))
+        of_coefficients = np.diag(np.linalg.inv(design.T @ design))[:-1]
+        errors = tuple(np.sqrt(np.maximum(variance * of_coefficients, 0.0)).tolist())
+    *coefficients, intercept = solution.tolist()
+    return LinearFit(tuple(coefficients), intercept, errors, int(rank))
 
 
 def describe_fit(
@@ -189,9 +193,10 @@ def describe_fit(
     """
     fitted, held = rows
     line = fit_line(vectors, measured, fitted)
-    predicted = np.array(vectors) @ np.array(line.coefficients) + line.intercept
-    residuals = np.array(measured) - predicted
+    scores = np.array(measured)  # (N)
+    predicted = np.array(vectors) @ np.array(line.coefficients) + line.intercept  # (N, G) · (G) → (N)
     judged = list(held) if len(held) > 1 else list(fitted)
+    residuals = (scores - predicted)[judged]
     return Fit(
         graph=graph.id,
         metric=metric,
@@ -202,9 +207,9 @@ def describe_fit(
         measured=tuple(measured),
         predicted=tuple(predicted.tolist()),
         held_out=tuple(held),
-        correlation=_correlation(np.array(measured), predicted, fitted) or 0.0,
-        correlation_held_out=_correlation(np.array(measured), predicted, held),
-        residual=float(residuals[judged].std(ddof=1)) if len(judged) > 1 else 0.0,
+        correlation=_correlation(scores, predicted, fitted) or 0.0,
+        correlation_held_out=_correlation(scores, predicted, held),
+        residual=float(residuals.std(ddof=1)) if len(residuals) > 1 else 0.0,
         epochs=epochs,
         networks=len(vectors),
         seconds=seconds,

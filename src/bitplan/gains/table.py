@@ -10,11 +10,11 @@ from bitplan.core.errors import FileError, UnknownName, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Group
 from bitplan.core.tables import Row, read_table
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains
 
 
 @dataclass(frozen=True)
-class TableGain:
+class TableGain(Gain):
     """Numbers per layer or per group (by its first layer); those of fixed layers are ignored."""
 
     path: str

@@ -14,7 +14,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph
 from bitplan.plan.base import checked, pose, selector_of
-from bitplan.plan.problem import Selector
+from bitplan.plan.problem import Problem, Selector
 
 STABLE = 0.95
 _FINE = 2.0**40  # whole values of a resample add up to this: far finer than any standard error
@@ -75,26 +75,22 @@ def confidence(
             f"the gains by {gains.method} carry no standard errors, so how sure each choice is cannot be said: "
             "estimate with hawq or alps, or with eagl and --option bootstrap=100"
         )
-    posed = pose(graph, gains, costs, budget)
+    problem = pose(graph, gains, costs, budget).problem
     name, solve = selector_of(selector, gains)
-    problem = posed.problem
-    picked = checked(solve(problem), problem, name).picks
+
+    def picks(posed: Problem) -> tuple[int, ...]:
+        return checked(solve(posed), posed, name).picks
+
+    chosen = {group: gains.choices[pick] for group, pick in zip(problem.groups, picks(problem), strict=True)}
+    nothing = (0.0,) * len(gains.choices)
     means = np.array([gains.rows[group] for group in problem.groups])  # (G, C)
-    errors = np.array([gains.errors.get(group, (0.0,) * means.shape[1]) for group in problem.groups])
-    draws = np.random.default_rng(seed).standard_normal((resamples, len(means), 1))
-    counts = np.zeros(means.shape, dtype=np.int64)
-    for draw in draws:
+    errors = np.array([gains.errors.get(group, nothing) for group in problem.groups])  # (G, C)
+    counts = np.zeros(means.shape, dtype=np.int64)  # (G, C): how often each group got each choice
+    for draw in np.random.default_rng(seed).standard_normal((resamples, len(means), 1)):
         drawn = dataclasses.replace(problem, values=_whole(means + draw * errors))
-        counts[np.arange(len(means)), list(checked(solve(drawn), drawn, name).picks)] += 1
-    return Confidence(
-        choices=gains.choices,
-        shares={
-            group: tuple(float(count) / resamples for count in row)
-            for group, row in zip(problem.groups, counts, strict=True)
-        },
-        chosen={group: gains.choices[pick] for group, pick in zip(problem.groups, picked, strict=True)},
-        resamples=resamples,
-    )
+        counts[np.arange(len(means)), list(picks(drawn))] += 1
+    shares = {group: tuple((row / resamples).tolist()) for group, row in zip(problem.groups, counts, strict=True)}
+    return Confidence(gains.choices, shares, chosen, resamples)
 
 
 def _whole(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -32,18 +32,23 @@ def to_integers(rows: Sequence[tuple[float, ...]], levels: int | None = None) ->
     """
     if levels is not None and levels < 1:
         raise InputError(f"levels must be at least 1, not {levels}")
-    total = sum((Fraction(max(map(abs, row))) for row in rows), Fraction(0))
-    largest = max(Fraction(max(map(abs, row))) for row in rows)
-    scale = _levels_scale(largest, levels) if levels else _finest_scale(rows, total)
+    largest = [Fraction(max(map(abs, row))) for row in rows]  # of each row
+    scale = _levels_scale(max(largest), levels) if levels else _finest_scale(rows, sum(largest, Fraction(0)))
     integers: list[list[int]] = []
     lost = Fraction(0)
     for row in rows:
         scaled = [Fraction(value) * scale for value in row]
-        whole = [max(round(value), 1) if levels and value > 0 else round(value) for value in scaled]
-        errors = [abs(exact - near) for exact, near in zip(scaled, whole, strict=True)]
-        lost += 2 * max(errors) / scale
-        integers.append(whole)
+        rounded = [_rounded(value, lift=levels is not None) for value in scaled]
+        worst = max(abs(exact - near) for exact, near in zip(scaled, rounded, strict=True))
+        lost += 2 * worst / scale  # the best choice may be rounded down by it and another one up
+        integers.append(rounded)
     return Scaled(np.array(integers, dtype=np.int64), float(1 / scale), float(lost))
+
+
+def _rounded(value: Fraction, *, lift: bool) -> int:
+    """The nearest integer; with `lift` at least 1 for what is positive."""
+    nearest = round(value)
+    return max(nearest, 1) if lift and value > 0 else nearest
 
 
 def _levels_scale(largest: Fraction, levels: int) -> Fraction:
@@ -55,4 +60,5 @@ def _finest_scale(rows: Sequence[tuple[float, ...]], total: Fraction) -> Fractio
     if total * exact < _ROOM:
         return Fraction(exact)
     # total < 2 ** (bits of numerator − bits of denominator + 1)
-    return Fraction(2) ** (_ROOM.bit_length() - 2 - total.numerator.bit_length() + total.denominator.bit_length())
+    bits = total.numerator.bit_length() - total.denominator.bit_length() + 1
+    return Fraction(2) ** (_ROOM.bit_length() - 1 - bits)

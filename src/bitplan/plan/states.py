@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-_BLOCK = 512
+_BLOCK = 512  # states that are compared with each other at once
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ def extend(
 ) -> tuple[States, Step]:
     """Add a group with costs (K, C) and values (C); drop what is not hopeful, then what is dominated."""
     size, choices = len(states.values), len(values)
-    high_first = np.arange(choices)[::-1]
-    all_costs = (states.costs[:, None, :] + costs[:, high_first, None]).reshape(len(costs), -1)
-    all_values = (states.values[None, :] + values[high_first, None]).reshape(-1)
-    grown = States(all_costs, all_values)
-    kept = np.arange(len(all_values)) if hopeful is None else np.flatnonzero(hopeful(grown))
+    high_first = np.arange(choices)[::-1]  # of equal states the first is kept
+    all_costs = states.costs[:, None, :] + costs[:, high_first, None]  # (K, C, S)
+    all_values = states.values[None, :] + values[high_first, None]  # (C, S)
+    grown = States(all_costs.reshape(len(costs), -1), all_values.reshape(-1))  # (K, C · S), (C · S)
+    kept = np.arange(len(grown.values)) if hopeful is None else np.flatnonzero(hopeful(grown))
     if choices > 1:  # one choice shifts all states alike
-        kept = kept[_front(all_costs[:, kept], all_values[kept])]
-    step = Step((kept % size).astype(np.int32), (choices - 1 - kept // size).astype(np.int8))
+        kept = kept[_front(grown.costs[:, kept], grown.values[kept])]
+    turn, parent = np.divmod(kept, size)
+    step = Step(parent.astype(np.int32), high_first[turn].astype(np.int8))
     return grown.take(kept), step
 
 
@@ -72,7 +73,8 @@ def _front(costs: Integers, values: Integers) -> NDArray[np.intp]:
     if not len(values):
         return np.zeros(0, dtype=np.intp)
     if len(costs) > 1:
-        return _front_of_sorted(costs, values, np.lexsort((-values, *costs[::-1])))  # stable, as the other
+        order = np.lexsort((-values, *costs[::-1]))  # by the first cost, then the others; stable, as the one below
+        return _front_of_sorted(costs, values, order)
     order = np.argsort(costs[0], kind="stable")
     return order[_rising(costs[0][order], values[order])]
 
@@ -80,9 +82,10 @@ def _front(costs: Integers, values: Integers) -> NDArray[np.intp]:
 def _rising(costs: Integers, values: Integers) -> NDArray[np.intp]:
     """Of states by ascending cost, those worth more than all before; of equal cost only the best."""
     best = np.maximum.accumulate(values)
-    rises = np.flatnonzero(np.concatenate(([True], values[1:] > best[:-1])))
-    last_of_cost = np.concatenate((costs[rises[1:]] != costs[rises[:-1]], [True]))
-    return rises[last_of_cost]
+    is_rise = np.concatenate(([True], values[1:] > best[:-1]))
+    rises = np.flatnonzero(is_rise)
+    is_last_of_cost = np.concatenate((costs[rises[1:]] != costs[rises[:-1]], [True]))
+    return rises[is_last_of_cost]
 
 
 def _front_of_sorted(costs: Integers, values: Integers, order: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -93,31 +96,34 @@ def _front_of_sorted(costs: Integers, values: Integers, order: NDArray[np.intp])
     than needed but loses none.
     """
     kept: list[NDArray[np.intp]] = []
-    stair_costs = np.array([np.iinfo(np.int64).min])
+    by_stairs = len(costs) == 2
+    stair_costs = np.array([np.iinfo(np.int64).min])  # a first stair below all costs and values
     stair_values = np.array([np.iinfo(np.int64).min])
     for start in range(0, len(order), _BLOCK):
         block = order[start : start + _BLOCK]
-        if len(costs) == 2:
-            below = np.searchsorted(stair_costs, costs[1][block], side="right") - 1
-            block = block[stair_values[below] < values[block]]
+        if by_stairs:
+            stair = np.searchsorted(stair_costs, costs[1][block], side="right") - 1
+            block = block[stair_values[stair] < values[block]]
         block = block[~_dominated_within(costs[:, block], values[block])]
         kept.append(block)
-        if len(costs) == 2:
-            stair_costs, stair_values = _staircase(
-                np.concatenate((stair_costs, costs[1][block])), np.concatenate((stair_values, values[block]))
-            )
+        if by_stairs:
+            seen_costs = np.concatenate((stair_costs, costs[1][block]))
+            seen_values = np.concatenate((stair_values, values[block]))
+            stair_costs, stair_values = _staircase(seen_costs, seen_values)
     return np.concatenate(kept)
 
 
 def _dominated_within(costs: Integers, values: Integers) -> NDArray[np.bool_]:
     """Which states of a sorted block an earlier one of the same block dominates."""
-    better = values[:, None] >= values[None, :]
+    dominates = values[:, None] >= values[None, :]  # (S, S): the row the column
     for cost in costs:
-        better &= cost[:, None] <= cost[None, :]
-    return np.asarray(np.triu(better, 1).any(axis=0))
+        dominates &= cost[:, None] <= cost[None, :]
+    by_earlier = np.triu(dominates, 1)
+    return np.asarray(by_earlier.any(axis=0))
 
 
 def _staircase(costs: Integers, values: Integers) -> tuple[Integers, Integers]:
+    """Costs, ascending, each with the best value of all that cost no more, where that rises."""
     order = np.lexsort((-values, costs))
     steps = order[_rising(costs[order], values[order])]
     return costs[steps], values[steps]

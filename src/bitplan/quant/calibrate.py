@@ -12,7 +12,6 @@ from torch import nn
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
-from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,8 @@ def _settle_(quantizers: list[InputQuantizer]) -> None:
 
 
 def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> None:
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [norm for norm in norms if norm.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     with inference(model), torch.no_grad():
         for norm in norms:
@@ -73,13 +73,15 @@ def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> N
 def _call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
 
 
 @contextmanager
 def _observing(quantizers: list[InputQuantizer]) -> Iterator[None]:
     for quantizer in quantizers:
-        quantizer.observation = Observation(quantizer.percentile if quantizer.method == "faq" else None)
+        quantizer.observation = quantizer.new_observation()
     try:
         yield
     finally:

@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
-from bitplan.core.naming import ATTENTION, CALL_QUANTIZERS, INPUT_QUANTIZER, OWN_WEIGHT, WEIGHT_QUANTIZER, function_of
+from bitplan.core.naming import (
+    ATTENTION,
+    CALL_QUANTIZERS,
+    INPUT_QUANTIZER,
+    OWN_WEIGHT,
+    WEIGHT_QUANTIZER,
+    function_of,
+    layer_of,
+)
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import AttentionCall, Bystander, Owner, ProductCall, WeightedCall
-from bitplan.quant.layers import Adopted, EmbeddingLayer, adopt_, channel_axes, family, release_
+from bitplan.quant.layers import Adopted, Channels, LayerType, adopt_, channels_of, quantized_as, release_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
 from bitplan.quant.sites import Site
 
@@ -102,6 +110,12 @@ def quantizers_at(site: Site) -> Quantizers:
     )
 
 
+def type_at(site: Site) -> LayerType | None:
+    """The layer type that quantizes a site's weight; None where a function is given the weight."""
+    root_itself = site.kind == "call" and site.parameter == OWN_WEIGHT  # a layer without a name: its call is quantized
+    return None if root_itself else quantized_as(site.owner, site.parameter)
+
+
 class _Factory:
     """Makes quantizers: afresh, or with the steps that were kept, rescaled to the new precision."""
 
@@ -117,7 +131,7 @@ class _Factory:
             return nn.Identity()
         kept = self.kept.get(site.layer, _NONE).weight
         bits_before = kept.bits if kept else bits
-        step = self._first_step(site.module, weight, bits_before)
+        step = self._first_step(weight, channels_of(site.module, weight), bits_before)
         if kept is not None:
             before = kept.step.detach()
             fits = before.shape == step.shape or before.numel() == 1
@@ -127,14 +141,17 @@ class _Factory:
         made.rescale_(bits)
         return made
 
-    def _first_step(self, module: nn.Module, weight: Tensor, bits: int) -> Tensor:
-        """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared."""
+    def _first_step(self, weight: Tensor, channels: Channels | None, bits: int) -> Tensor:
+        """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared.
+
+        Within a group channels are numbered from 0 again: (groups · a, b, …) is seen as (groups, a, b, …).
+        """
         percentile = self.options.percentile if self.options.method == "faq" else None
-        axes = channel_axes(module, weight) if self.options.per_channel else None
-        if axes == (0, 2):  # a transposed convolution in groups: (in, out / groups, …) → (groups, in / groups, …)
-            groups: Any = module.groups
-            weight = weight.view(groups, -1, *weight.shape[1:])
-        shared = tuple(axis for axis in range(weight.dim()) if axis not in (axes or ()))
+        if not self.options.per_channel or channels is None:
+            return weight_step(weight, bits, tuple(range(weight.dim())), percentile)
+        if channels.groups > 1:
+            weight = weight.view(channels.groups, -1, *weight.shape[1:])
+        shared = tuple(axis for axis in range(weight.dim()) if axis not in channels.axes)
         return weight_step(weight, bits, shared, percentile)
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
@@ -162,19 +179,37 @@ class _Factory:
 
 
 def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: _Factory) -> None:
+    assert site.parameter is not None
     weight = factory.weight(site, precision.weight_bits)
-    mixin = family(site.owner) if site.kind == "module" else None
-    if mixin is EmbeddingLayer:
+    layer_type = type_at(site)
+    if layer_type is not None and not layer_type.float_input:
         inputs = nn.Identity()
     if isinstance(weight, nn.Identity) and isinstance(inputs, nn.Identity):
         return
-    if mixin is not None:
-        site.owner.weight_quantizer = weight
-        site.owner.input_quantizer = inputs
-        adopt_(site.owner, mixin)
-        return
+    if layer_type is None:
+        call = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == OWN_WEIGHT)
+        _calls(site.owner)[site.key] = call
+    else:
+        _adopt_with_(site, layer_type, weight, inputs)
+
+
+def _adopt_with_(site: Site, layer_type: LayerType, weight: nn.Module, inputs: nn.Module) -> None:
+    """Let a module's counterpart run with these quantizers; a module with several weights comes here for each."""
+    owner = site.owner
+    assert layer_type.quantized is not None
     assert site.parameter is not None
-    _calls(site.owner)[site.key] = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == OWN_WEIGHT)
+    if not isinstance(owner, layer_type.quantized):
+        adopt_(owner, layer_type.quantized)
+        parameters = [name for name, _ in owner.named_parameters(recurse=False) if layer_type.holds(name)]
+        named = [name for name in parameters if name != OWN_WEIGHT]
+        if named:  # until their turn comes, and where the plan leaves them alone, nothing is done to them
+            alone = {layer_of(name): WeightedCall(nn.Identity(), nn.Identity(), name) for name in named}
+            owner.call_quantizers = nn.ModuleDict(alone)
+    if site.parameter == OWN_WEIGHT:
+        owner.weight_quantizer, owner.input_quantizer = weight, inputs
+    else:
+        calls: Any = owner.call_quantizers
+        calls[site.key] = WeightedCall(weight, inputs, site.parameter)
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:

@@ -1,28 +1,25 @@
-"""Layers that quantize their input and their weight, then do what they always did.
+"""The table of layer types that can be quantized, and how a module changes its class and gets it back.
 
-A layer keeps its object, its parameters and its names: `adopt_` only changes its class to a subclass of the
-one it had, so `isinstance`, hooks, ties and state dictionaries hold. Bias, groups, dilation, stride and
-padding modes are the base's.
+A module keeps its object, its parameters and its names: `adopt_` only changes its class to a subclass of the one it
+had, so `isinstance`, hooks, ties and state dictionaries hold. bitplan's own types are the files of
+`quant/layer_types/`; anybody's are found by the same entry points (docs/extend.md, "A quantized layer type").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.core.errors import InputError
+from bitplan.core.registry import LAYERS
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.ConvTranspose1d: F.conv_transpose1d,
-    nn.ConvTranspose2d: F.conv_transpose2d,
-    nn.ConvTranspose3d: F.conv_transpose3d,
-}
+WeightLayout = Literal["out_in", "in_out"]
+"""How a weight lies: (out, in, …), or (in, out, …)."""
 
 
 class Adopted(nn.Module):
@@ -33,115 +30,93 @@ class Adopted(nn.Module):
         return _revive, (mixin, base), self.__dict__
 
 
-class LinearLayer(Adopted):
-    """x (…, in) → (…, out)."""
+@dataclass(frozen=True)
+class Channels:
+    """The axes of a weight that number output channels.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply F.linear to what was quantized."""
-        layer: Any = self
-        return F.linear(layer.input_quantizer(x), layer.weight_quantizer(layer.weight), layer.bias)
+    With `groups` above 1 they are axes of the weight with its first axis split: (groups, rest of it, …).
+    """
 
-
-class ConvLayer(Adopted):
-    """x (B, in, …) → (B, out, …), with the base's own padding."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the base's convolution to what was quantized."""
-        layer: Any = self
-        weight = layer.weight_quantizer(layer.weight)
-        out: Tensor = layer._conv_forward(layer.input_quantizer(x), weight, layer.bias)
-        return out
+    axes: tuple[int, ...]
+    groups: int = 1
 
 
-class ConvTransposeLayer(Adopted):
-    """x (B, in, …) → (B, out, …); weight (in, out / groups, …)."""
+class LayerType(ABC):
+    """How modules of one type are quantized: a class registered in `bitplan.layers`, made without arguments.
 
-    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply the transposed convolution to what was quantized."""
-        layer: Any = self
-        spatial = len(layer.kernel_size)
-        padding = layer._output_padding(
-            x, output_size, layer.stride, layer.padding, layer.kernel_size, spatial, layer.dilation
-        )
-        convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
-        return convolve(
-            layer.input_quantizer(x),
-            layer.weight_quantizer(layer.weight),
-            layer.bias,
-            layer.stride,
-            layer.padding,
-            padding,
-            layer.groups,
-            layer.dilation,
-        )
+    `modules` are the classes of which it knows the forward: a module is quantized by the nearest of them among its
+    bases, as long as the forward that runs is still that one. `quantized` is the class whose forward then runs in its
+    place, on quantized tensors; None where only the weights are described, and calls are quantized as they come.
 
+    `weights` are the names of the parameters that are quantized, by shell wildcards. The quantizers of one called
+    "weight" are the module's own `weight_quantizer` and `input_quantizer`; those of any other, such as the several of
+    a recurrent layer, have these names in `call_quantizers[name]` (the name without a "_weight" at its end).
+    """
 
-class TransformerConv1DLayer(Adopted):
-    """transformers' Conv1D, a linear layer whose weight is (in, out)."""
+    modules: ClassVar[tuple[type[nn.Module], ...]] = ()
+    quantized: ClassVar[type[Adopted] | None] = None
+    weights: ClassVar[str] = "weight"
+    layout: ClassVar[WeightLayout] = "out_in"
+    float_input: ClassVar[bool] = True
+    """False where the input is no float tensor, such as indices, so that only weights are quantized."""
+    kind: ClassVar[str] = "layer of its own type"
+    """What recipes for other tools call it: they know "linear", "embedding" and "(in, out) matrix"."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply addmm to what was quantized."""
-        layer: Any = self
-        quantized = layer.input_quantizer(x)
-        weight = layer.weight_quantizer(layer.weight)
-        flat = torch.addmm(layer.bias, quantized.reshape(-1, quantized.shape[-1]), weight)
-        return flat.view(*x.shape[:-1], weight.shape[1])
+    @abstractmethod
+    def example(self) -> tuple[nn.Module, Tensor]:
+        """A small module of this type, or one around it, and an input for it: for the contract tests."""
 
+    def recognizes(self, module: nn.Module) -> bool:
+        """Tell whether this is a module of the type whose class cannot be named in `modules`."""
+        return False
 
-class EmbeddingLayer(Adopted):
-    """indices → rows; only the rows looked up are quantized, which gives the same rows and gradients."""
+    def channels(self, module: nn.Module) -> Channels:
+        """Where a weight of this module numbers its output channels."""
+        return Channels((0,) if self.layout == "out_in" else (1,))
 
-    def forward(self, indices: Tensor) -> Tensor:
-        """Look up, then quantize."""
-        layer: Any = self
-        rows = F.embedding(
-            indices,
-            layer.weight,
-            layer.padding_idx,
-            layer.max_norm,
-            layer.norm_type,
-            layer.scale_grad_by_freq,
-            layer.sparse,
-        )
-        quantizer = layer.weight_quantizer
-        if not isinstance(quantizer, WeightQuantizer):
-            return rows
-        steps = quantizer.step[indices] if quantizer.step.numel() > 1 else quantizer.step
-        out: Tensor = quantizer(rows, numel=layer.weight.numel(), step=steps)
-        return out
+    def captured(self, module: nn.Module, path: str) -> type[Adopted]:
+        """The class whose forward is captured for a graph: it must hand every weight to its quantizer whole."""
+        assert self.quantized is not None
+        return self.quantized
+
+    def holds(self, parameter: str) -> bool:
+        """Tell whether a parameter of such a module is one of the weights."""
+        return fnmatch.fnmatchcase(parameter, self.weights)
 
 
-def family(module: nn.Module) -> type[Adopted] | None:
-    """The quantized counterpart of a module, or None where a forward of its own must run."""
-    runs = original(module).forward
-    if runs is nn.Linear.forward:
-        return LinearLayer
-    if any(runs is kind.forward for kind in _CONVOLUTIONS):
-        return ConvLayer
-    if any(runs is kind.forward for kind in _TRANSPOSED):
-        return ConvTransposeLayer
-    if runs is nn.Embedding.forward:
-        return EmbeddingLayer
-    return TransformerConv1DLayer if _is_transformers_conv1d(module) else None
+def family(module: nn.Module) -> LayerType | None:
+    """The type that knows the forward which a module runs, or None where a forward of its own must run."""
+    table, kind = _table(LAYERS.known), original(module)
+    for base in kind.__mro__:
+        if issubclass(base, nn.Module) and base in table.by_class and base.forward is kind.forward:
+            found = table.by_class[base]
+            return found if found.quantized is not None else None
+    return next((found for found in table.types if found.quantized is not None and found.recognizes(module)), None)
+
+
+def kin(module: nn.Module) -> LayerType | None:
+    """The type that knows how a module's weights lie, whichever forward it runs; None where none does."""
+    table = _table(LAYERS.known)
+    by_base = (table.by_class[base] for base in original(module).__mro__ if base in table.by_class)
+    recognized = (found for found in table.types if found.recognizes(module))
+    return next(by_base, None) or next(recognized, None)
+
+
+def quantized_as(module: nn.Module, parameter: str | None) -> LayerType | None:
+    """The type whose counterpart quantizes this parameter of a module; None where a function is given it."""
+    found = family(module)
+    return found if found is not None and parameter is not None and found.holds(parameter) else None
+
+
+def channels_of(module: nn.Module, weight: Tensor) -> Channels | None:
+    """Where a weight numbers its output channels, or None where only one step for all of it is defined."""
+    found = kin(module)
+    return None if found is None or weight.dim() < 2 else found.channels(module)
 
 
 def original(module: nn.Module) -> type[nn.Module]:
     """The class a module had before it was adopted."""
     return type(module).__bases__[1] if isinstance(module, Adopted) else type(module)
-
-
-def channel_axes(module: nn.Module, weight: Tensor) -> tuple[int, ...] | None:
-    """The axes of a weight that number output channels, or None where only one step for all is defined.
-
-    A transposed convolution with groups answers for its weight as (groups, in / groups, out / groups, …). An
-    embedding has one step per row.
-    """
-    if isinstance(module, tuple(_TRANSPOSED)):
-        return (1,) if module.groups == 1 else (0, 2)
-    if _is_transformers_conv1d(module):
-        return (1,)
-    known = (nn.Linear, nn.Embedding, nn.MultiheadAttention, *_CONVOLUTIONS)
-    return (0,) if isinstance(module, known) and weight.dim() > 1 else None
 
 
 def adopt_(module: nn.Module, mixin: type[Adopted]) -> None:
@@ -154,11 +129,40 @@ def release_(module: nn.Module) -> None:
     module.__class__ = original(module)
 
 
-def _is_transformers_conv1d(module: nn.Module) -> bool:
-    """Recognize it by name and layout, so that transformers need not be imported."""
-    names = {kind.__name__ for kind in original(module).__mro__}
-    weight, width = getattr(module, "weight", None), getattr(module, "nf", None)
-    return "Conv1D" in names and isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width
+@dataclass(frozen=True)
+class _Table:
+    """All types in the order of their names, and those that name classes by class."""
+
+    types: tuple[LayerType, ...]
+    by_class: dict[type, LayerType]
+
+
+@cache
+def _table(known: tuple[tuple[str, Any], ...]) -> _Table:
+    """All types that the registry knows; made anew where one was registered since."""
+    names = [name for name, _ in known]
+    if "linear" not in names:  # without its own types bitplan would take every module for one of an unknown type
+        raise InputError("bitplan's own layer types are not installed (entry points bitplan.layers): pip install again")
+    types = {name: _made(name) for name in names}
+    by_class: dict[type, LayerType] = {}
+    for name, found in types.items():
+        for kind in found.modules:
+            if kind in by_class:
+                other = LAYERS.name_of(by_class[kind])
+                raise InputError(f"the layer types {other!r} and {name!r} both quantize {kind.__name__}: keep one")
+            by_class[kind] = found
+    return _Table(tuple(types.values()), by_class)
+
+
+def _made(name: str) -> LayerType:
+    kind = LAYERS.get(name)
+    if not (isinstance(kind, type) and issubclass(kind, LayerType)):
+        raise InputError(f"the layer type {name!r} is not derived from bitplan.LayerType (docs/extend.md)")
+    try:
+        made: LayerType = kind()
+    except TypeError as error:
+        raise InputError(f"the layer type {name!r} cannot be made: {error}") from None
+    return made
 
 
 @cache

@@ -44,8 +44,8 @@ class WeightQuantizer(nn.Module):
             return weight
         step = self.step if step is None else step
         low, high = self.range
-        sharing = (weight.numel() if numel is None else numel) // max(1, self.step.numel())
-        scale = 1 / math.sqrt(max(1, sharing) * high)
+        elements = weight.numel() if numel is None else numel
+        scale = _gradient_scale(elements // max(1, self.step.numel()), high)
         if step.dim() <= weight.dim():
             return lsq(weight, step, low, high, scale, fused=self.fused)
         return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
@@ -53,8 +53,8 @@ class WeightQuantizer(nn.Module):
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
         """The integer codes of a weight: int8 up to 8 bits, else int16."""
-        whole = codes(_grouped(weight.detach(), self.step), self.step, *self.range).reshape(weight.shape)
-        return whole.to(torch.int8 if self.bits <= 8 else torch.int16)
+        rounded = codes(_grouped(weight.detach(), self.step), self.step, *self.range)
+        return rounded.reshape(weight.shape).to(torch.int8 if self.bits <= 8 else torch.int16)
 
     @torch.no_grad()
     def steps_for(self, weight: Tensor) -> Tensor:
@@ -62,8 +62,9 @@ class WeightQuantizer(nn.Module):
         step = positive(self.step.detach())
         if step.dim() <= weight.dim():
             return step
-        groups = step.shape[0]
-        return step.expand(groups, weight.shape[0] // groups, *step.shape[2:]).flatten(0, 1)
+        groups = step.shape[0]  # step (groups, 1, …)
+        rows_each = weight.shape[0] // groups
+        return step.expand(groups, rows_each, *step.shape[2:]).flatten(0, 1)
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
@@ -129,11 +130,18 @@ class InputQuantizer(nn.Module):
         if self._range is None:  # an empty batch says nothing
             return v
         low, high = self._range
-        count = v.numel() if self.features == "batch" or v.dim() < 2 else v.numel() // max(1, v.shape[0])
-        scale = 1 / math.sqrt(max(1, count) * high)
+        count = v.numel()
+        if self.features == "sample" and v.dim() > 1:
+            count //= max(1, v.shape[0])
+        scale = _gradient_scale(count, high)
         if not self.masked:
             return lsq(v, self.step, low, high, scale, fused=self.fused)
-        return torch.where(v < MASK, v, lsq(v.clamp_min(MASK), self.step, low, high, scale, fused=self.fused))
+        finite = v.clamp_min(MASK)  # masks may be −inf
+        return torch.where(v < MASK, v, lsq(finite, self.step, low, high, scale, fused=self.fused))
+
+    def new_observation(self) -> Observation:
+        """An empty memory of what `settle_` asks for: a percentile only for FAQ."""
+        return Observation(self.percentile if self.method == "faq" else None)
 
     @torch.no_grad()
     def settle_(self, seen: Observation) -> None:
@@ -167,7 +175,7 @@ class InputQuantizer(nn.Module):
                 f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or "
                 "train for one batch, before the model is evaluated"
             )
-        seen = Observation(self.percentile if self.method == "faq" else None)
+        seen = self.new_observation()
         self._look(seen, v)
         self.settle_(seen.agreed())
 
@@ -190,11 +198,19 @@ class InputQuantizer(nn.Module):
 
     def extra_repr(self) -> str:
         """Bits and sign."""
-        sign = "not calibrated" if self._range is None else "signed" if self._range[0] else "unsigned"
-        return f"bits={self.bits}, {sign}"
+        if self._range is None:
+            return f"bits={self.bits}, not calibrated"
+        lowest, _ = self._range
+        return f"bits={self.bits}, {'signed' if lowest else 'unsigned'}"
+
+
+def _gradient_scale(sharing: int, high: int) -> float:
+    """What a step's gradient is multiplied by, 1/√(N·Qp) for N values that share it (LSQ, section 2.2)."""
+    return 1 / math.sqrt(max(1, sharing) * high)
 
 
 def _grouped(weight: Tensor, step: Tensor) -> Tensor:
+    """A weight (rows, …) as (groups, rows of each, …) where the step belongs to groups."""
     return weight if step.dim() <= weight.dim() else weight.view(step.shape[0], -1, *weight.shape[1:])
 
 
@@ -204,17 +220,22 @@ def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: fl
     Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
     """
     _, high = code_range(bits, signed=True)
-    magnitude = weight.detach().float().abs()
-    if weight.numel() == 0:
-        measured = torch.zeros([1 if axis in dims else size for axis, size in enumerate(weight.shape)])
-    elif percentile is None:
-        measured = magnitude.mean(dim=dims, keepdim=True)
-    else:
-        kept = [axis for axis in range(weight.dim()) if axis not in dims]
-        rows = magnitude.permute(*kept, *dims).flatten(len(kept))
-        rank = max(1, math.ceil(rows.shape[-1] * percentile / 100))
-        measured = rows.kthvalue(rank, dim=-1).values.view([1 if a in dims else s for a, s in enumerate(weight.shape)])
     fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
-    measured = torch.where(measured > 0, measured, 1 / math.sqrt(max(1, fan_in)))
-    step = first_step(measured, high) if percentile is None else measured / high
+    magnitude = _magnitude(weight.detach(), dims, percentile)
+    magnitude = torch.where(magnitude > 0, magnitude, 1 / math.sqrt(max(1, fan_in)))
+    step = first_step(magnitude, high) if percentile is None else magnitude / high
     return step.reshape(()) if len(dims) == weight.dim() else step
+
+
+def _magnitude(weight: Tensor, dims: tuple[int, ...], percentile: float | None) -> Tensor:
+    """The mean of |w| over `dims`, or a percentile of it; these axes have length 1 then."""
+    shape = [1 if axis in dims else size for axis, size in enumerate(weight.shape)]
+    if weight.numel() == 0:
+        return torch.zeros(shape)
+    magnitudes = weight.float().abs()
+    if percentile is None:
+        return magnitudes.mean(dim=dims, keepdim=True)
+    kept = [axis for axis in range(weight.dim()) if axis not in dims]
+    rows = magnitudes.permute(*kept, *dims).flatten(len(kept))  # (kept axes …, values that share a step)
+    rank = max(1, math.ceil(rows.shape[-1] * percentile / 100))
+    return rows.kthvalue(rank, dim=-1).values.view(shape)

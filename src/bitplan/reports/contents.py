@@ -14,6 +14,7 @@ from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.weights import histograms, short
 from bitplan.stats.compare import ALPHA
+from bitplan.stats.correction import CORRECTION
 
 Data = dict[str, Any]
 
@@ -28,6 +29,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "task": subject.study.task if subject.study else None,
         "choices": [{"name": str(one), "w": one.weight_bits, "a": one.act_bits} for one in choices],
         "alpha": ALPHA,
+        "correction": CORRECTION.words,
         "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
         "answer": _answer(subject, scores, chosen),
         "scores": scores and _scores(subject, scores),
@@ -118,7 +120,7 @@ def _scores(subject: Subject, scores: Scores) -> Data:
         ],
         "references": [_row(cell.title, cell.scores, cell.mean, cell.sd) for cell in scores.references],
         "tests": [
-            [titles.index(one.first), titles.index(one.second), place[one.budget], one.difference, one.p, one.holm,
+            [titles.index(one.first), titles.index(one.second), place[one.budget], one.difference, one.p, one.corrected,
              one.verdict()]
             for one in scores.comparisons
         ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bitplan.core.records import Plan
 from bitplan.reports.subject import Subject
 from bitplan.stats.compare import ALPHA, Cell, Comparison, belongs, cells, compare, metric_of, warning
+from bitplan.stats.correction import CORRECTION
 
 Tests = dict[str, Comparison]
 """The title of a rival → its comparison with the best method."""
@@ -122,7 +123,7 @@ def _leads(best: Cell, apart: Tests) -> list[str]:
         sentences.append(f"Significantly better than {_with_p(corrected)} by the exact rank-sum test.")
     if alone:
         sentences.append(
-            f"Better than {_with_p(alone)} by the exact rank-sum test, not after Holm's correction over budgets."
+            f"Better than {_with_p(alone)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
         )
     if undecided:
         sentences.append(_undecided(best, undecided))

@@ -8,6 +8,7 @@ from bitplan.core.errors import UnknownName
 from bitplan.core.runs import RunFolder
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.compare import ALPHA, Comparison, compare, metric_of, warning
+from bitplan.stats.correction import CORRECTION
 
 
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
@@ -16,10 +17,10 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
     comparisons = compare(run.study, run.results, run.plans)
     title, heading = f"{run.study.name}: exact rank-sum tests", "p"
     if corrected:
-        title, heading = f"{title}, corrected over budgets (Holm)", "p (Holm)"
+        title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
     rows: list[tuple[Value, ...]] = []
     for first, second, difference, test in _seen_from(comparisons, against):
-        p, least = (test.holm, test.holm_floor) if corrected else (test.p, test.floor)
+        p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
         rows.append((test.budget, first, second, difference, p, least, test.verdict()))
     columns = (
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
@@ -50,8 +51,8 @@ def _legend(against: str, comparisons: Sequence[Comparison], corrected: bool) ->
         return legend
     if not any(_can_be_significant(one) for one in comparisons):
         return f"{legend}; --against all lists p"
-    p = "p after Holm's correction over the budgets" if corrected else "p of the exact rank-sum test"
-    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after Holm's correction"
+    p = f"p after {CORRECTION.words} over the budgets" if corrected else "p of the exact rank-sum test"
+    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION.words}"
     return f"{legend}; {marks}; then {p}"
 
 
@@ -63,7 +64,7 @@ def _difference(difference: float, one: Comparison, corrected: bool) -> str:
         return f"{difference:+.2f}"
     sign = "★" if difference > 0 else "▽"
     mark = sign * (one.significant() + one.significant(corrected=True))  # none, one or two of it
-    p = one.holm if corrected else one.p
+    p = one.corrected if corrected else one.p
     return f"{difference:+.2f} {mark:2} {p:.4f}"
 
 

@@ -11,7 +11,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
-from bitplan.stats.ranksum import floor, holm, holm_floor, rank_sum
+from bitplan.stats.correction import CORRECTION
+from bitplan.stats.ranksum import floor, rank_sum
 from bitplan.stats.summary import Area, area, deviation, mean
 
 ALPHA = 0.05
@@ -42,8 +43,8 @@ class Comparison:
     """Two methods at one budget: how much better the first is (in points of the score), and how sure that is.
 
     `difference` is positive where the first is better, whichever way the score goes. `p` cannot be below `floor` with
-    this many seeds; `holm` is p corrected over the budgets of this pair, and cannot be below `holm_floor`. `shared`:
-    both chose the same plan, so there is nothing to tell apart.
+    this many seeds; `corrected` is p corrected over the budgets of this pair, and cannot be below `corrected_floor`.
+    `shared`: both chose the same plan, so there is nothing to tell apart.
     """
 
     first: str
@@ -52,14 +53,14 @@ class Comparison:
     difference: float
     p: float
     floor: float
-    holm: float
-    holm_floor: float
+    corrected: float
+    corrected_floor: float
     seeds: tuple[int, int]
     shared: bool = False
 
     def significant(self, alpha: float = ALPHA, *, corrected: bool = False) -> bool:
         """Tell whether p, or the p corrected over the budgets, is at most alpha."""
-        return (self.holm if corrected else self.p) <= alpha
+        return (self.corrected if corrected else self.p) <= alpha
 
     def better(self, alpha: float = ALPHA, *, corrected: bool = False) -> str | None:
         """The method that is significantly better, or None where neither is."""
@@ -76,7 +77,8 @@ class Comparison:
         better = self.better(alpha)
         if better is None:
             return "not significant"
-        return f"{better} is better" + ("" if self.better(alpha, corrected=True) else ", not after Holm's correction")
+        stands = self.better(alpha, corrected=True) is not None
+        return f"{better} is better" + ("" if stands else f", not after {CORRECTION.words}")
 
 
 def compare(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Comparison, ...]:
@@ -159,17 +161,17 @@ def metric_of(study: Study, results: Iterable[Result]) -> str:
 
 
 def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | None:
-    """Say plainly where seeds are too few for any difference to be significant, alone or after Holm's correction."""
+    """Say plainly where seeds are too few for any difference to be significant, alone or after correction."""
     tests = [comparison for comparison in comparisons if not comparison.shared]
     if not tests:
         return None
     least = min(test.floor for test in tests)
-    corrected = min(test.holm_floor for test in tests)
+    corrected = min(test.corrected_floor for test in tests)
     seeds = max(max(test.seeds) for test in tests)
     if least > alpha:
         return f"nothing can be significant here: with {seeds} seeds p cannot be below {least:.2g}; run more seeds"
     if corrected > alpha:
-        return f"with {seeds} seeds p cannot be below {corrected:.2g} after Holm's correction over the budgets"
+        return f"with {seeds} seeds p cannot be below {corrected:.2g} after {CORRECTION.words} over the budgets"
     return None
 
 
@@ -183,20 +185,20 @@ def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
         difference=(ours.mean - theirs.mean) * (1 if higher_is_better else -1),
         p=rank_sum(ours.scores, theirs.scores),
         floor=floor(*counts),
-        holm=1.0,
-        holm_floor=1.0,
+        corrected=1.0,
+        corrected_floor=1.0,
         seeds=counts,
         shared=theirs.title in ours.shared_with,
     )
 
 
 def _corrected(tests: Sequence[Comparison]) -> list[Comparison]:
-    """The same with Holm's correction over all of them."""
+    """The same, corrected over all of them."""
     if not tests:
         return []
-    lowest = holm_floor([test.floor for test in tests])
-    values = holm([test.p for test in tests])
-    return [replace(test, holm=value, holm_floor=lowest) for test, value in zip(tests, values, strict=True)]
+    lowest = CORRECTION.floor([test.floor for test in tests])
+    values = CORRECTION.adjust([test.p for test in tests])
+    return [replace(test, corrected=value, corrected_floor=lowest) for test, value in zip(tests, values, strict=True)]
 
 
 def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[int, Result]]:

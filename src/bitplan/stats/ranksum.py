@@ -1,4 +1,4 @@
-"""The exact rank-sum test with midranks, the least p that a number of seeds can reach, and Holm's correction."""
+"""The exact rank-sum test with midranks, and the least p that a number of seeds can reach."""
 
 from __future__ import annotations
 
@@ -33,26 +33,6 @@ def floor(first: int, second: int) -> float:
     if first < 1 or second < 1:
         raise InputError(f"a test needs at least one value on each side, got {first} and {second}")
     return min(1.0, 2 / math.comb(first + second, first))
-
-
-def holm(values: Sequence[float]) -> tuple[float, ...]:
-    """The p-values of several tests, corrected so that any one below α keeps the chance of a false one below α."""
-    count = len(values)
-    least_first = sorted(range(count), key=lambda index: values[index])
-    adjusted = [0.0] * count
-    highest = 0.0
-    for done, index in enumerate(least_first):
-        corrected = min(1.0, (count - done) * values[index])
-        highest = max(highest, corrected)  # a greater p never has a smaller corrected one
-        adjusted[index] = highest
-    return tuple(adjusted)
-
-
-def holm_floor(floors: Sequence[float]) -> float:
-    """The least p that Holm's correction can leave to any of these tests, each with its own floor."""
-    if not floors:
-        raise InputError("Holm's correction needs at least one test")
-    return min(1.0, len(floors) * min(floors))
 
 
 def _ways(ranks: NDArray[np.int64], size: int) -> NDArray[np.float64]:

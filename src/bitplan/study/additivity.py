@@ -22,6 +22,7 @@ from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure, lowered_jobs
+from bitplan.gains.finetuned import sign_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import By, check_task, finish, try_task
 from bitplan.gains.regression import Regression
@@ -158,7 +159,7 @@ def _measure(
     try_task(lower(model, {}), task, by, "additivity")
     jobs = lowered_jobs(Dropped, model, graph, context, lowered, samples, batch_size)
     done = finish(Measure(model, task), jobs, Losses, context, "additivity")
-    sign = 1.0 if by == "score" and task.higher_is_better else -1.0
+    sign = sign_of(by, task)
     goodness = []
     for job in jobs:
         values = _values(done[job.id], by)  # one per batch

@@ -93,7 +93,7 @@ def agenda(study: Study) -> Agenda:
 def selector_of(method: Method) -> str:
     """The selector asked for, or the one that the method is defined with."""
     gain, _ = make_gain(method.name, method.options)
-    return method.selector or str(getattr(gain, "selector", "exact"))
+    return method.selector or gain.selector
 
 
 def gain_recipe(study: Study, method: Method) -> Recipe:

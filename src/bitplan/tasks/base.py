@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from bitplan.core.protocols import check_is
 from bitplan.core.registry import TASKS
 
 Split = Literal["train", "test"]
@@ -14,40 +16,66 @@ Batch = Any
 """Whatever the task's own functions understand; tensors in it can be moved to a device as a tree."""
 
 
-class Task(Protocol):
-    """A frozen dataclass whose fields are its options; splits are disjoint, scores repeat.
+@runtime_checkable
+class WithData(Protocol):
+    """Data that a network can be run on."""
+
+    name: str
+
+    @abstractmethod
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
+        """One pass over a split: in its own order without a seed, else shuffled (for training also augmented) by it."""
+
+    @abstractmethod
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Run a model on a batch."""
+
+    @abstractmethod
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+
+
+class WithAnswers(WithData, Protocol):
+    """Data on which the answers of two networks can be compared; no label is looked at."""
+
+    @abstractmethod
+    def logits(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Class scores, classes in dimension 1: what distillation compares with the teacher's."""
+
+
+class WithLoss(WithData, Protocol):
+    """Labelled data, on which a network can be trained."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The training loss of what `forward` returned, a mean over the samples."""
+
+    @abstractmethod
+    def batch_score(self, outputs: Any, batch: Batch) -> float:
+        """The score on one batch, for progress and for ALPS's mean training score."""
+
+
+class Task(WithAnswers, WithLoss, Protocol):
+    """A frozen dataclass derived from this class, whose fields are its options; splits are disjoint, scores repeat.
 
     `version` changes whenever a score would: results of different versions are not compared.
     """
 
-    name: str
     metric: str
     higher_is_better: bool
     version: int
 
+    @abstractmethod
     def example(self) -> Any:
         """An input for `trace`: shapes matter, values do not."""
 
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-
-    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split: in its own order without a seed, else shuffled (for training also augmented) by it."""
-
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Run a model on a batch."""
-
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The training loss of what `forward` returned, a mean over the samples."""
-
-    def logits(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Class scores, classes in dimension 1: what distillation compares with the teacher's."""
-
-    def batch_score(self, outputs: Any, batch: Batch) -> float:
-        """The score on one batch, for progress and for ALPS's mean training score."""
-
+    @abstractmethod
     def score(self, model: nn.Module) -> float:
         """The score on the whole test split, in percent; the model's mode is restored."""
+
+    def scores(self, model: nn.Module) -> Mapping[str, float]:
+        """All figures of the test split by name, `metric` first, such as F1 and exact match."""
+        return {self.metric: self.score(model)}
 
 
 def title_of(task: Task) -> str:
@@ -58,4 +86,5 @@ def title_of(task: Task) -> str:
 def load_task(name: str, **options: Any) -> Task:
     """The task of that name with its options, such as the folder of its data."""
     task: Task = TASKS.make(name, options)
+    check_is(task, Task, "task")
     return task

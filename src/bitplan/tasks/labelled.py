@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
-from bitplan.tasks.base import Split
+from bitplan.tasks.base import Split, Task
 
 T = TypeVar("T")
 Labelled = tuple[Tensor, Tensor]
 """Images (B, C, H, W) and their classes (B,), or those of their pixels (B, H, W)."""
 
 
-class LabelledImages(ABC):
+class LabelledImages(Task):
     """A frozen dataclass below it has its options as fields; only they travel to another process."""
 
     higher_is_better = True

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from bitplan.adapters.tokenizers import WordPieces, load_word_pieces
 from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
-from bitplan.tasks.base import Split
+from bitplan.tasks.base import Split, Task
 from bitplan.tasks.images import check_request, order
 from bitplan.tasks.spans import MARKS, Batch, Best, Shape, Windows, best_spans, cut, gather
 from bitplan.tasks.squad_files import Question, read_questions
@@ -28,7 +28,7 @@ _DRAW = 0  # which questions a limited number is
 
 @final
 @dataclass(frozen=True)
-class Squad:
+class Squad(Task):
     """From `train-v1.1.json` and `dev-v1.1.json` as published, or parquet files `*train*` and `*dev*.parquet`.
 
     A sample is a window: [CLS] question [SEP] part of the context [SEP], `tokens` long; the next window of a context

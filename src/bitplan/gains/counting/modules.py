@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +10,13 @@ import numpy as np
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.naming import OWN_WEIGHT, weight_names
 from bitplan.gains.counting.scheme import Weights
-from bitplan.quant.convert import is_quantized, plan_of, weight_steps, weights_of
-from bitplan.quant.layers import original
-from bitplan.weights.tensors import Layout
+from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
+from bitplan.quant.layers import WeightLayout, kin
+from bitplan.quant.lsq import positive
 from bitplan.weights.torch_tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
-
-# Modules whose weight lies (in, out, …).
-_TRANSPOSED = ("Conv1D", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 
 
 def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, Weights]:
@@ -30,15 +27,33 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
     modules = dict(model.named_modules())
     found: dict[str, Weights] = {}
     for name in layers:
-        kind = original(modules[name]).__name__ if name in modules else ""
-        layout: Layout = "in_out" if kind in _TRANSPOSED else "out_in"
+        layout, groups = _described(modules, name)
         if name in learned:
             weight, step, bits = learned[name]
             steps = np.array(step.detach().cpu().float().reshape(-1).numpy(), np.float32)
-            found[name] = Weights(as_tensor(name, weight), layout, steps, bits)
         else:
-            found[name] = Weights(as_tensor(name, _weight(model, modules, name)), layout)
+            weight, steps, bits = _weight(model, modules, name), None, 0
+        if groups > 1:
+            weight, layout = _ungrouped(weight, groups), "out_in"
+        found[name] = Weights(as_tensor(name, weight), layout, steps, bits)
     return found
+
+
+def _described(modules: Mapping[str, torch.nn.Module], layer: str) -> tuple[WeightLayout, int]:
+    """How a layer's weight lies and in how many groups its channels are, as the type of the module says that has it."""
+    owner, _, parameter = layer.rpartition(".")
+    module = modules.get(layer, modules.get(owner))
+    layer_type = None if module is None else kin(module)
+    if module is None or layer_type is None:
+        return "out_in", 1
+    is_its_weight = layer in modules or layer_type.holds(parameter) or layer_type.holds(f"{parameter}_weight")
+    return (layer_type.layout, layer_type.channels(module).groups) if is_its_weight else ("out_in", 1)
+
+
+def _ungrouped(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """(groups · in, out, …), each group with channels of its own → (groups · out, in, …)."""
+    by_group = weight.detach().view(groups, -1, *weight.shape[1:])  # (groups, in, out, …)
+    return by_group.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
@@ -52,9 +67,9 @@ def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
 
 
 def _learned_weights(model: torch.nn.Module) -> dict[str, tuple[Any, Any, int]]:
-    """Layer → weight, step and bits of a quantized model; empty for a float one."""
+    """Layer → weight, steps and bits of a quantized model; empty for a float one."""
     if not is_quantized(model):
         return {}
-    precisions = plan_of(model).precisions
     weights = weights_of(model)
-    return {name: (weights[name], step, precisions[name].weight_bits) for name, step in weight_steps(model).items()}
+    quantizers = {name: both.weight for name, both in quantizers_of(model).items() if both.weight is not None}
+    return {name: (weights[name], positive(own.step.detach()), own.bits) for name, own in quantizers.items()}

@@ -58,15 +58,15 @@ function testAgainst(cell, reference) {
   const test = data.scores.tests.find(([first, second, budget]) => budget === cell.b
     && ((first === cell.m && second === reference) || (first === reference && second === cell.m)));
   if (!test) return null;
-  const [first, , , difference, p, holm, verdict] = test;
-  return { difference: first === cell.m ? difference : -difference, p, holm, verdict };
+  const [first, , , difference, p, corrected, verdict] = test;
+  return { difference: first === cell.m ? difference : -difference, p, corrected, verdict };
 }
 
 /** Stars for better, hollow triangles for worse, nothing where chance explains it. */
 function starOf(test) {
   if (!test || test.p > data.alpha || test.verdict === 'the same plan') return '';
   const sign = test.difference > 0 ? '★' : '▽';
-  return test.holm <= data.alpha ? sign + sign : sign;
+  return test.corrected <= data.alpha ? sign + sign : sign;
 }
 
 function frontierChart(box, state) {
@@ -162,7 +162,7 @@ function explainMarks(state, far) {
   const outside = far.map((row) => `${referenceName(row.title)} (${spread(row)}) lies outside the chart.`).join(' ');
   if (!note) { if (outside) byId('frontier-chart').append(h('p', { class: 'note' }, outside)); return; }
   const title = data.scores.titles[state.reference];
-  note.textContent = `Mean ± one standard deviation over seeds, methods side by side at each budget. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after Holm's correction over the budgets. ${outside}`;
+  note.textContent = `Mean ± one standard deviation over seeds, methods side by side at each budget. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after ${data.correction} over the budgets. ${outside}`;
 }
 
 /** Every mean as a table: methods by budgets, references below. */

@@ -1,0 +1,35 @@
+"""The contracts of everything that can be exchanged, for tests of your own; docs/extend.md shows each.
+
+    from bitplan.testing import check_gain
+
+    def test_mine():
+        check_gain(Mine())
+
+`pytest --pyargs bitplan.testing` checks all that is registered, entries of other packages included. A contract that is
+broken is one line with the clause. Nothing here needs pytest but `test_registered.py`.
+"""
+
+from __future__ import annotations
+
+from bitplan.testing.contract import BrokenContract, NeedsMore
+from bitplan.testing.costs import check_cost
+from bitplan.testing.engines import check_engine
+from bitplan.testing.exporters import check_exporter
+from bitplan.testing.gains import check_gain
+from bitplan.testing.layers import check_layer
+from bitplan.testing.models import check_model
+from bitplan.testing.selectors import check_selector
+from bitplan.testing.tasks import check_task
+
+__all__ = [
+    "BrokenContract",
+    "NeedsMore",
+    "check_cost",
+    "check_engine",
+    "check_exporter",
+    "check_gain",
+    "check_layer",
+    "check_model",
+    "check_selector",
+    "check_task",
+]
