@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 import bitplan
 from bitplan.core.records import Plan
+from bitplan.core.runs import RunFolder
 from bitplan.core.store import save
 
 ROWS = {  # of the fixture `graph`, in nanoseconds
@@ -154,3 +156,27 @@ def test_a_partial_table_still_carries_shares_and_says_what_it_lacks(run):
     assert plan.limits[0].fixed is None
     _, out, _ = run(*WHOLE, "--cost", "partial.csv", "--budget", "80%", "--explain")
     assert "not measured" in next(line for line in out.splitlines() if line.startswith("stem"))
+
+
+def test_a_study_with_times_from_the_sweep_to_the_page(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "study"))
+    import tiny
+
+    rows = [f"{layer},{low},{high},{end}" for layer, low, high, end in (
+        (1, "", "", 900), (4, 100, 300, ""), (7, 200, 300, ""), (10, 100, 200, ""), (13, "", "", 100),
+    )]  # fmt: skip
+    (tmp_path / "time.csv").write_text("\n".join(["# unit: us", "layer,w2a2,w4a4,w8a8", *rows]))
+    budgets = 'budgets = ["1.7ms", "1500us"]\ncost = "time.csv"'
+    (tmp_path / "study.toml").write_text(tiny.STUDY.replace('budgets = ["85%", "70%"]', budgets))
+    code, out, err = run("sweep", "study.toml", "--run", "run")
+    assert code == 0, err
+    assert "1.7ms" in out
+    found = RunFolder(Path("run"))
+    assert {limit.fixed for plan in found.plans.values() for limit in plan.limits} == {1000}
+    assert all(limit.cost + limit.fixed <= 1700 for plan in found.plans.values() for limit in plan.limits)
+    for words in (("compare", "run"), ("tables", "run", "--which", "layers", "--budgets", "1.6ms"),
+                  ("report", "run", "-o", "page.html", "--budget", "1.6ms"),
+                  ("export", "run", "--to", "mlx", "-o", "recipe.json", "--widen", "--budget", "1.7ms")):  # fmt: skip
+        code, _, err = run(*words)
+        assert code == 0, err
+    assert "1.6ms of time, whole network" in (tmp_path / "page.html").read_text()

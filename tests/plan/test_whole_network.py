@@ -89,6 +89,13 @@ def test_the_frontier_takes_absolute_budgets(graph, latency):
         frontier.plan("2MB")
 
 
+def test_costs_that_say_nothing_of_fixed_layers_cannot_carry_it(graph, latency):
+    silent = latency.model_copy(update={"fixed": {}})
+    with pytest.raises(BudgetError, match="no number for 2 of its fixed layers"):
+        bitplan.select(graph, gains_of(graph, [1, 1, 1]), silent, budget="1ms")
+    assert bitplan.select(graph, gains_of(graph, [1, 1, 1]), silent, budget="700").gain == 2
+
+
 def test_how_sure_a_choice_is_can_be_asked_within_absolute_budgets(graph, latency):
     gains = gains_of(graph, [1, 2, 3]).model_copy(update={"errors": dict.fromkeys("abc", (0.0, 0.5))})
     sure = bitplan.confidence(graph, gains, latency, budget="1ms", resamples=20)

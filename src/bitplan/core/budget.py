@@ -50,10 +50,11 @@ class Budget:
                 f"budget {str(written)!r} cannot be read: {HOW}; {spelling!r} is none of the units {spellings()}"
             )
         unit = UNITS[spelling]
-        if unit.kind == "units" and number.denominator != 1:
+        if unit.whole_numbers and number.denominator != 1:
             raise BudgetError(f"budget {str(written)!r} is neither a whole number of units nor a percentage: {HOW}")
-        if unit.kind == "bits per weight" and cost:
-            raise BudgetError(f"budget {str(written)!r}: bits per weight is a cost of its own: write {match[2]}bpw")
+        if unit.brings_cost and cost:
+            alone = f"{match[2]}{unit.written}"
+            raise BudgetError(f"budget {str(written)!r}: {unit.kind} is a cost of its own: write {alone}")
         return cls(number, unit, cost)
 
     def capacity(self, account: Account) -> int:

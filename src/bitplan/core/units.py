@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Graph
@@ -56,7 +56,11 @@ class Account:
             highest=sum(row[-1] for row in cost.rows.values()),
             weights=sum(group.weights for group in graph.selectable),
             fixed=sum(cost.fixed.values()),
-            lacking=tuple(f"{layer.name} at {layer.fixed}" for layer in graph.layers if layer.name in cost.lacking),
+            lacking=tuple(
+                f"{layer.name} at {layer.fixed}"
+                for layer in graph.layers
+                if layer.fixed and (layer.name in cost.lacking or layer.name not in cost.fixed)
+            ),
         )
 
 
@@ -67,6 +71,11 @@ class Unit(ABC):
     People are told `decimals` digits behind the point, also where they are 0 (`idle_zeros`); a place on an axis has
     `fine` ones. `usual` is the cost that an amount limits where none is named.
     """
+
+    whole_numbers: ClassVar[bool] = False
+    """Whether there are no fractions of it."""
+    brings_cost: ClassVar[bool] = False
+    """Whether it says itself what it limits."""
 
     written: str
     kind: Kind
@@ -149,7 +158,9 @@ class Share(Unit):
 
 @final
 class PerWeight(Unit):
-    """Bits per choosable weight, on average: it says itself what it limits."""
+    """Bits per choosable weight, on average."""
+
+    brings_cost: ClassVar[bool] = True
 
     def one(self, account: Account) -> Fraction:
         """A bit for every weight."""
@@ -172,6 +183,8 @@ class PerWeight(Unit):
 @final
 class Plain(Unit):
     """A whole number in the units of the cost itself."""
+
+    whole_numbers: ClassVar[bool] = True
 
     def one(self, account: Account) -> Fraction:
         """Itself."""

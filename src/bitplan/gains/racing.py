@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bitplan.core.budget import Budget
+from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
@@ -45,7 +46,7 @@ class AlpsRacing(Gain):
     """
 
     budgets: str | float | Sequence[str | float] = ()
-    cost: str = "bmac"
+    cost: str = COST
     steps: int = 80
     rounds: int = 3
     lr_factor: float = 0.25
