@@ -32,9 +32,10 @@ def product_of(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[
 def _convolution(arguments: tuple[Any, ...], output: torch.Tensor) -> list[Product]:
     given, weight, transposed = arguments[0], arguments[1], bool(arguments[6])
     # Each output element sums over weight[1:] inputs; transposed, each input element adds to weight[1:] outputs.
-    elements = given.numel() if transposed else output.numel()
-    kind = f"conv{'_transpose' if transposed else ''}{weight.dim() - 2}d"
-    return [Product(kind, given, weight, elements * math.prod(weight.shape[1:]), int(given.shape[1]))]
+    elements, name = (given.numel(), "conv_transpose") if transposed else (output.numel(), "conv")
+    macs = elements * math.prod(weight.shape[1:])
+    kind = f"{name}{weight.dim() - 2}d"
+    return [Product(kind, given, weight, macs, in_features=int(given.shape[1]))]
 
 
 def _matmul(first: int) -> Callable[[tuple[Any, ...], torch.Tensor], list[Product]]:
@@ -59,12 +60,14 @@ def _embedding(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
 
 
 def _attention(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
-    query, key, value = arguments[:3]
-    scores = query.numel() * key.shape[-2]
-    mixed = query.numel() // query.shape[-1] * key.shape[-2] * value.shape[-1]
+    query, key, value = arguments[:3]  # (…, T, d), (…, S, d), (…, S, e)
+    sources, width = key.shape[-2], query.shape[-1]
+    queries = query.numel() // width
+    score_macs = query.numel() * sources  # (…, T, d) · (…, d, S)
+    mix_macs = queries * sources * value.shape[-1]  # (…, T, S) · (…, S, e)
     return [
-        Product("linear", query, key, scores, int(query.shape[-1])),
-        Product("linear", query, value, mixed, int(key.shape[-2])),
+        Product("linear", query, key, score_macs, in_features=int(width)),
+        Product("linear", query, value, mix_macs, in_features=int(sources)),
     ]
 
 

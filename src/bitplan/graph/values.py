@@ -35,12 +35,13 @@ class Values:
     def key(self, tensor: torch.Tensor) -> Key:
         """What tells this value from others, following copies back to their source."""
         storage = self._storage(tensor)
+        writes = self._writes.get(storage, 0)
         covered = _covered(tensor)
-        whole = covered == ((tensor.numel(), 1),) and (
-            tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        )
-        offset = 0 if whole else int(tensor.storage_offset())
-        key = (storage, self._writes.get(storage, 0), offset, None if whole else covered)
+        in_one_piece = covered == ((tensor.numel(), 1),)
+        as_long = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        key: Key = (storage, writes, int(tensor.storage_offset()), covered)
+        if in_one_piece and as_long:  # all of the storage
+            key = (storage, writes, 0, None)
         return self._copied_from.get(key, key)
 
     def producer(self, key: Key) -> str:
@@ -72,21 +73,29 @@ class Values:
     def made(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str, layer: bool) -> None:
         """Note new tensors: activations if an input is one (or a layer made them), else still parameters."""
         read = [self._storage(tensor) for tensor in inputs]
-        active = layer or not self._activations.isdisjoint(read)
-        sources = frozenset[str]().union(*(self._sources.get(storage, frozenset()) for storage in read))
-        for storage in {self._storage(tensor) for tensor in outputs}.difference(read):
+        active = layer or self._any_active(read)
+        sources = self._sources_of(read)
+        new = {self._storage(tensor) for tensor in outputs}.difference(read)  # others are views of what was read
+        for storage in new:
             self._producers[(storage, 0)] = by
             self._inherit(storage, active, sources)
 
     def wrote(self, targets: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str) -> None:
         """Note that tensors were written to in place: every view of them has a new value."""
         read = [self._storage(tensor) for tensor in inputs]
-        active = not self._activations.isdisjoint(read)
-        sources = frozenset[str]().union(*(self._sources.get(storage, frozenset()) for storage in read))
+        active = self._any_active(read)
+        sources = self._sources_of(read)
         for storage in {self._storage(tensor) for tensor in targets}:
-            self._writes[storage] = self._writes.get(storage, 0) + 1
-            self._producers[(storage, self._writes[storage])] = by
+            writes = self._writes.get(storage, 0) + 1
+            self._writes[storage] = writes
+            self._producers[(storage, writes)] = by
             self._inherit(storage, active, sources)
+
+    def _any_active(self, storages: Iterable[int]) -> bool:
+        return not self._activations.isdisjoint(storages)
+
+    def _sources_of(self, storages: Iterable[int]) -> frozenset[str]:
+        return frozenset[str]().union(*(self._sources.get(storage, frozenset()) for storage in storages))
 
     def _inherit(self, storage: int, active: bool, sources: frozenset[str]) -> None:
         if active:
@@ -98,13 +107,12 @@ class Values:
 
 def _covered(tensor: torch.Tensor) -> tuple[tuple[int, int], ...]:
     """The (size, stride) pairs of a tensor whatever the order of its dimensions, joined where they adjoin."""
-    pairs = sorted(
-        ((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size != 1),
-    )
-    joined: list[list[int]] = []
-    for stride, size in pairs:
-        if joined and stride == joined[-1][0] * joined[-1][1]:
-            joined[-1][1] *= size
+    dimensions = zip(tensor.stride(), tensor.size(), strict=True)
+    joined: list[tuple[int, int]] = []  # (size, stride)
+    for stride, size in sorted((stride, size) for stride, size in dimensions if size != 1):
+        if joined and stride == joined[-1][0] * joined[-1][1]:  # it goes on where the one before ends
+            inner_size, inner_stride = joined.pop()
+            joined.append((inner_size * size, inner_stride))
         else:
-            joined.append([stride, size])
-    return tuple((size, stride) for stride, size in joined) or ((1, 1),)
+            joined.append((size, stride))
+    return tuple(joined) or ((1, 1),)

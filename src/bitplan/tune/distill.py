@@ -20,11 +20,13 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
 
     Hinton et al. 2015, section 2: T² keeps the size of the gradient independent of the temperature.
     """
-    parts = []
-    for own, other in zip(student, teacher, strict=True):
-        log_p, log_q = (F.log_softmax(scores / temperature, dim=1) for scores in (other, own))
-        parts.append((log_p.exp() * (log_p - log_q)).sum(dim=1).mean())
-    return temperature**2 * torch.stack(parts).mean()
+    means = []
+    for own, taught in zip(student, teacher, strict=True):
+        log_p = F.log_softmax(taught / temperature, dim=1)  # (B, classes, …)
+        log_q = F.log_softmax(own / temperature, dim=1)
+        divergences = (log_p.exp() * (log_p - log_q)).sum(dim=1)  # (B, …)
+        means.append(divergences.mean())
+    return temperature**2 * torch.stack(means).mean()
 
 
 def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -> None:
@@ -46,14 +48,19 @@ def objective(task: Task, outputs: Any, batch: Batch, teacher: nn.Module | None,
     own = task.logits(outputs)
     _check_shapes(own, taught)
     soft = recipe.distill * divergence(own, taught, recipe.temperature)
-    return soft if recipe.distill == 1 else (1 - recipe.distill) * task.loss(outputs, batch) + soft
+    if recipe.distill == 1:
+        return soft
+    return (1 - recipe.distill) * task.loss(outputs, batch) + soft
 
 
 def _check_shapes(student: Logits, teacher: Logits) -> None:
-    own, other = ([tuple(scores.shape) for scores in logits] for logits in (student, teacher))
-    if own != other:
-        shown = [" and ".join(map(str, shapes)) for shapes in (own, other)]
+    own, taught = _shapes(student), _shapes(teacher)
+    if own != taught:
         raise InputError(
-            f"the teacher has other classes: its scores are {shown[1]}, the model's {shown[0]}; "
+            f"the teacher has other classes: its scores are {taught}, the model's {own}; "
             "take a teacher that was made for the same task"
         )
+
+
+def _shapes(logits: Logits) -> str:
+    return " and ".join(str(tuple(scores.shape)) for scores in logits)

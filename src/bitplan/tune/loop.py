@@ -123,19 +123,22 @@ def _run_(
     batches = _batches(loop, point.step)
     seconds = point.seconds
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(contextlib.closing(LogFile(home.log, lines))) if home and main else None
+        file = None
+        if home and main:
+            file = stack.enter_context(contextlib.closing(LogFile(home.log, lines)))
         step = point.step
         while step < total and not (stop is not None and stop()):
             start = time.perf_counter()
             loss, score, lr = _step_(loop, batches, step)
-            step += 1
             took = time.perf_counter() - start
             seconds += took
-            epoch = (step - 1) // loop.pace.per_epoch
-            lines.append(LogLine(step, epoch, loss, score, lr, size / took, seconds))
-            meter.tell(lines[-1])
+            epoch = step // loop.pace.per_epoch
+            step += 1
+            line = LogLine(step, epoch, loss, score, lr, size / took, seconds)
+            lines.append(line)
+            meter.tell(line)
             if file:
-                file.add(lines[-1])
+                file.add(line)
             if home and file and home.due() and step < total:
                 file.sync()
                 home.save(model, loop.optimizer, Mark(step, seconds))
@@ -171,20 +174,21 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
     if loop.pace.processes > 1:
         sums = torch.tensor([losses, scores], device=accelerator.device)
         losses, scores = accelerator.reduce(sums, "mean").tolist()
-    score = scores / recipe.accumulate
-    return losses / recipe.accumulate, score if math.isfinite(score) else None, lr
+    loss_of_step, score_of_step = losses / recipe.accumulate, scores / recipe.accumulate
+    return loss_of_step, score_of_step if math.isfinite(score_of_step) else None, lr
 
 
 def _batches(loop: _Loop, start: int) -> Iterator[Batch]:
     """This process's pieces from a step on, epoch after epoch; their order depends on seed and epoch only."""
     pace, device = loop.pace, loop.accelerator.device
-    each = loop.recipe.accumulate * pace.processes
-    epoch, skipped = divmod(start, pace.per_epoch)
+    pieces_per_step = loop.recipe.accumulate * pace.processes
+    epoch, skipped = divmod(start, pace.per_epoch)  # skipped: the steps of this epoch that are done already
     while True:
-        whole = loop.task.batches("train", pace.piece, seed=_mixed(loop.seed, "epoch", epoch))
-        first, end = skipped * each + loop.accelerator.process_index, pace.per_epoch * each
+        pieces = loop.task.batches("train", pace.piece, seed=_mixed(loop.seed, "epoch", epoch))
+        first = skipped * pieces_per_step + loop.accelerator.process_index
+        end = pace.per_epoch * pieces_per_step
         count = 0
-        for batch in itertools.islice(whole, first, end, pace.processes):
+        for batch in itertools.islice(pieces, first, end, pace.processes):  # processes take turns
             yield batch if device.type == "cpu" else send_to_device(batch, device)
             count += 1
         if count < (pace.per_epoch - skipped) * loop.recipe.accumulate:
@@ -228,7 +232,8 @@ def _pace(task: Task, recipe: Recipe, processes: int) -> _Pace:
             f"lower it to {samples} or less"
         )
     piece, rest = divmod(recipe.batch_size, recipe.accumulate * processes)
-    if rest or not piece:
+    shared_evenly = piece > 0 and rest == 0
+    if not shared_evenly:
         raise InputError(
             f"batch_size {recipe.batch_size} cannot be shared by {processes} processes in {recipe.accumulate} pieces "
             f"each: make it a multiple of {recipe.accumulate * processes}"
