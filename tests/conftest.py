@@ -1,4 +1,4 @@
-"""What all tests share: one thread (two busy cores are slower than one), a small graph, and a layer for others."""
+"""What all tests share: one thread (two busy cores are slower than one), and a small graph."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 
-from bitplan.core.records import Layer
-
 # No timing decides a test. A gate repeats the same examples; at the desk they are new ones every time.
 settings.register_profile("desk", deadline=None)
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.load_profile("gate" if os.environ.get("CI") else "desk")
-
-
-def layer(name, macs=100, weights=10, in_features=256, fixed=None, why=""):
-    return Layer(name=name, kind="conv2d", macs=macs, weights=weights, in_features=in_features, fixed=fixed, why=why)
 
 
 @pytest.fixture(scope="session")
