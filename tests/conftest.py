@@ -1,4 +1,4 @@
-"""What all tests share: one thread (two busy cores are slower than one), and small graphs made by hand."""
+"""What all tests share: one thread (two busy cores are slower than one), and a small graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
-
-from bitplan.testing.networks import hand_made_graph
 
 # No timing decides a test. A gate repeats the same examples; at the desk they are new ones every time.
 settings.register_profile("desk", deadline=None)
@@ -46,4 +44,6 @@ def ray_nodes():
 @pytest.fixture
 def graph():
     """Six layers: fixed ends, a link of two between them, and two single ones."""
+    from bitplan.testing.networks import hand_made_graph
+
     return hand_made_graph()

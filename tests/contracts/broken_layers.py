@@ -3,18 +3,10 @@
 import torch
 from torch import nn
 
-from bitplan.quant.layers import Adopted, Channels, LayerType
+from bitplan.quant.layers import Channels, LayerType
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.testing import check_layer
-
-
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight, self.gate = nn.Parameter(torch.randn(6, 4)), nn.Parameter(torch.zeros(4))
-
-    def forward(self, x):
-        return (x @ self.weight) * self.gate.sigmoid()
+from nets import Gated, GatedType, QuantizedGated
 
 
 class Loud(Gated):
@@ -27,28 +19,11 @@ class Idle(Gated):
         return x
 
 
-class QuantizedGated(Adopted):
-    def forward(self, x):
-        return (self.input_quantizer(x) @ self.weight_quantizer(self.weight)) * self.gate.sigmoid()
-
-
-class Right(LayerType):
-    """A product (in, out) behind a gate."""
-
-    modules = (Gated,)
-    quantized = QuantizedGated
-    layout = "in_out"
-    kind = "linear"
-
-    def example(self):
-        return Gated(), torch.randn(5, 6)
-
-
 def broken(forward=None, **parts):
     """The type with other parts, or another forward of its counterpart."""
     if forward is not None:
         parts["quantized"] = type("Counterpart", (QuantizedGated,), {"forward": forward})
-    return lambda: check_layer(type("Mine", (Right,), parts))
+    return lambda: check_layer(type("Mine", (GatedType,), parts))
 
 
 def of(module):
@@ -130,4 +105,4 @@ BROKEN = [
 
 
 def right():
-    check_layer(Right)
+    check_layer(GatedType)

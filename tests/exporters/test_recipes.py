@@ -20,6 +20,8 @@ from bitplan.exporters.base import make_exporter
 from bitplan.exporters.llama_cpp import tensor_of
 from bitplan.exporters.recipes import literal, unliteral
 from bitplan.graph.rules import Rules
+from bitplan.quant.layer_types.linear import Conv1D
+from nets import Net
 
 RECIPES = ["compressed-tensors", "torchao", "llama.cpp", "mlx"]
 WEIGHTS_ONLY = ["llama.cpp", "mlx"]
@@ -178,23 +180,16 @@ def test_a_plan_alone_is_taken_at_its_word(caplog):
     assert "y.bmm_1" in caplog.text
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 64)
-        self.attention = nn.MultiheadAttention(64, 2, batch_first=True)
-        self.conv = nn.Conv1d(64, 64, 1)
-        self.fc = nn.Linear(64, 64)
-
-    def forward(self, x):
-        x = self.table(x)
-        x = self.attention(x, x, x)[0]
-        return self.fc(self.conv(x.transpose(1, 2)).transpose(1, 2))
+def forward(net, x):
+    x = net.table(x)
+    x = net.attention(x, x, x)[0]
+    return net.fc(net.conv(x.transpose(1, 2)).transpose(1, 2))
 
 
 @pytest.mark.parametrize("to", ["compressed-tensors", "torchao"])
 def test_a_quantized_model_says_itself_what_its_layers_are(to):
-    net = Net()
+    attention = nn.MultiheadAttention(64, 2, batch_first=True)
+    net = Net(forward, table=nn.Embedding(10, 64), attention=attention, conv=nn.Conv1d(64, 64, 1), fc=nn.Linear(64, 64))
     graph = bitplan.trace(net, torch.zeros(1, 4, dtype=torch.long), rules=Rules(narrow=0, first=None, last=None))
     model = bitplan.quantize(net, bitplan.Plan.uniform(graph, "w4a8"))
     with pytest.raises(InputError) as refusal:
@@ -203,6 +198,19 @@ def test_a_quantized_model_says_itself_what_its_layers_are(to):
         assert words in str(refusal.value)
     read = written(to, model, widen=True)
     assert {name: str(it) for name, it in read.items() if it.weight_bits < 16} == {"table": "w8a16", "fc": "w4a8"}
+
+
+def test_a_quantized_gpt2_has_matrices_that_lie_the_other_way_round():
+    """Their rows are 64 inputs, though the last axis of the weight is 100 outputs, which MLX could not cut."""
+    block = Conv1D(100, 64)
+    blocks = nn.ModuleList([nn.ModuleDict({"mlp": nn.ModuleDict({"c_fc": block})})])
+    net = Net(lambda net, x: net.h[0]["mlp"]["c_fc"](x), h=blocks)
+    graph = bitplan.trace(net, torch.zeros(1, 64), rules=Rules(narrow=0, first=None, last=None))
+    model = bitplan.quantize(net, bitplan.Plan.uniform(graph, "w4a16"))
+    read = written("mlx", model)
+    assert {name: str(it) for name, it in read.items()} == {"h.0.mlp.c_fc": "w4a16"}
+    with pytest.raises(InputError, match=r"c_fc at w4a16 \(a \(in, out\) matrix\)"):
+        written("torchao", model)
 
 
 def test_the_graph_of_another_network_is_refused():

@@ -3,24 +3,18 @@ from torch import empty, nn
 
 import bitplan
 from bitplan.core.errors import InputError
+from nets import Net
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Linear(200, 200)
-        self.wide = nn.Linear(200, 64)
-        self.narrow = nn.Linear(64, 200)
-        self.twin = nn.Linear(64, 200)
-        self.head = nn.Linear(200, 10)
-
-    def forward(self, x):
-        x = self.wide(self.stem(x).relu()).relu()
-        return self.head((self.narrow(x) + self.twin(x)).relu())
+def forward(net, x):
+    x = net.wide(net.stem(x).relu()).relu()
+    return net.head((net.narrow(x) + net.twin(x)).relu())
 
 
 def fixed(**rules):
-    graph = bitplan.trace(Net(), empty(1, 200), rules=bitplan.Rules(**rules))
+    sizes = {"stem": (200, 200), "wide": (200, 64), "narrow": (64, 200), "twin": (64, 200), "head": (200, 10)}
+    net = Net(forward, **{name: nn.Linear(*size) for name, size in sizes.items()})
+    graph = bitplan.trace(net, empty(1, 200), rules=bitplan.Rules(**rules))
     return {layer.name: (str(layer.fixed), layer.why) for layer in graph.layers if layer.fixed}
 
 

@@ -9,23 +9,11 @@ from torch.nn import functional as F
 
 import bitplan
 from bitplan.core.errors import TraceError
+from nets import Net
 
 FREE = bitplan.Rules(first=None, last=None, narrow=0)
 X = torch.empty(2, 8, 6, 6)
 T = torch.empty(2, 5, 8)
-
-
-class Net(nn.Module):
-    """A network of the given parts, whose forward pass is the given function."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self._forward = forward
-
-    def forward(self, *inputs, **named):
-        return self._forward(self, *inputs, **named)
 
 
 def conv(width_in=8, width=8, kernel=1, **options):

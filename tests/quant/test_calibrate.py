@@ -9,10 +9,11 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
+from nets import two_convolutions
 
 
 def network():
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.Dropout(0.5))
+    return two_convolutions(nn.Dropout(0.5))
 
 
 PLAN = {"0": "w8a8", "3": "w4a4"}

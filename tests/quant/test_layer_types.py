@@ -8,38 +8,10 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
 from bitplan.quant.layers import Adopted, Channels, LayerType, family, kin
+from nets import Gated, GatedType, QuantizedGated
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Gated(nn.Module):
-    """A layer with a forward of its own; its weight lies (in, out)."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(inputs, outputs))
-        self.gate = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x):
-        return (x @ self.weight) * self.gate.sigmoid()
-
-
-class QuantizedGated(Adopted):
-    def forward(self, x):
-        return (self.input_quantizer(x) @ self.weight_quantizer(self.weight)) * self.gate.sigmoid()
-
-
-class GatedType(LayerType):
-    """A gated product."""
-
-    modules = (Gated,)
-    quantized = QuantizedGated
-    layout = "in_out"
-    kind = "linear"
-
-    def example(self) -> tuple[nn.Module, Tensor]:
-        return Gated(4, 3), torch.randn(2, 4)
 
 
 class Folded(nn.Module):

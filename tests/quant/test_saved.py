@@ -15,13 +15,10 @@ from bitplan.core.registry import MODELS
 from bitplan.quant import checkpoint
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import options_of, plan_of, quantize
+from nets import two_convolutions
 
 PLAN = {"0": "w8a8", "3": "w4a4"}
 X = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def network():
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
 
 
 class Tied(nn.Module):
@@ -38,12 +35,12 @@ class Tied(nn.Module):
 
 @MODELS.register("test-checkpoint-net")
 def _zoo():
-    return network(), torch.zeros(1, 2, 8, 8)
+    return two_convolutions(), torch.zeros(1, 2, 8, 8)
 
 
 @pytest.fixture
 def quantized(plan):
-    model = quantize(network(), plan(**PLAN), per_channel=True)
+    model = quantize(two_convolutions(), plan(**PLAN), per_channel=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(X).square().mean().backward()
     optimizer.step()
@@ -57,7 +54,7 @@ def saved(quantized, tmp_path):
 
 def test_round_trip_by_zoo_name_and_by_model(quantized, saved):
     assert sorted(path.name for path in saved.iterdir()) == ["checkpoint.json", "model.safetensors"]
-    mine = network()
+    mine = two_convolutions()
     for model in (load_checkpoint(saved), load_checkpoint(str(saved), mine)):
         assert torch.equal(model.eval()(X), quantized(X))
         assert plan_of(model).id == plan_of(quantized).id
@@ -69,8 +66,8 @@ def test_round_trip_by_zoo_name_and_by_model(quantized, saved):
 
 
 def test_float_models_too(tmp_path):
-    model = network().eval()
-    loaded = load_checkpoint(save_checkpoint(model, tmp_path / "float"), network())
+    model = two_convolutions().eval()
+    loaded = load_checkpoint(save_checkpoint(model, tmp_path / "float"), two_convolutions())
     assert torch.equal(loaded.eval()(X), model(X))
 
 
@@ -91,15 +88,15 @@ def test_ties_are_stored_once_and_hold_after_loading(plan, tmp_path):
 
 def test_saved_steps_are_positive(quantized, tmp_path):
     quantized[0].input_quantizer.step.data.neg_()
-    loaded = load_checkpoint(save_checkpoint(quantized, tmp_path / "run"), network()).eval()
+    loaded = load_checkpoint(save_checkpoint(quantized, tmp_path / "run"), two_convolutions()).eval()
     assert loaded[0].input_quantizer.step > 0
     assert torch.equal(loaded(X), quantized(X))
 
 
 def test_an_uncalibrated_model_stays_uncalibrated(plan, tmp_path):
-    path = save_checkpoint(quantize(network(), plan(**PLAN)), tmp_path / "raw")
+    path = save_checkpoint(quantize(two_convolutions(), plan(**PLAN)), tmp_path / "raw")
     with pytest.raises(InputError, match="is not set"):
-        load_checkpoint(path, network()).eval()(X)
+        load_checkpoint(path, two_convolutions()).eval()(X)
 
 
 def test_a_failure_leaves_the_old_checkpoint_and_nothing_else(quantized, saved, monkeypatch):
@@ -203,17 +200,17 @@ def test_a_hand_edited_json_is_noticed(saved):
 
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
 def test_foreign_pth(wrap, tmp_path):
-    model = network().eval()
+    model = two_convolutions().eval()
     torch.save(wrap({f"module.{name}": value for name, value in model.state_dict().items()}), tmp_path / "a.pth")
-    assert torch.equal(load_checkpoint(tmp_path / "a.pth", network()).eval()(X), model(X))
+    assert torch.equal(load_checkpoint(tmp_path / "a.pth", two_convolutions()).eval()(X), model(X))
     with pytest.raises(InputError, match="pass the model"):
         load_checkpoint(tmp_path / "a.pth")
 
 
 def test_foreign_files_from_before_batches_were_counted(tmp_path):
-    old = {name: value for name, value in network().state_dict().items() if "num_batches" not in name}
+    old = {name: value for name, value in two_convolutions().state_dict().items() if "num_batches" not in name}
     torch.save(old, tmp_path / "old.pth")
-    assert torch.equal(load_checkpoint(tmp_path / "old.pth", network())[0].weight, old["0.weight"])
+    assert torch.equal(load_checkpoint(tmp_path / "old.pth", two_convolutions())[0].weight, old["0.weight"])
 
 
 class Bomb:
@@ -227,20 +224,20 @@ def test_a_pickle_that_wants_more_is_refused(old_format, tmp_path):
     (tmp_path / "plain.pth").write_bytes(pickle.dumps(Bomb()))
     for name in ("bomb.pth", "plain.pth"):
         with pytest.raises(FileError, match=r"^[^\n]*wants to run code when it is read, so it is refused[^\n]*$"):
-            load_checkpoint(tmp_path / name, network())
+            load_checkpoint(tmp_path / name, two_convolutions())
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04garbage"])
 def test_a_broken_pth_is_one_line(content, tmp_path):
     (tmp_path / "broken.pth").write_bytes(content)
     with pytest.raises(FileError, match=r"^[^\n]+$"):
-        load_checkpoint(tmp_path / "broken.pth", network())
+        load_checkpoint(tmp_path / "broken.pth", two_convolutions())
 
 
 def test_a_pth_of_something_else(tmp_path):
     torch.save([1, 2, 3], tmp_path / "list.pth")
     with pytest.raises(FileError, match="holds no state_dict"):
-        load_checkpoint(tmp_path / "list.pth", network())
+        load_checkpoint(tmp_path / "list.pth", two_convolutions())
 
 
 def test_a_checkpoint_can_be_read_by_whom_the_user_lets_read_his_files(tmp_path):

@@ -43,8 +43,8 @@ def verify(
     """
     source = Path(path)
     exporter = exporter_of(source)
-    found, own = exporter.read(source).codes, integer_weights(model)
-    equal = found.keys() == own.keys() and all(torch.equal(found[layer], own[layer].cpu()) for layer in own)
+    in_file, own = exporter.read(source).codes, integer_weights(model)
+    equal = in_file.keys() == own.keys() and all(torch.equal(in_file[layer], own[layer].cpu()) for layer in own)
     execution = exporter.opened(source, root_of(model))
     task: Any = data if isinstance(data, WithData) else None
     given = data if isinstance(data, WithData) else list(data)

@@ -40,6 +40,7 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "table": {"path": "gains.csv"},
 }
 _TABLE = "layer,w2a2,w3a3,w4a4,w8a8\na,0,1,2,3\nb,0,1,2,3\nc,0,2,3,4\n"
+_MOST_SAMPLES = 20_000  # all of them are read a few times
 _WORKERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {"local": ({}, {"workers": 2}), "cluster": ({"cpus": 1},)}
 
 
@@ -75,9 +76,11 @@ def test_task(name: str) -> None:
     """Disjoint splits, scores that repeat, batches by seed."""
     task = _made(TASKS, name, {})
     try:
-        task.size("train"), task.size("test")
+        samples = task.size("train") + task.size("test")
     except (FileError, MissingExtra) as error:
         pytest.skip(f"task {name} has no data here: {error}")
+    if samples > _MOST_SAMPLES:
+        pytest.skip(f"task {name} has {samples:,} samples: try a small part of them, with check_task(task, model=…)")
     with _tried():
         check_task(task)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.naming import OWN_WEIGHT, weight_names
+from bitplan.core.naming import OWN_WEIGHT, split, weight_names
 from bitplan.gains.counting.scheme import Weights
 from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
 from bitplan.quant.layers import WeightLayout, kin
@@ -41,7 +41,7 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
 
 def _described(modules: Mapping[str, torch.nn.Module], layer: str) -> tuple[WeightLayout, int]:
     """How a layer's weight lies and in how many groups its channels are, as the type of the module says that has it."""
-    owner, _, parameter = layer.rpartition(".")
+    owner, parameter = split(layer)
     module = modules.get(layer, modules.get(owner))
     layer_type = None if module is None else kin(module)
     if module is None or layer_type is None:

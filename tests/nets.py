@@ -1,0 +1,55 @@
+"""Small networks that several folders of tests build; pytest finds this file because a conftest stands beside it."""
+
+import torch
+from torch import nn
+
+from bitplan.quant.layers import Adopted, LayerType
+
+
+class Net(nn.Module):
+    """A network of the given parts, whose forward pass is the given function."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self._forward = forward
+
+    def forward(self, *inputs, **named):
+        return self._forward(self, *inputs, **named)
+
+
+def two_convolutions(*more):
+    """(B, 2, H, W) → (B, 2, H − 4, W − 4): layers 0 and 3, with a norm between them; then what is given."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), *more)
+
+
+class Gated(nn.Module):
+    """A layer with a forward of its own; its weight lies (in, out)."""
+
+    def __init__(self, inputs=6, outputs=4):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.gate = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        return (x @ self.weight) * self.gate.sigmoid()
+
+
+class QuantizedGated(Adopted):
+    """Its counterpart."""
+
+    def forward(self, x):
+        return (self.input_quantizer(x) @ self.weight_quantizer(self.weight)) * self.gate.sigmoid()
+
+
+class GatedType(LayerType):
+    """A product (in, out) behind a gate; tests register it."""
+
+    modules = (Gated,)
+    quantized = QuantizedGated
+    layout = "in_out"
+    kind = "linear"
+
+    def example(self):
+        return Gated(), torch.randn(5, 6)
