@@ -11,10 +11,14 @@ def forward(net, x):
     return net.head((net.narrow(x) + net.twin(x)).relu())
 
 
-def fixed(**rules):
+def traced(rules):
     sizes = {"stem": (200, 200), "wide": (200, 64), "narrow": (64, 200), "twin": (64, 200), "head": (200, 10)}
     net = Net(forward, **{name: nn.Linear(*size) for name, size in sizes.items()})
-    graph = bitplan.trace(net, empty(1, 200), rules=bitplan.Rules(**rules))
+    return bitplan.trace(net, empty(1, 200), rules=rules)
+
+
+def fixed(**rules):
+    graph = traced(bitplan.Rules(**rules))
     return {layer.name: (str(layer.fixed), layer.why) for layer in graph.layers if layer.fixed}
 
 
@@ -52,7 +56,7 @@ def test_a_link_is_fixed_as_a_whole_at_the_highest_precision_of_its_members():
 
 
 def test_the_rule_is_a_field_and_a_linked_layer_says_whose_rule_it_shares():
-    graph = bitplan.trace(Net(), empty(1, 200), rules=bitplan.Rules.read(fix=["twin=w8a8"]))
+    graph = traced(bitplan.Rules.read(fix=["twin=w8a8"]))
     ruled = {layer.name: (layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers}
     assert ruled == {
         "stem": ("first", "", True),

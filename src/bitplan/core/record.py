@@ -68,7 +68,7 @@ class Record(Value):
         """First 12 hex digits of the SHA-256 of the canonical JSON, run-time facts left out."""
         known = self.__dict__.get(_ID)  # worked out once: a run asks for the ids of thousands of trials
         if known is None:
-            known = self.__dict__[_ID] = _identity(self.model_dump(mode="json"), type(self), self.format)
+            known = self.__dict__[_ID] = identity(self.model_dump(mode="json"), type(self), self.format)
         return str(known)
 
     def to_json(self, *, of: str | None = None) -> str:
@@ -96,7 +96,7 @@ class Record(Value):
         version = _check_format(target, whole.get("format"))
         record = target.model_validate(content if version == target.format else target.older[version](dict(content)))
         if "id" in whole:
-            _check_seal(whole, _identity(content, target, version) if version != target.format else record.id)
+            _check_seal(whole, identity(content, target, version) if version != target.format else record.id)
         if sealed and not {"id", "checksum"} <= whole.keys():
             raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; make it again")
         if of is not None and whole.get("of") != of:
@@ -123,7 +123,7 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _identity(content: Mapping[str, Any], target: type[Record], version: int) -> str:
+def identity(content: Mapping[str, Any], target: type[Record], version: int) -> str:
     """The id of content as it stands in a file of that format."""
     told = {key: value for key, value in content.items() if key not in target.outside_id}
     return _digest(told | {"bitplan": target.kind(), "format": version})[:12]

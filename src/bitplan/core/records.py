@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, StrictInt,
 from bitplan.core.errors import suggestion
 from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
-from bitplan.core.record import Record, Upgrade, Value, _identity
+from bitplan.core.record import Record, Upgrade, Value, identity
 from bitplan.core.rules import RuleName
 
 Name = Annotated[str, Field(min_length=1)]
@@ -106,7 +106,7 @@ class Graph(Record):
     def id(self) -> str:
         """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
         told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to"}}})
-        return _identity(told, type(self), 1)
+        return identity(told, type(self), 1)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

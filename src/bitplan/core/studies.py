@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Value
@@ -67,7 +68,7 @@ class Study(Record):
     model: Name
     rules: Rules = Rules()
     choices: tuple[Precision, ...]
-    cost: Name = "bmac"
+    cost: Name = COST
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]

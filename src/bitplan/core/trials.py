@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from bitplan.core.defaults import COST
 from bitplan.core.precision import Precision
 from bitplan.core.record import Record
 from bitplan.core.records import Name
@@ -98,7 +99,7 @@ class Trial(Record):
     precision: Precision | None = None
     options: dict[str, JsonValue] = {}
     selector: Name = "exact"
-    cost: Name = "bmac"
+    cost: Name = COST
     budgets: tuple[str, ...] = ()
     choices: tuple[Precision, ...]
     recipe: Recipe | None

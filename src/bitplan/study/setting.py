@@ -17,11 +17,11 @@ from torch import nn
 import bitplan
 from bitplan.core.budget import Budget
 from bitplan.core.records import Costs, Graph, Plan
-from bitplan.core.registry import COSTS, MODELS
+from bitplan.core.registry import MODELS
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe
-from bitplan.costs.base import price
+from bitplan.costs.base import add_limited, price
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
 from bitplan.quant.checkpoint import load_checkpoint
@@ -69,9 +69,9 @@ class Setting:
 
     def costs(self, graph: Graph) -> list[Costs]:
         """The study's cost, then those that a budget names."""
-        named = [Budget.parse(budget).cost for budget in self.study.budgets]
-        wanted = [self.study.cost, *(name for name in named if name in COSTS)]
-        return [price(name, graph, self.study.choices) for name in dict.fromkeys(filter(None, wanted))]
+        own = price(self.study.cost, graph, self.study.choices)
+        budgets = [Budget.parse(budget) for budget in self.study.budgets]
+        return add_limited([own], budgets, graph, self.study.choices)
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""
