@@ -29,7 +29,7 @@ def diff(first: Path, second: Path, json: Json = False) -> None:
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, tasks, exporters or engines.")],
+    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, layers, tasks, exporters or engines.")],
     json: Json = False,
 ) -> None:
     """List what can be exchanged, by name."""
