@@ -111,7 +111,7 @@ def cost_of(budget: Budget, graph: Graph, choices: tuple[Precision, ...], costs:
         counted = ", ".join(f"{cost.name} counts {cost.unit or 'what it does not say'}" for cost in costs)
         raise BudgetError(
             f"budget {budget} is an amount of {budget.unit.kind}, and no cost counts that ({counted}): price one that "
-            f"does, such as a measured table with a line `# unit: {budget.unit.written}`, or ask for a share, such as 70%"
+            f"does, such as a measured table with a line `# unit: {budget.unit.written}`, or ask for a share: 70%"
         )
     return fitting[0]
 
