@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ def read_ahead(batches: Iterable[Sequence[Callable[[], T]]], workers: int) -> It
         ahead: deque[list[Future[T]]] = deque()
         try:
             while True:
-                while len(ahead) <= _AHEAD and (jobs := next(waiting, None)) is not None:
+                for jobs in islice(waiting, 1 + _AHEAD - len(ahead)):
                     ahead.append([pool.submit(job) for job in jobs])
                 if not ahead:
                     return

@@ -75,8 +75,9 @@ def read_batch(path: Path, classes: int) -> Images:
     content = _unpickle(path)
     if not isinstance(content, dict):
         raise _foreign(path, f"a {type(content).__name__}, not a dictionary")
-    parts = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
-    labels, data = parts.get("labels"), parts.get("data")
+    # The names are bytes in files of Python 2, and may be texts in others.
+    labels = content.get(b"labels", content.get("labels"))
+    data = content.get(b"data", content.get("data"))
     if not isinstance(labels, list) or not isinstance(data, _Array):
         raise _foreign(path, "no labels and data")
     rows = _bytes(data, len(labels))
@@ -90,8 +91,9 @@ def _bytes(data: _Array, count: int) -> np.ndarray | None:
     if not isinstance(data.state, tuple) or len(data.state) != 5:
         return None
     _, shape, dtype, fortran, raw = data.state
-    plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1") and shape == (count, _LENGTH)
-    if not plain or not count or not isinstance(raw, bytes) or len(raw) != count * _LENGTH:
+    of_bytes = isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1")
+    complete = isinstance(raw, bytes) and len(raw) == count * _LENGTH
+    if not of_bytes or shape != (count, _LENGTH) or not count or not complete:
         return None
     order: Literal["F", "C"] = "F" if fortran else "C"
     return np.ascontiguousarray(np.frombuffer(bytearray(raw), dtype=np.uint8).reshape(shape, order=order))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import final
 
@@ -27,6 +26,7 @@ from bitplan.tasks.images import (
     check_on_corrupt,
     check_request,
 )
+from bitplan.tasks.splits import Splits, other_split
 
 _CLASSES = 10
 _FOLDER = "cifar-10-batches-py"
@@ -35,7 +35,7 @@ _BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "t
 
 @final
 @dataclass(frozen=True)
-class Cifar10(Classification):
+class Cifar10(Classification, Splits[Images]):
     """From `cifar-10-batches-py` as published, or from parquet files `*train*.parquet` and `*test*.parquet`.
 
     Training images are shifted by up to 4 pixels and mirrored, each on its own.
@@ -56,32 +56,21 @@ class Cifar10(Classification):
 
     def size(self, split: Split) -> int:
         """How many samples a split has."""
-        return len(self._images(split))
+        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""
         check_request(split, batch_size)
         augment = Shifts(4, mirror=True) if split == "train" else None
-        return batches_of(self._images(split), IMAGENET_SCALE, batch_size, seed, augment)
-
-    def _images(self, split: Split) -> Images:
-        check_request(split, 1)
-        return self._train if split == "train" else self._test
-
-    @cached_property
-    def _train(self) -> Images:
-        return self._read("train")
-
-    @cached_property
-    def _test(self) -> Images:
-        return self._read("test")
+        return batches_of(self._data(split), IMAGENET_SCALE, batch_size, seed, augment)
 
     def _read(self, split: Split) -> Images:
         folder = Path(self.data)
+        every_batch = [*_BATCHES["train"], *_BATCHES["test"]]
         for place in (folder, folder / _FOLDER):
-            if any((place / name).is_file() for names in _BATCHES.values() for name in names):
+            if any((place / name).is_file() for name in every_batch):
                 return _joined([read_batch(place / name, _CLASSES) for name in _BATCHES[split]])
-        paths = parquet_files(folder, split, "test" if split == "train" else "train")
+        paths = parquet_files(folder, split, other_split(split))
         if not paths:
             raise FileError(
                 f"there is no CIFAR-10 {split} data in {folder}: download "
@@ -97,12 +86,15 @@ def _joined(parts: list[Images]) -> Images:
 
 def _decoded(paths: list[Path], on_corrupt: OnCorrupt) -> Images:
     encoded = from_parquet(paths, _CLASSES)
-    decoded = [encoded.read(row, _pixels, on_corrupt) for row in range(len(encoded))]
-    kept = [row for row, pixels in enumerate(decoded) if pixels is not None]
-    if not kept:
-        raise FileError(f"none of the {len(decoded)} images in {paths[0].parent} can be read: fetch them again")
-    pixels = torch.from_numpy(np.stack([pixels for pixels in decoded if pixels is not None]))
-    return Images(pixels.permute(0, 3, 1, 2).contiguous(), encoded.labels[kept])
+    decoded: dict[int, np.ndarray] = {}  # by row; damaged ones are left out
+    for row in range(len(encoded)):
+        pixels = encoded.read(row, _pixels, on_corrupt)
+        if pixels is not None:
+            decoded[row] = pixels
+    if not decoded:
+        raise FileError(f"none of the {len(encoded)} images in {paths[0].parent} can be read: fetch them again")
+    stacked = torch.from_numpy(np.stack(list(decoded.values())))  # (N, 32, 32, 3)
+    return Images(stacked.permute(0, 3, 1, 2).contiguous(), encoded.labels[list(decoded)])
 
 
 def _pixels(image: pillow.Image) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -16,10 +16,11 @@ from bitplan.core.errors import FileError
 from bitplan.tasks.ahead import read_ahead
 from bitplan.tasks.base import Split
 from bitplan.tasks.encoded import class_folders
-from bitplan.tasks.images import OnCorrupt, check_counts, check_on_corrupt, check_request, order
+from bitplan.tasks.images import OnCorrupt, check_counts, check_on_corrupt, check_request, generator_of, order, seeds_of
 from bitplan.tasks.labelled import Labelled
-from bitplan.tasks.scenes import VOID, Crops, Scene, SceneFiles, batch_of, label_table, seeds_of
+from bitplan.tasks.scenes import VOID, Crops, Scene, SceneFiles, batch_of, label_table
 from bitplan.tasks.segmentation import Segmentation
+from bitplan.tasks.splits import Splits
 
 _PARTS = {"train": "train", "test": "val"}
 _IMAGE = "_leftImg8bit.png"
@@ -29,18 +30,18 @@ _CLASSES = {
     "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
 }  # fmt: skip
 """The classes that count, in the order of their training ids, and their ids (cityscapesScripts, labels.py)."""
+_OF_TRAIN_IDS = {**{number: number for number in range(len(_CLASSES))}, VOID: VOID}
+_OF_IDS = {**dict.fromkeys(range(34), VOID), **{number: train_id for train_id, number in enumerate(_CLASSES.values())}}
 # By the ending of a label, best first: what its values mean.
 _LABELS = {
-    "_gtFine_labelTrainIds.png": label_table({**{number: number for number in range(len(_CLASSES))}, VOID: VOID}),
-    "_gtFine_labelIds.png": label_table(
-        {**dict.fromkeys(range(34), VOID), **{number: train_id for train_id, number in enumerate(_CLASSES.values())}}
-    ),
+    "_gtFine_labelTrainIds.png": label_table(_OF_TRAIN_IDS),
+    "_gtFine_labelIds.png": label_table(_OF_IDS),
 }
 
 
 @final
 @dataclass(frozen=True)
-class Cityscapes(Segmentation):
+class Cityscapes(Segmentation, Splits[list[SceneFiles]]):
     """From `leftImg8bit/{train,val}/CITY/*_leftImg8bit.png` and `gtFine/{train,val}/CITY/*_gtFine_labelIds.png`.
 
     `*_labelTrainIds.png`, where they have been made, are read instead of `*_labelIds.png`. Training scenes, with a
@@ -73,46 +74,43 @@ class Cityscapes(Segmentation):
 
     def size(self, split: Split) -> int:
         """How many samples a split has."""
-        return len(self._sources(split))
+        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""
         check_request(split, batch_size)
         crops = self._crops() if split == "train" and seed is not None else None
-        return self._decoded(self._sources(split), batch_size, seed, crops)
+        return self._decoded(self._data(split), batch_size, seed, crops)
 
     def _crops(self) -> Crops:
         return Crops(self.crop, self.min_scale, self.max_scale)
 
-    def _sources(self, split: Split) -> list[SceneFiles]:
-        check_request(split, 1)
-        return self._train if split == "train" else self._test
-
-    @cached_property
-    def _train(self) -> list[SceneFiles]:
-        return _find(Path(self.data), _PARTS["train"])
-
-    @cached_property
-    def _test(self) -> list[SceneFiles]:
-        return _find(Path(self.data), _PARTS["test"])
+    def _read(self, split: Split) -> list[SceneFiles]:
+        return _find(Path(self.data), _PARTS[split])
 
     def _decoded(
         self, sources: list[SceneFiles], batch_size: int, seed: int | None, crops: Crops | None
     ) -> Iterator[Labelled]:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = generator_of(seed)
 
         def jobs(rows: list[int]) -> list[partial[Scene | None]]:
-            seeds = seeds_of(len(rows), generator) if crops and generator else [0] * len(rows)
-            return [partial(self._scene, sources[row], crops, seed) for row, seed in zip(rows, seeds, strict=True)]
+            if crops is None or generator is None:
+                return [partial(self._scene, sources[row]) for row in rows]
+            seeds = seeds_of(len(rows), generator)
+            return [partial(self._part, sources[row], crops, own) for row, own in zip(rows, seeds, strict=True)]
 
         batches = (jobs(rows.tolist()) for rows in order(len(sources), batch_size, generator))
         for read in read_ahead(batches, self.workers):
-            if scenes := [scene for scene in read if scene is not None]:
+            scenes = [scene for scene in read if scene is not None]
+            if scenes:
                 yield batch_of(scenes)
 
-    def _scene(self, source: SceneFiles, crops: Crops | None, seed: int) -> Scene | None:
-        scene = source.read((self.height, self.width), self.on_corrupt)
-        return crops(scene, seed) if crops and scene else scene
+    def _scene(self, source: SceneFiles) -> Scene | None:
+        return source.read((self.height, self.width), self.on_corrupt)
+
+    def _part(self, source: SceneFiles, crops: Crops, seed: int) -> Scene | None:
+        scene = self._scene(source)
+        return None if scene is None else crops(scene, seed)
 
 
 def _find(folder: Path, part: str) -> list[SceneFiles]:
@@ -125,10 +123,12 @@ def _find(folder: Path, part: str) -> list[SceneFiles]:
                 f"https://www.cityscapes-dataset.com/downloads (after signing in) and unpack it, so that {root} "
                 "exists; another folder is given as the option data"
             )
-    found = [source for city in class_folders(images) for source in _of_city(images / city, labels / city)]
-    if not found:
+    scenes: list[SceneFiles] = []
+    for city in class_folders(images):
+        scenes += _of_city(images / city, labels / city)
+    if not scenes:
         raise FileError(f"{images} has no image CITY/*{_IMAGE}: unpack leftImg8bit_trainvaltest.zip again")
-    return found
+    return scenes
 
 
 def _of_city(images: Path, labels: Path) -> Iterator[SceneFiles]:

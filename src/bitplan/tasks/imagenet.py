@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -20,7 +20,17 @@ from bitplan.tasks.ahead import read_ahead
 from bitplan.tasks.base import Split
 from bitplan.tasks.classification import Classification, Labelled
 from bitplan.tasks.encoded import Encoded, class_folders, from_folders, from_parquet, parquet_files
-from bitplan.tasks.images import IMAGENET_SCALE, OnCorrupt, check_counts, check_on_corrupt, check_request, order
+from bitplan.tasks.images import (
+    IMAGENET_SCALE,
+    OnCorrupt,
+    check_counts,
+    check_on_corrupt,
+    check_request,
+    generator_of,
+    order,
+    seeds_of,
+)
+from bitplan.tasks.splits import Splits, other_split
 
 _FOLDERS = {"train": "train", "test": "val"}
 # Without training images, those for calibration take their place.
@@ -30,7 +40,7 @@ View = Callable[["pillow.Image"], np.ndarray]
 
 @final
 @dataclass(frozen=True)
-class ImageNet(Classification):
+class ImageNet(Classification, Splits[Encoded]):
     """From class folders `train/` and `val/`, or from parquet files `*train*`, `*calib*` and `*val*.parquet`.
 
     Test images: the shorter side to `resize`, then the `test_size` square in the middle; one that is such a square
@@ -64,33 +74,21 @@ class ImageNet(Classification):
 
     def size(self, split: Split) -> int:
         """How many samples a split has."""
-        return len(self._encoded(split))
+        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""
         check_request(split, batch_size)
-        return self._decoded(self._encoded(split), batch_size, seed, augmented=split == "train" and seed is not None)
+        return self._decoded(self._data(split), batch_size, seed, augmented=split == "train" and seed is not None)
 
-    def _encoded(self, split: Split) -> Encoded:
-        check_request(split, 1)
-        return self._train if split == "train" else self._test
-
-    @cached_property
-    def _train(self) -> Encoded:
-        return self._find("train")
-
-    @cached_property
-    def _test(self) -> Encoded:
-        return self._find("test")
-
-    def _find(self, split: Split) -> Encoded:
-        folder = Path(self.data)
-        if (folder / _FOLDERS[split]).is_dir():
-            return from_folders(folder / _FOLDERS[split], _class_names(folder, split, self.classes))
+    def _read(self, split: Split) -> Encoded:
+        folder, part = Path(self.data), _FOLDERS[split]
+        if (folder / part).is_dir():
+            return from_folders(folder / part, _class_names(folder, split, self.classes))
         for word in _PARQUET[split]:
-            if paths := parquet_files(folder, word, "train" if split == "test" else "val"):
+            paths = parquet_files(folder, word, _FOLDERS[other_split(split)])
+            if paths:
                 return from_parquet(paths, self.classes)
-        part = _FOLDERS[split]
         raise FileError(
             f"there is no ImageNet {part} data in {folder}: download ILSVRC2012_img_{part}.tar from "
             f"https://image-net.org (after signing in) and unpack it into one folder per class below {folder / part}, "
@@ -98,13 +96,14 @@ class ImageNet(Classification):
         )
 
     def _decoded(self, encoded: Encoded, batch_size: int, seed: int | None, *, augmented: bool) -> Iterator[Labelled]:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = order(len(encoded), batch_size, generator)
-        jobs = (self._jobs(encoded, batch.tolist(), generator if augmented else None) for batch in rows)
-        for batch, decoded in zip(rows, read_ahead(jobs, self.workers), strict=True):
-            read = list(zip(batch.tolist(), decoded, strict=True))
-            if any(pixels is not None for _, pixels in read):
-                yield _batch(read, encoded.labels)
+        generator = generator_of(seed)
+        batches = order(len(encoded), batch_size, generator)
+        draws = generator if augmented else None
+        jobs = (self._jobs(encoded, rows.tolist(), draws) for rows in batches)
+        for rows, decoded in zip(batches, read_ahead(jobs, self.workers), strict=True):
+            kept = {row: pixels for row, pixels in zip(rows.tolist(), decoded, strict=True) if pixels is not None}
+            if kept:
+                yield _batch(kept, encoded.labels)
 
     def _jobs(
         self, encoded: Encoded, rows: list[int], generator: torch.Generator | None
@@ -116,14 +115,14 @@ class ImageNet(Classification):
         """How each image of a batch is looked at; drawn here, so that the order of the threads does not matter."""
         if generator is None:
             return [partial(_middle, resize=self.resize, size=self.test_size)] * count
-        seeds = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+        seeds = seeds_of(count, generator)
         return [partial(_random_part, size=self.train_size, seed=seed) for seed in seeds]
 
 
-def _batch(read: list[tuple[int, np.ndarray | None]], labels: Tensor) -> Labelled:
-    kept = [(row, pixels) for row, pixels in read if pixels is not None]
-    pixels = torch.from_numpy(np.stack([pixels for _, pixels in kept])).permute(0, 3, 1, 2)
-    return IMAGENET_SCALE(pixels.contiguous()), labels[[row for row, _ in kept]]
+def _batch(decoded: dict[int, np.ndarray], labels: Tensor) -> Labelled:
+    """Images (H, W, 3) by their rows, and the labels of all rows."""
+    pixels = torch.from_numpy(np.stack(list(decoded.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
+    return IMAGENET_SCALE(pixels.contiguous()), labels[list(decoded)]
 
 
 def _class_names(folder: Path, split: Split, classes: int) -> list[str]:
@@ -135,10 +134,10 @@ def _class_names(folder: Path, split: Split, classes: int) -> list[str]:
             f"{root} has {len(names)} class folders, not {classes}: the images must lie in one folder per class "
             "(n01440764 …; the published val images are not sorted: use valprep.sh), or give the option classes"
         )
-    other = folder / _FOLDERS["test" if split == "train" else "train"]
-    if other.is_dir() and (theirs := set(class_folders(other))) != set(names):
-        odd = sorted(theirs ^ set(names))[0]
-        raise FileError(f"{root} and {other} do not have the same classes: only one of them has {odd}")
+    other = folder / _FOLDERS[other_split(split)]
+    in_one_only = set(class_folders(other)) ^ set(names) if other.is_dir() else set()
+    if in_one_only:
+        raise FileError(f"{root} and {other} do not have the same classes: only one of them has {min(in_one_only)}")
     return names
 
 

@@ -28,7 +28,8 @@ class Scale:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 (B, C, H, W) → float (B, C, H, W)."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        mean = torch.tensor(self.mean).view(-1, 1, 1)  # (C, 1, 1)
+        std = torch.tensor(self.std).view(-1, 1, 1)
         return pixels.float().div_(self.top).sub_(mean).div_(std)
 
 
@@ -71,7 +72,7 @@ def batches_of(
     images: Images, scale: Scale, batch_size: int, seed: int | None = None, augment: Shifts | None = None
 ) -> Iterator[Labelled]:
     """One pass, the last batch smaller; without a seed in order and not augmented."""
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     for rows in order(len(images), batch_size, generator):
         pixels = images.pixels[rows]
         if augment is not None and generator is not None:
@@ -79,10 +80,23 @@ def batches_of(
         yield scale(pixels), images.labels[rows]
 
 
+def generator_of(seed: int | None) -> torch.Generator | None:
+    """What shuffles and augments a pass; without a seed nothing does."""
+    return None if seed is None else torch.Generator().manual_seed(seed)
+
+
+def seeds_of(count: int, generator: torch.Generator) -> list[int]:
+    """One seed per sample; drawn at once, so that the order in which they are read does not matter."""
+    seeds: list[int] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
+    return seeds
+
+
 def order(count: int, batch_size: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
     """The rows of each batch, shuffled where there is a generator."""
+    if count == 0:
+        return ()  # `split` would make one empty batch of it
     rows = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-    return rows.split(batch_size) if count else ()
+    return rows.split(batch_size)
 
 
 def check_request(split: str, batch_size: int) -> None:

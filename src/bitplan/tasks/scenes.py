@@ -45,18 +45,30 @@ class SceneFiles:
         values = readable(self.label_name, lambda: pillow.decode_classes(self.label), on_corrupt)
         if image is None or values is None:
             return None
-        for name, found in ((self.image_name, image.size[::-1]), (self.label_name, values.shape)):
-            if found != size:
-                raise FileError(
-                    f"{name} has {found[1]}×{found[0]} pixels, not {size[1]}×{size[0]}: all images and labels must "
-                    "have one size, which the options width and height give"
-                )
-        classes = self.table[values]
-        if (classes == _REFUSED).any():
-            value, known = values[classes == _REFUSED][0], np.flatnonzero(self.table != _REFUSED)
-            shown = f"0 … {known[-2]} and {known[-1]}"
-            raise FileError(f"{self.label_name}: there is a pixel {value}, labels have {shown}; correct the file")
-        return Scene(pillow.pixels(image), classes)
+        width, height = image.size
+        _check_size(self.image_name, (height, width), size)
+        _check_size(self.label_name, values.shape, size)
+        return Scene(pillow.pixels(image), self._classes(values))
+
+    def _classes(self, values: np.ndarray) -> np.ndarray:
+        """What the values of a label mean, (H, W) → (H, W); one that means nothing is refused."""
+        classes: np.ndarray = self.table[values]
+        refused = classes == _REFUSED
+        if refused.any():
+            *_, last, void = np.flatnonzero(self.table != _REFUSED)
+            raise FileError(
+                f"{self.label_name}: there is a pixel {values[refused][0]}, labels have 0 … {last} and {void}; "
+                "correct the file"
+            )
+        return classes
+
+
+def _check_size(name: str, found: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    if found != wanted:
+        raise FileError(
+            f"{name} has {found[1]}×{found[0]} pixels, not {wanted[1]}×{wanted[0]}: all images and labels must "
+            "have one size, which the options width and height give"
+        )
 
 
 def label_table(classes: Mapping[int, int]) -> np.ndarray:
@@ -78,27 +90,33 @@ class Crops:
     most: float
 
     def __post_init__(self) -> None:
-        limits = self.least, self.most
-        if any(type(limit) not in (int, float) for limit in limits) or not 0 < limits[0] <= limits[1] < math.inf:
-            raise InputError(f"scenes cannot be scaled by {limits[0]} to {limits[1]}: give 0 < min_scale ≤ max_scale")
+        are_numbers = type(self.least) in (int, float) and type(self.most) in (int, float)
+        if not are_numbers or not 0 < self.least <= self.most < math.inf:
+            raise InputError(f"scenes cannot be scaled by {self.least} to {self.most}: give 0 < min_scale ≤ max_scale")
 
     def __call__(self, scene: Scene, seed: int) -> Scene:
         """(H, W) → (size, size)."""
         draw = random.Random(seed)
         scale = draw.uniform(self.least, self.most)
-        (top, bottom, rows), (left, right, columns) = (self._span(side, scale, draw) for side in scene.classes.shape)
-        size, box = (columns.stop - columns.start, rows.stop - rows.start), (left, top, right, bottom)
+        height, width = scene.classes.shape
+        top, bottom, rows = self._span(height, scale, draw)
+        left, right, columns = self._span(width, scale, draw)
+        box = left, top, right, bottom
+        size = columns.stop - columns.start, rows.stop - rows.start
         pixels = np.full((self.size, self.size, 3), _FILL, np.uint8)
         classes = np.full((self.size, self.size), VOID, np.uint8)
         pixels[rows, columns] = pillow.resized_array(scene.pixels, size, box)
         classes[rows, columns] = pillow.resized_array(scene.classes, size, box, nearest=True)
-        return Scene(pixels[:, ::-1], classes[:, ::-1]) if draw.random() < 0.5 else Scene(pixels, classes)
+        if draw.random() < 0.5:
+            return Scene(pixels[:, ::-1], classes[:, ::-1])
+        return Scene(pixels, classes)
 
     def _span(self, side: int, scale: float, draw: random.Random) -> tuple[float, float, slice]:
         """Along one side: from where to where in the scene, and where that goes in the square."""
         scaled = max(1, round(scale * side))
         length = min(self.size, scaled)
-        start, place = draw.randint(0, scaled - length), draw.randint(0, self.size - length)
+        start = draw.randint(0, scaled - length)
+        place = draw.randint(0, self.size - length)
         return start * side / scaled, (start + length) * side / scaled, slice(place, place + length)
 
 
@@ -107,9 +125,3 @@ def batch_of(scenes: Sequence[Scene]) -> Labelled:
     pixels = torch.from_numpy(np.stack([scene.pixels for scene in scenes])).permute(0, 3, 1, 2)
     classes = torch.from_numpy(np.stack([scene.classes for scene in scenes]))
     return IMAGENET_SCALE(pixels.contiguous()), classes.long()
-
-
-def seeds_of(count: int, generator: torch.Generator) -> list[int]:
-    """One seed per scene; drawn at once, so that the order in which they are read does not matter."""
-    seeds: list[int] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
-    return seeds

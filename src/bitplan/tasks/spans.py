@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ class Windows:
         mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
         chosen = self.table[rows]
         for row, (_, asked, length, begin, part, _, _) in enumerate(chosen.tolist()):
-            context = length + 2
+            context = length + 2  # where it begins: after [CLS] question [SEP]
             end = context + part + 1
             ids[row, 0] = self.pieces.begin
             ids[row, 1 : context - 1] = self.ids[asked : asked + length]
@@ -81,27 +81,37 @@ class Windows:
     def places(self, row: int, spans: Sequence[tuple[int, int]]) -> tuple[int, list[tuple[int, int]]]:
         """The question of a window, and where spans of its tokens begin and end in the context, in characters."""
         question, _, length, begin, part, *_ = self.table[row].tolist()
-        offsets, shift = self.offsets[begin : begin + part].tolist(), length + 2
-        return question, [(offsets[start - shift][0], offsets[end - shift][1]) for start, end in spans]
+        offsets = self.offsets[begin : begin + part].tolist()
+        context = length + 2
+        places = []
+        for first, last in spans:
+            first_begins, _ = offsets[first - context]
+            _, last_ends = offsets[last - context]
+            places.append((first_begins, last_ends))
+        return question, places
 
 
 def cut(questions: Sequence[Question], pieces: WordPieces, shape: Shape) -> Windows:
     """Tokenize everything once and list the windows: of each question, one every `stride` tokens of its context."""
-    contexts = {text: number for number, text in enumerate(dict.fromkeys(one.context for one in questions))}
-    texts = [*pieces(list(contexts)), *pieces([one.question for one in questions])]
-    begins = [0, *accumulate(len(text.ids) for text in texts)]
+    contexts = list(dict.fromkeys(question.context for question in questions))  # many questions share one
+    place_of = {context: place for place, context in enumerate(contexts)}
+    texts = [*pieces(contexts), *pieces([question.question for question in questions])]
+    begins = [0, *accumulate(len(text.ids) for text in texts)]  # of each text in the ids of all
     table = []
-    for number, one in enumerate(questions):
-        place = contexts[one.context]
-        context, asked = texts[place], len(contexts) + number
+    for number, question in enumerate(questions):
+        place, asked = place_of[question.context], len(contexts) + number
+        context = texts[place]
         length = min(len(texts[asked].ids), shape.question)
-        span = answer_tokens(context, *one.answers[0])
-        for begin, part in windows_of(len(context.ids), shape.tokens - length - MARKS, shape.stride):
+        span = answer_tokens(context, *question.answers[0])
+        room = shape.tokens - length - MARKS
+        for begin, part in windows_of(len(context.ids), room, shape.stride):
             answer = _within(span, begin, part, length + 2)
             table.append((number, begins[asked], length, begins[place] + begin, part, *answer))
+    ids = list(chain.from_iterable(text.ids for text in texts))
+    offsets = list(chain.from_iterable(text.offsets for text in texts))
     return Windows(
-        torch.tensor([number for text in texts for number in text.ids], dtype=torch.int32),
-        torch.tensor([place for text in texts for place in text.offsets], dtype=torch.int32).reshape(-1, 2),
+        torch.tensor(ids, dtype=torch.int32),
+        torch.tensor(offsets, dtype=torch.int32).reshape(-1, 2),
         torch.tensor(table, dtype=torch.int32).reshape(-1, 7),
         pieces,
         shape.tokens,
@@ -124,9 +134,11 @@ def answer_tokens(context: Pieces, text: str, start: int) -> tuple[int, int]:
 
 
 def _within(span: tuple[int, int], begin: int, part: int, shift: int) -> tuple[int, int]:
+    """An answer's first and last token in a window, where the context is moved by `shift`; [CLS] if it is not in it."""
     first, last = span
-    inside = begin <= first <= last < begin + part
-    return (first - begin + shift, last - begin + shift) if inside else (0, 0)
+    if not begin <= first <= last < begin + part:
+        return 0, 0
+    return first - begin + shift, last - begin + shift
 
 
 class Best(NamedTuple):
@@ -142,31 +154,31 @@ def best_spans(logits: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], long
 
     All of them are compared, not only those of the best starts and ends.
     """
-    start, end = (scores.float() for scores in logits)  # (B, T)
-    count, tokens = start.shape
-    place = torch.arange(tokens, device=start.device)
-    begin, stop = (bound.to(start.device)[:, None] for bound in parts)
+    count, tokens = logits[0].shape
+    device = logits[0].device
+    place = torch.arange(tokens, device=device)
+    begin, stop = (bound.to(device)[:, None] for bound in parts)  # (B, 1)
     outside = (place < begin) | (place >= stop)
-    start, end = (scores.masked_fill(outside, -torch.inf) for scores in (start, end))
+    start, end = (scores.float().masked_fill(outside, -torch.inf) for scores in logits)  # (B, T)
     padded = torch.nn.functional.pad(end, (0, longest - 1), value=-torch.inf)
     sums = start[:, :, None] + padded.unfold(1, longest, 1)  # (B, T, longest): a start, and how much later the end
     scores, flat = sums.reshape(count, -1).topk(min(n_best, tokens * longest), dim=1)
-    starts = flat // longest
-    return Best(scores, starts, starts + flat % longest)
+    starts, later = flat // longest, flat % longest
+    return Best(scores, starts, starts + later)
 
 
 def gather(windows: Windows, found: Iterable[tuple[Tensor, Best]], n_best: int) -> dict[int, list[tuple[int, int]]]:
     """The best places of each question over all of its windows, the best first; a place in two windows counts once."""
-    places: dict[int, dict[tuple[int, int], float]] = {}
+    by_question: dict[int, dict[tuple[int, int], float]] = {}  # question → place → its highest score
     for rows, best in found:
-        scored = [zip(*window, strict=True) for window in zip(*(values.tolist() for values in best), strict=True)]
-        for row, window in zip(rows.tolist(), scored, strict=True):
-            kept = [(score, (start, end)) for score, start, end in window if math.isfinite(score)]
-            question, spans = windows.places(row, [span for _, span in kept])
-            scores = places.setdefault(question, {})
-            for place, (score, _) in zip(spans, kept, strict=True):
-                scores[place] = max(score, scores.get(place, -math.inf))
-    return {question: _highest(scores, n_best) for question, scores in places.items()}
+        by_window = zip(rows.tolist(), best.scores.tolist(), best.starts.tolist(), best.ends.tolist(), strict=True)
+        for row, scores, starts, ends in by_window:
+            spans = [span for span in zip(scores, starts, ends, strict=True) if math.isfinite(span[0])]
+            question, places = windows.places(row, [(start, end) for _, start, end in spans])
+            highest = by_question.setdefault(question, {})
+            for place, (score, _, _) in zip(places, spans, strict=True):
+                highest[place] = max(score, highest.get(place, -math.inf))
+    return {question: _highest(scores, n_best) for question, scores in by_question.items()}
 
 
 def _highest(scores: dict[tuple[int, int], float], count: int) -> list[tuple[int, int]]:

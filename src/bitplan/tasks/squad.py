@@ -17,8 +17,9 @@ from bitplan.adapters.tokenizers import WordPieces, load_word_pieces
 from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import Split, Task
-from bitplan.tasks.images import check_request, order
+from bitplan.tasks.images import check_counts, check_request, generator_of, order
 from bitplan.tasks.spans import MARKS, Batch, Best, Shape, Windows, best_spans, cut, gather
+from bitplan.tasks.splits import Splits
 from bitplan.tasks.squad_files import Question, read_questions
 from bitplan.tasks.squad_metric import exact_match, f1
 
@@ -28,7 +29,7 @@ _DRAW = 0  # which questions a limited number is
 
 @final
 @dataclass(frozen=True)
-class Squad(Task):
+class Squad(Task, Splits[Windows]):
     """From `train-v1.1.json` and `dev-v1.1.json` as published, or parquet files `*train*` and `*dev*.parquet`.
 
     A sample is a window: [CLS] question [SEP] part of the context [SEP], `tokens` long; the next window of a context
@@ -53,10 +54,9 @@ class Squad(Task):
     version = 1
 
     def __post_init__(self) -> None:
-        for option in ("tokens", "stride", "question_tokens", "answer_tokens", "n_best", "questions", "test_questions"):
-            value = getattr(self, option)
-            if not (value is None and option.endswith("questions")) and (type(value) is not int or value < 1):
-                raise InputError(f"{option} is {value!r}: it must be a whole number of at least 1")
+        check_counts(self, ("tokens", "stride", "question_tokens", "answer_tokens", "n_best"))
+        limits = ("questions", "test_questions")
+        check_counts(self, tuple(option for option in limits if getattr(self, option) is not None))
         room = self.tokens - self.question_tokens - MARKS
         if room < 1:
             least = self.question_tokens + MARKS + 1
@@ -78,7 +78,7 @@ class Squad(Task):
 
     def size(self, split: Split) -> int:
         """How many windows a split has."""
-        return len(self._windows(split))
+        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Batch]:
         """One pass over a split."""
@@ -86,9 +86,8 @@ class Squad(Task):
         return self._passed(split, batch_size, seed)
 
     def _passed(self, split: Split, batch_size: int, seed: int | None) -> Iterator[Batch]:
-        windows = self._windows(split)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        for rows in order(len(windows), batch_size, generator):
+        windows = self._data(split)
+        for rows in order(len(windows), batch_size, generator_of(seed)):
             yield windows.batch(rows)
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -117,35 +116,39 @@ class Squad(Task):
 
     def scores(self, model: nn.Module) -> dict[str, float]:
         """`F1` and `exact match` on the test split, in percent, means over its questions."""
-        found = self.answers(model)
-        wanted = [[text for text, _ in one.answers] for one in self._test_questions]
-        guesses = [found[one.id][0] if found[one.id] else "" for one in self._test_questions]
-        pairs = list(zip(guesses, wanted, strict=True))
-        return {
-            name: 100 * sum(measure(guess, answers) for guess, answers in pairs) / len(pairs)
-            for name, measure in (("F1", f1), ("exact match", exact_match))
-        }
+        guesses = self.answers(model)
+        f1s: list[float] = []
+        matches: list[float] = []
+        for question in self._test_questions:
+            best, *_ = guesses[question.id] or [""]
+            wanted = [text for text, _ in question.answers]
+            f1s.append(f1(best, wanted))
+            matches.append(exact_match(best, wanted))
+        return {"F1": 100 * sum(f1s) / len(f1s), "exact match": 100 * sum(matches) / len(matches)}
 
     def answers(self, model: nn.Module) -> dict[str, list[str]]:
         """The `n_best` answers to each test question by its id, the best over all windows first."""
-        windows = self._windows("test")
+        windows = self._data("test")
         with inference(model), torch.no_grad():
             places = gather(windows, self._found(model, windows), self.n_best)
-        return {
-            one.id: [one.context[begin:end] for begin, end in places.get(number, [])]
-            for number, one in enumerate(self._test_questions)
-        }
+        answers: dict[str, list[str]] = {}
+        for number, question in enumerate(self._test_questions):
+            answers[question.id] = [question.context[begin:end] for begin, end in places.get(number, [])]
+        return answers
 
     def _found(self, model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Best]]:
+        """The rows of each batch of test windows, and their best spans."""
         device = device_of(model)
         for batch in self.batches("test", _SCORED_AT_ONCE):
-            logits = self.logits(self.forward(model, Batch(*(part.to(device) for part in batch))))
+            here = Batch(*(part.to(device) for part in batch))
+            logits = self.logits(self.forward(model, here))
             yield batch.rows, best_spans(logits, windows.parts(batch.rows), self.answer_tokens, self.n_best)
 
     def _check_model(self, model: nn.Module) -> None:
         """Refuse a model whose embeddings have no place for these tokens, where its configuration says so."""
         config = next((module.config for module in model.modules() if hasattr(module, "config")), None)
-        longest, words = (getattr(config, name, None) for name in ("max_position_embeddings", "vocab_size"))
+        longest = getattr(config, "max_position_embeddings", None)
+        words = getattr(config, "vocab_size", None)
         if longest is not None and self.tokens > longest:
             raise InputError(
                 f"a context longer than the model takes: windows have {self.tokens} tokens, the model has positions "
@@ -157,28 +160,20 @@ class Squad(Task):
                 "take the tokenizer of the model"
             )
 
-    def _windows(self, split: Split) -> Windows:
-        check_request(split, 1)
-        return self._train if split == "train" else self._test
-
-    @cached_property
-    def _pieces(self) -> WordPieces:
-        return load_word_pieces(Path(self.tokenizer))
-
-    @cached_property
-    def _train(self) -> Windows:
-        return self._cut(_drawn(read_questions(Path(self.data), "train"), self.questions))
+    def _read(self, split: Split) -> Windows:
+        if split == "test":
+            questions = self._test_questions
+        else:
+            questions = _drawn(read_questions(Path(self.data), "train"), self.questions)
+        return cut(questions, self._pieces, Shape(self.tokens, self.stride, self.question_tokens))
 
     @cached_property
     def _test_questions(self) -> list[Question]:
         return _drawn(read_questions(Path(self.data), "test"), self.test_questions)
 
     @cached_property
-    def _test(self) -> Windows:
-        return self._cut(self._test_questions)
-
-    def _cut(self, questions: list[Question]) -> Windows:
-        return cut(questions, self._pieces, Shape(self.tokens, self.stride, self.question_tokens))
+    def _pieces(self) -> WordPieces:
+        return load_word_pieces(Path(self.tokenizer))
 
     def __getstate__(self) -> dict[str, Any]:
         """Only the options travel to another process; the data is read again there."""

@@ -14,6 +14,7 @@ from bitplan.core.errors import FileError
 from bitplan.core.store import read_text
 from bitplan.tasks.base import Split
 from bitplan.tasks.encoded import parquet_files
+from bitplan.tasks.splits import other_split
 
 _SITE = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 _ADVICE = f"download {_SITE}/train-v1.1.json and {_SITE}/dev-v1.1.json"
@@ -81,19 +82,20 @@ def read_questions(folder: Path, split: Split) -> list[Question]:
             f"there is no SQuAD {split} data in {folder}: download {_SITE}/{official.name} and put it there, or put "
             f"parquet files (*{_WORDS[split][0]}*.parquet) there; another folder is given as the option data"
         )
-    return [one for path in paths for one in _read(path)]
+    return [question for path in paths for question in _read(path)]
 
 
 def _parquet(folder: Path, split: Split) -> list[Path]:
-    others = _WORDS["test" if split == "train" else "train"]
-    return [path for word in _WORDS[split] for path in parquet_files(folder, word, others[0])]
+    other = _WORDS[other_split(split)][0]
+    return [path for word in _WORDS[split] for path in parquet_files(folder, word, other)]
 
 
 def _read(path: Path) -> list[Question]:
-    found = [_checked(one, path) for one in (_from_json(path) if path.suffix == ".json" else _from_parquet(path))]
-    if not found:
+    read = _from_json if path.suffix == ".json" else _from_parquet
+    questions = [_checked(question, path) for question in read(path)]
+    if not questions:
         raise FileError(f"{path} has no questions: fetch it again")
-    return found
+    return questions
 
 
 def _from_json(path: Path) -> Iterator[Question]:
@@ -134,7 +136,8 @@ def _checked(one: Question, path: Path) -> Question:
     if not one.answers:
         raise FileError(f"{path}: question {one.id} has no answer, as in SQuAD v2.0: this task is v1.1; {_ADVICE}")
     for text, start in one.answers:
-        if not text or start < 0 or one.context[start : start + len(text)] != text:
+        is_there = start >= 0 and one.context[start : start + len(text)] == text
+        if not text or not is_there:
             there = one.context[max(start, 0) : max(start, 0) + len(text)]
             raise FileError(
                 f"{path}: an answer of question {one.id} is not in its context: at {start} there is {there[:40]!r}, "
