@@ -26,6 +26,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote_plus
@@ -49,6 +50,20 @@ _FILES: dict[type[Record], str] = {
     Fit: "additivity/fit.json",
 }
 """Where the records are that a run has one of."""
+
+
+class Part(StrEnum):
+    """What a run keeps by id, each in the folder of this name."""
+
+    TRIALS = "trials"
+    FAILURES = "failures"
+    PLANS = "plans"
+    ESTIMATES = "estimates"
+    TRAINED = "trained"
+    NETWORKS = "networks"
+    JOBS = "jobs"
+    RUNNING = "running"
+    STARTS = "starts"
 
 
 class LeaseFile(NamedTuple):
@@ -125,47 +140,47 @@ class RunFolder:
     @property
     def trials(self) -> Shelf[Result]:
         """Results by the id of their trial."""
-        return self._shelf("trials", Result)
+        return self._shelf(Part.TRIALS, Result)
 
     @property
     def failed(self) -> Shelf[FailedTrial]:
         """Failures by the id of their trial."""
-        return self._shelf("failures", FailedTrial)
+        return self._shelf(Part.FAILURES, FailedTrial)
 
     @property
     def estimates(self) -> Shelf[Gains]:
         """Gains by the id of their estimation."""
-        return self._shelf("estimates", Gains)
+        return self._shelf(Part.ESTIMATES, Gains)
 
     @property
     def trained(self) -> Shelf[Trained]:
         """What trainings gave, by their id."""
-        return self._shelf("trained", Trained)
+        return self._shelf(Part.TRAINED, Trained)
 
     @property
     def jobs(self) -> Shelf[Record]:
         """Outcomes of the jobs of methods, of whichever kind."""
-        return self._shelf("jobs", Record)
+        return self._shelf(Part.JOBS, Record)
 
     @property
     def kept(self) -> Shelf[Trained]:
         """What the trainings of networks that are kept gave; a network without it is not whole."""
-        return self._shelf("networks", Trained)
+        return self._shelf(Part.NETWORKS, Trained)
 
     @property
     def starts(self) -> Places:
         """Checkpoints by the trial that made them."""
-        return Places(self.path / "starts")
+        return Places(self.path / Part.STARTS)
 
     @property
     def networks(self) -> Places:
         """Checkpoints of trained networks, by their training."""
-        return Places(self.path / "networks")
+        return Places(self.path / Part.NETWORKS)
 
     @property
     def running(self) -> Places:
         """Where trainings are under way, by their id."""
-        return Places(self.path / "running")
+        return Places(self.path / Part.RUNNING)
 
     # The same for those who read.
 
@@ -183,7 +198,7 @@ class RunFolder:
     @property
     def plans(self) -> dict[str, Plan]:
         """Every plan, by its id."""
-        return self._shelf("plans", Plan).read_all()
+        return self._shelf(Part.PLANS, Plan).read_all()
 
     @property
     def results(self) -> list[Result]:
@@ -213,7 +228,7 @@ class RunFolder:
 
     def keep_plans(self, plans: Iterable[Plan]) -> None:
         """Write down plans under their ids, each once."""
-        shelf = self._shelf("plans", Plan)
+        shelf = self._shelf(Part.PLANS, Plan)
         for name, plan in {plan.id: plan for plan in plans}.items():
             shelf.keep(name, plan)
 
@@ -225,16 +240,15 @@ class RunFolder:
         split = [(path, *path.name.rpartition("-")[::2]) for path in files]
         return [LeaseFile(part, job, path) for path, part, job in split]
 
-    def parts(self) -> dict[str, list[Path]]:
-        """What is kept by id: the files and folders of every part."""
-        names = ("trials", "failures", "plans", "estimates", "trained", "networks", "jobs", "running", "starts")
-        return {name: sorted((self.path / name).glob("[!.]*")) for name in names}
+    def parts(self) -> dict[Part, list[Path]]:
+        """The files and folders of every part."""
+        return {part: sorted((self.path / part).glob("[!.]*")) for part in Part}
 
     @property
     def _leases(self) -> Path:
         return self.path / "leases"
 
-    def _shelf(self, part: str, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
+    def _shelf(self, part: Part, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
         return Shelf(self.path / part, kind, self._leases)
 
     def _wanted(self, found: Iterable[str]) -> list[str]:

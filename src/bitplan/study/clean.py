@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, RunFolder, remove
+from bitplan.core.runs import LeaseFile, Part, RunFolder, remove
 from bitplan.core.studies import Study
 from bitplan.engines.lease import read_lease
 from bitplan.study.trials import estimation, starts, trials
+
+Needed = dict[Part, set[str]]
+"""Part of the run → the ids in it that somebody needs."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,20 @@ def clean_(waste: Waste) -> None:
     remove(waste.paths)
 
 
-def _needed(run: RunFolder, studies: Sequence[Study]) -> dict[str, set[str]]:
+def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
     wanted = {trial.id for study in studies for trial in trials(study)}
     own = [trial for study in studies for trial in (starts(study).floating, starts(study).high)]
-    needed = {"trials": wanted, "failures": wanted, "starts": {trial.id for trial in own if trial is not None}}
+    needed = {Part.TRIALS: wanted, Part.FAILURES: wanted, Part.STARTS: {trial.id for trial in own if trial is not None}}
     graph = run.graph
     if graph is not None:
-        needed["estimates"] = {estimation(study, graph.id, method).id for study in studies for method in study.methods}
+        needed[Part.ESTIMATES] = {
+            estimation(study, graph.id, method).id for study in studies for method in study.methods
+        }
     return needed
 
 
-def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[LeaseFile]) -> dict[str, set[str]]:
+def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[LeaseFile]) -> Needed:
     """The same for what lies on the way to a result; nothing is judged as long as a trial may go on from it."""
     wanted = {trial.id for study in studies for trial in trials(study)}
     if not wanted <= run.trials.ids():
@@ -59,11 +64,11 @@ def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[L
     results = [run.trials.read(name) for name in sorted(wanted)]
     trainings = {result.training for result in results}
     return {
-        "plans": {result.plan for result in results},
-        "trained": trainings,
-        "networks": trainings,
-        "jobs": set(),
-        "running": {lease.job for lease in held},  # an export may be training a network again
+        Part.PLANS: {result.plan for result in results},
+        Part.TRAINED: trainings,
+        Part.NETWORKS: trainings,
+        Part.JOBS: set(),
+        Part.RUNNING: {lease.job for lease in held},  # an export may be training a network again
     }
 
 
