@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import final
 
-from bitplan.adapters.torch import device_of
 from bitplan.core.progress import Progress
 from bitplan.core.records import Gains
 from bitplan.core.studies import Estimation, Trained, Training
@@ -14,8 +13,8 @@ from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, estimate
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
-from bitplan.study.setting import Setting, summarize, versions
-from bitplan.tune.loop import evaluate, finetune_
+from bitplan.study.setting import Setting, scored
+from bitplan.tune.loop import finetune_
 
 
 @final
@@ -38,16 +37,7 @@ class Train:
         log = finetune_(
             model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
         )
-        trained = Trained(
-            training=job.id,
-            score=evaluate(model, setting.task),
-            metric=setting.task.metric,
-            higher_is_better=setting.task.higher_is_better,
-            log=summarize(log.lines),
-            seconds=time.perf_counter() - begin,
-            device=str(device_of(model)),
-            versions=versions(),
-        )
+        trained = Trained(training=job.id, **scored(model, setting.task, log.lines, begin))
         if setting.study.keep_networks:
             place = setting.run.networks.path(job.id)
             save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id)

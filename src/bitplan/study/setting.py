@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import bitplan
+from bitplan.adapters.torch import device_of
 from bitplan.core.budget import Budget
 from bitplan.core.records import Costs, Graph, Plan
 from bitplan.core.registry import MODELS
@@ -28,6 +30,7 @@ from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.trials import starts
 from bitplan.tasks.base import Task, load_task
 from bitplan.tune.log import LogLine
+from bitplan.tune.loop import evaluate
 
 _KEPT_LINES = 100
 
@@ -95,6 +98,20 @@ def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[A
     """The first batches of a shuffled pass over the training split, as many as hold that many samples."""
     size = min(batch_size, task.size("train"))
     return list(itertools.islice(task.batches("train", size, seed=seed), -(-samples // size)))
+
+
+def scored(model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float) -> dict[str, Any]:
+    """What a result says of a network that was trained: its score, its log, and what it took since `begin`."""
+    score = evaluate(model, task)
+    return {
+        "score": score,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "log": summarize(lines),
+        "seconds": time.perf_counter() - begin,
+        "device": str(device_of(model)),
+        "versions": versions(),
+    }
 
 
 def summarize(lines: Sequence[LogLine]) -> tuple[dict[str, Any], ...]:

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import nn
 
-from bitplan.adapters.torch import device_of
+from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import InputError, WriteError
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
@@ -19,10 +19,10 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
-from bitplan.study.setting import Setting, some_batches, summarize, versions
+from bitplan.study.setting import Setting, scored, some_batches
 from bitplan.study.trials import FLOAT, starts
 from bitplan.tune.log import TrainLog
-from bitplan.tune.loop import evaluate, finetune_
+from bitplan.tune.loop import finetune_
 
 CALIBRATION = 512  # training samples that set the first input steps
 
@@ -40,27 +40,17 @@ class MakeStart:
         setting = self.setting
         model = self._float() if trial.role == "float" else self._high()
         log = self._train(model, trial) if trial.recipe else TrainLog((), complete=True)
-        score = evaluate(model, setting.task)
+        measured = scored(model, setting.task, log.lines, begin)
         save_checkpoint(model, setting.run.starts.path(trial.id), spec=setting.spec, graph_id=setting.graph.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT
-        return Result(
-            trial=trial,
-            plan=plan,
-            score=score,
-            metric=setting.task.metric,
-            higher_is_better=setting.task.higher_is_better,
-            log=summarize(log.lines),
-            seconds=time.perf_counter() - begin,
-            device=str(device_of(model)),
-            versions=versions(),
-        )
+        return Result(trial=trial, plan=plan, **measured)
 
     def _float(self) -> nn.Module:
         start = self.setting.study.start
         network = self.setting.network(start.seed)
         if start.weights is None:
             return network
-        if (Path(start.weights) / "checkpoint.json").is_file():  # bitplan's own
+        if (Path(start.weights) / ABOUT).is_file():  # bitplan's own
             return load_checkpoint(start.weights, network)
         load_weights_(network, start.weights, fresh=start.fresh)
         return network
