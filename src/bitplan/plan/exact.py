@@ -28,19 +28,19 @@ def exact(problem: Problem) -> Selection:
         plain = _list(problem, None, np.iinfo(np.int64).min, PLAIN)
         if plain.cut is None:
             return plain.selection()
-    found, known = _lowest(problem)
+    best, known = _lowest(problem)
     bound = Bound.of(problem)
     cut: int | None = None
     for width in WIDTHS:
         search = _list(problem, bound, known, width)
         if len(search.states.values) and search.best_value >= known:
-            found, known = search.selection(), search.best_value
+            best, known = search.selection(), search.best_value
         cut = search.cut
         if cut is None:
             break
-    if found is None:
+    if best is None:
         raise BudgetError("the budgets cannot all be met at once: raise one of them, or add a lower precision")
-    return Selection(found.picks, 0 if cut is None else max(0, cut - known))
+    return Selection(best.picks, 0 if cut is None else max(0, cut - known))
 
 
 def _lowest(problem: Problem) -> tuple[Selection | None, int]:

@@ -92,7 +92,7 @@ def trained_plans(run: RunFolder) -> Plans:
     turns = {method.title: turn for turn, method in enumerate(study.methods)}
     planned = [result for result in run.results if result.plan in plans and result.training]
     planned.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
-    return {(study.title_of(one.trial), ", ".join(one.trial.budgets)): plans[one.plan] for one in planned}
+    return {(study.title_of(result.trial), ", ".join(result.trial.budgets)): plans[result.plan] for result in planned}
 
 
 def _chosen(run: RunFolder, budgets: Sequence[str]) -> Plans:
