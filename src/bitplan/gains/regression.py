@@ -227,5 +227,9 @@ def _correlation(one: NDArray[np.float64], other: NDArray[np.float64], rows: Seq
 def _rows(names: Sequence[str], at_top: Sequence[float], choices: Sequence[Precision]) -> dict[str, list[float]]:
     """From what holds at the highest choice, the shares at all, by how many bits each is above the lowest."""
     bits = [choice.weight_bits + choice.act_bits for choice in choices]
-    shares = [(own - bits[0]) / (bits[-1] - bits[0]) for own in bits]
-    return {name: [top * share for share in shares] for name, top in zip(names, at_top, strict=True)}
+    lowest, highest = bits[0], bits[-1]
+    shares = [(own - lowest) / (highest - lowest) for own in bits]  # 0 … 1
+    rows: dict[str, list[float]] = {}
+    for name, top in zip(names, at_top, strict=True):
+        rows[name] = [top * share for share in shares]
+    return rows
