@@ -17,16 +17,21 @@ _SIZES = {"inception_v3": 299, "efficientnet_b1": 240, "efficientnet_b2": 288, "
 
 def network_names() -> list[str]:
     """Every name that is installed."""
-    names = torchvision.model_names() if torchvision.installed() else []
-    return names + [f"timm/{name}" for name in (timm.model_names() if timm.installed() else [])]
+    names: list[str] = []
+    if torchvision.installed():
+        names += torchvision.model_names()
+    if timm.installed():
+        names += [f"timm/{name}" for name in timm.model_names()]
+    return names
 
 
 def find_network(name: str) -> Factory | None:
     """The function that builds the network of that name with an example input; None where there is none."""
     if name.startswith("timm/"):
         own = name.removeprefix("timm/")
-        known = not timm.installed() or own in timm.model_names()  # building it says what to install
-        return (lambda: timm.build(own)) if known else None
+        if timm.installed() and own not in timm.model_names():
+            return None
+        return lambda: timm.build(own)  # says what to install where timm is missing
     if torchvision.installed() and name in torchvision.model_names():
         side = _SIZES.get(name, 224)
         return lambda: (torchvision.build(name), torch.empty(1, 3, side, side, device="meta"))

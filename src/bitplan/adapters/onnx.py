@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bitplan.core.errors import FileError, InputError, MissingExtra
+import numpy as np
+
+from bitplan.adapters.foreign import first_line, require
+from bitplan.core.errors import FileError, InputError
 
 
 def onnx(purpose: str = "ONNX") -> ModuleType:
     """Import onnx, or say what to install."""
-    if importlib.util.find_spec("onnx") is None:
-        raise MissingExtra("onnx", "export", purpose)
+    require("onnx", "export", purpose)
     import onnx as module
     import onnx.checker
     import onnx.helper
@@ -31,9 +33,13 @@ def read(path: Path) -> Any:
         model = library.load_model_from_string(path.read_bytes())
         library.checker.check_model(model)
     except Exception as error:  # protobuf's and onnx's own kinds
-        line = str(error).strip().partition("\n")[0][:120]
-        raise FileError(f"{path} is cut off or not an ONNX file ({line}): export it again") from None
+        raise FileError(f"{path} is cut off or not an ONNX file ({first_line(error)}): export it again") from None
     return model
+
+
+def by_name(inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The inputs of a graph by their names, given so or in their order."""
+    return dict(inputs) if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
 
 
 def checked_bytes(model: Any) -> bytes:
@@ -42,7 +48,6 @@ def checked_bytes(model: Any) -> bytes:
     try:
         library.checker.check_model(model, full_check=True)
     except Exception as error:
-        line = str(error).strip().partition("\n")[0][:300]
-        raise InputError(f"onnx's checker refuses the graph: {line}") from None
+        raise InputError(f"onnx's checker refuses the graph: {first_line(error, 300)}") from None
     content: bytes = model.SerializeToString(deterministic=True)
     return content

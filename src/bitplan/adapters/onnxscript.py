@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import re
@@ -14,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitplan.core.errors import InputError, MissingExtra
+from bitplan.adapters.foreign import require
+from bitplan.core.errors import InputError
 
 _OPSET = 18  # the one that torch's own translations are written for
 
 
 def graph_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Any, *, opset: int) -> Any:
     """The ONNX model proto of a model in inference mode; what torch cannot translate is one line with its place."""
-    if importlib.util.find_spec("onnxscript") is None:
-        raise MissingExtra("onnxscript", "export", "writing ONNX")
+    require("onnxscript", "export", "writing ONNX")
     with _quiet():
         import onnxscript.version_converter
 
@@ -91,9 +90,12 @@ def _layer_in(exported: Any, error: BaseException) -> str:
         text += str(error)
         error = error.__cause__  # type: ignore[assignment]
     named = re.search(r"translating node %(\w+)", text)
-    nodes = [node for node in exported.graph.nodes if named and named[1] in node.name]
-    exact = [node for node in nodes if named and node.name == named[1]]
-    for node in exact or nodes:  # what was taken apart before has a part of its name
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        return str(stack[-1][0]) if stack else ""
-    return ""
+    if named is None:
+        return ""
+    alike = [node for node in exported.graph.nodes if named[1] in node.name]  # parts of what was taken apart before
+    exact = [node for node in alike if node.name == named[1]]
+    if not alike:
+        return ""
+    node = (exact or alike)[0]
+    stack = list(node.meta.get("nn_module_stack", {}).values())  # path and class of each module, from the outermost
+    return str(stack[-1][0]) if stack else ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from bitplan.core.errors import FileError, MissingExtra
+from bitplan.adapters.foreign import first_line, require
+from bitplan.core.errors import FileError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Image
@@ -36,16 +36,17 @@ def _bytes(image: Image) -> np.ndarray:
 
 
 def _read(source: bytes | str, use: Callable[[Image], T]) -> T:
-    if importlib.util.find_spec("PIL") is None:
-        raise MissingExtra("pillow", "vision", "decoding images")
+    require("PIL", "vision", "decoding images", library="pillow")
     import PIL.Image
 
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with PIL.Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with PIL.Image.open(file) as image:
             return use(image)
+    except PIL.UnidentifiedImageError:
+        raise FileError("not an image in a known format") from None
     except Exception as error:  # pillow's readers raise many kinds on a damaged file
-        why = "not an image in a known format" if isinstance(error, PIL.UnidentifiedImageError) else str(error)
-        raise FileError(why.partition("\n")[0][:120] or type(error).__name__) from None
+        raise FileError(first_line(error) or type(error).__name__) from None
 
 
 def pixels(image: Image) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bitplan.adapters.onnx import onnx
-from bitplan.core.errors import FileError, MissingExtra
+from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.onnx import by_name, onnx
+from bitplan.core.errors import FileError
 
 _IR = 10  # qonnx writes every node under onnx's newest IR, which may be ahead of what ONNX Runtime reads
 
@@ -23,8 +23,7 @@ class QuantSession:
     """
 
     def __init__(self, model: bytes | Path) -> None:
-        if importlib.util.find_spec("qonnx") is None:
-            raise MissingExtra("qonnx", "export", "running QONNX")
+        require("qonnx", "export", "running QONNX")
         self._content = model if isinstance(model, bytes) else model.read_bytes()
         graph = onnx().load_model_from_string(self._content).graph
         self.inputs: list[str] = [value.name for value in graph.input]
@@ -35,18 +34,21 @@ class QuantSession:
         """All outputs."""
         from qonnx.core.onnx_exec import execute_onnx
 
-        named = dict(inputs) if isinstance(inputs, Mapping) else dict(zip(self.inputs, inputs, strict=True))
+        named = by_name(inputs, self.inputs)
+        shapes = {name: array.shape for name, array in named.items()}
         with _known_ir():
             try:
-                found = execute_onnx(self._prepared({name: array.shape for name, array in named.items()}), named)
+                outputs = execute_onnx(self._prepared(shapes), named)
             except Exception as error:  # it raises Exception itself
-                line = str(error).strip().partition("\n")[0][:200]
-                raise FileError(f"qonnx cannot run this graph ({line})") from None
-        return [found[name] for name in self.outputs]
+                raise FileError(f"qonnx cannot run this graph ({first_line(error, 200)})") from None
+        return [outputs[name] for name in self.outputs]
 
     def _prepared(self, shapes: dict[str, tuple[int, ...]]) -> Any:
-        if self._ready is not None and self._ready[0] == shapes:
-            return self._ready[1]
+        """The model with its inputs fixed to these shapes; kept for as long as they stay the same."""
+        if self._ready is not None:
+            ready_shapes, ready_model = self._ready
+            if ready_shapes == shapes:
+                return ready_model
         from qonnx.core.modelwrapper import ModelWrapper
         from qonnx.transformation.fold_constants import FoldConstants
         from qonnx.transformation.infer_shapes import InferShapes

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitplan.core.errors import FileError, MissingExtra
+from bitplan.adapters.foreign import first_line, require
+from bitplan.core.errors import FileError
 from bitplan.core.store import read_text
 
 _WHOLE, _WORDS, _SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -35,17 +35,18 @@ class WordPieces:
 
     def __call__(self, texts: Sequence[str]) -> list[Pieces]:
         """The pieces of each text as it stands: no marks, nothing cut off, nothing padded."""
-        found = self.library.encode_batch(list(texts), add_special_tokens=False)
-        return [Pieces(one.ids, one.offsets) for one in found]
+        encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+        return [Pieces(encoding.ids, encoding.offsets) for encoding in encodings]
 
 
 def load_word_pieces(folder: Path) -> WordPieces:
     """The tokenizer of a folder with `tokenizer.json`, or with `vocab.txt` (lower case, unless its settings differ)."""
-    if importlib.util.find_spec("tokenizers") is None:
-        raise MissingExtra("tokenizers", "text", f"reading the tokenizer in {folder}")
+    require("tokenizers", "text", f"reading the tokenizer in {folder}")
     import tokenizers
 
-    path = folder / (_WHOLE if (folder / _WHOLE).is_file() else _WORDS)
+    path = folder / _WHOLE
+    if not path.is_file():
+        path = folder / _WORDS
     if not path.is_file():
         raise FileError(
             f"there is no tokenizer in {folder}: download {_WHOLE}, or {_WORDS}, of your model (for BERT-base: "
@@ -59,8 +60,7 @@ def load_word_pieces(folder: Path) -> WordPieces:
         else:
             library = tokenizers.BertWordPieceTokenizer(str(path), lowercase=_lower_case(folder / _SETTINGS))
     except Exception as error:  # the library raises bare exceptions
-        line = str(error).strip().partition("\n")[0][:120]
-        raise FileError(f"{path} is cut off or not a tokenizer ({line}): fetch it again") from None
+        raise FileError(f"{path} is cut off or not a tokenizer ({first_line(error)}): fetch it again") from None
     library.no_truncation()
     library.no_padding()
     begin, between, padding = (_mark(library, word, path) for word in ("[CLS]", "[SEP]", "[PAD]"))

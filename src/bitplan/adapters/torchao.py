@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
-from bitplan.core.errors import InputError, MissingExtra
+from bitplan.adapters.foreign import require
+from bitplan.core.errors import InputError
 
 
 def make_config(written: dict[str, Any]) -> Any:
     """Build a configuration from torchao's own form of it in JSON."""
-    if importlib.util.find_spec("torchao") is None:
-        raise MissingExtra("torchao", "export", "a configuration of torchao")
+    require("torchao", "export", "a configuration of torchao")
     from torchao.core.config import config_from_dict
 
     try:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import torch
 
 from bitplan.adapters import torchvision
-from bitplan.core.errors import MissingExtra
+from bitplan.adapters.foreign import require
 
 
 def transformers(purpose: str) -> ModuleType:
     """Import transformers, or say what to install."""
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtra("transformers", "text", purpose)
+    require("transformers", "text", purpose)
     if torchvision.installed():
         torchvision.torchvision()  # transformers imports it beside its models, and it may need help
     import transformers as module

@@ -140,88 +140,88 @@ def print_tables(tables: Mapping[str, Table]) -> None:
     print(json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def show_status(found: Status, *, as_json: bool, by_method: bool = True) -> None:
+def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> None:
     """How far a run is, what is running, what failed and why; `by_method` adds a bar for each."""
     if as_json:
-        _print_status(found)
+        _print_status(status)
         return
     out = console()
-    out.print(_status_line(found))
-    if by_method and found.parts:
-        out.print(_indented(_meters(found)))
-    for job in found.running:
+    out.print(_status_line(status))
+    if by_method and status.parts:
+        out.print(_indented(_meters(status)))
+    for job in status.running:
         step = f", step {job.step}" if job.step else ""
         out.print(_indented(f"running: {job.what}{step}"))
-    for failed in found.failed[:_FAILURES_SHOWN]:
-        out.print(f"  failed: {found.study.words(failed.trial)}: {' '.join(failed.error.split())}")
-    if found.failed:
+    for failed in status.failed[:_FAILURES_SHOWN]:
+        out.print(f"  failed: {status.study.words(failed.trial)}: {' '.join(failed.error.split())}")
+    if status.failed:
         out.print("  tracebacks are in failures/; `bitplan sweep --retry` tries them again")
 
 
-def _print_status(found: Status) -> None:
+def _print_status(status: Status) -> None:
     """As JSON: the study by its name, failures in words."""
-    content = dataclasses.asdict(dataclasses.replace(found, study=found.study.name, failed=(), parts=()))  # type: ignore[arg-type]
+    content = dataclasses.asdict(dataclasses.replace(status, study=status.study.name, failed=(), parts=()))  # type: ignore[arg-type]
     del content["parts"]
-    content["failed"] = [{"trial": found.study.words(one.trial), "error": one.error} for one in found.failed]
+    content["failed"] = [{"trial": status.study.words(one.trial), "error": one.error} for one in status.failed]
     print(json.dumps(content, indent=1))
 
 
-def _status_line(found: Status) -> str:
-    line = f"{found.study.name}: {found.done} of {found.total} trials done"
-    if found.shared:
-        line += f" ({found.shared} of all share a training with another)"
-    line += f", {len(found.running)} running, {len(found.failed)} failed, {found.waiting} waiting"
-    unfinished = found.waiting or found.running
-    if unfinished and found.seconds_left is not None:
-        line += f"; about {clock(found.seconds_left)} left"
+def _status_line(status: Status) -> str:
+    line = f"{status.study.name}: {status.done} of {status.total} trials done"
+    if status.shared:
+        line += f" ({status.shared} of all share a training with another)"
+    line += f", {len(status.running)} running, {len(status.failed)} failed, {status.waiting} waiting"
+    unfinished = status.waiting or status.running
+    if unfinished and status.seconds_left is not None:
+        line += f"; about {clock(status.seconds_left)} left"
     return line
 
 
-def _meters(found: Status) -> RichTable:
+def _meters(status: Status) -> RichTable:
     """A bar for the whole run, and one for each method and reference; failures where there are any."""
     from bitplan.study.status import MethodProgress
 
-    rows = table("", "", ">done", ">failed") if found.failed else table("", "", ">done")
-    rows.show_header = bool(found.failed)
-    whole = MethodProgress("all trials", found.total, found.done, len(found.failed))
-    for part in (whole, *found.parts):
+    rows = table("", "", ">done", ">failed") if status.failed else table("", "", ">done")
+    rows.show_header = bool(status.failed)
+    whole = MethodProgress("all trials", status.total, status.done, len(status.failed))
+    for part in (whole, *status.parts):
         full = _BAR * part.done // max(1, part.total)
         bar = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
         counts = [f"{part.done}/{part.total}"]
-        if found.failed:
+        if status.failed:
             counts.append(str(part.failed or ""))
         rows.add_row(Text(part.title, "bold" if part is whole else ""), bar, *counts)
     return rows
 
 
-def show_forecast(study: Study, folder: Path, found: Forecast, *, as_json: bool) -> None:
+def show_forecast(study: Study, folder: Path, forecast: Forecast, *, as_json: bool) -> None:
     """Every trial with its seconds, then the sums."""
     if as_json:
-        _print_forecast(study, found)
+        _print_forecast(study, forecast)
         return
     rows = table("trial", "id", ">about", "state", title=f"{study.name} → {folder}")
-    for line in found.lines:
+    for line in forecast.lines:
         state = "done" if line.done else "to do"
         rows.add_row(study.words(line.trial), line.trial.id, clock(line.seconds), state)
     out = console()
     out.print(rows)
-    left = sum(not line.done for line in found.lines)
-    methods = "".join(f"; {title} estimates for about {clock(seconds)}" for title, seconds in found.methods.items())
+    left = sum(not line.done for line in forecast.lines)
+    methods = "".join(f"; {title} estimates for about {clock(seconds)}" for title, seconds in forecast.methods.items())
     out.print(
-        f"\n{left} of {len(found.lines)} trials to do: at most about {clock(found.seconds)} in turn "
-        f"({1000 * found.step_seconds:.0f} ms a step){methods}; {found.bytes_kept / 1e6:.1f} MB kept, and "
-        f"{found.bytes_passing / 1e6:.1f} MB at a time for each training. Trials that choose the same layers are "
+        f"\n{left} of {len(forecast.lines)} trials to do: at most about {clock(forecast.seconds)} in turn "
+        f"({1000 * forecast.step_seconds:.0f} ms a step){methods}; {forecast.bytes_kept / 1e6:.1f} MB kept, and "
+        f"{forecast.bytes_passing / 1e6:.1f} MB at a time for each training. Trials that choose the same layers are "
         "trained once."
     )
 
 
-def _print_forecast(study: Study, found: Forecast) -> None:
+def _print_forecast(study: Study, forecast: Forecast) -> None:
     trials = []
-    for line in found.lines:
+    for line in forecast.lines:
         trial = line.trial
         trials.append({"id": trial.id, "trial": study.words(trial), "done": line.done, "seconds": line.seconds})
-    names = [field.name for field in dataclasses.fields(found) if field.name != "lines"]
-    sums = {name: getattr(found, name) for name in names}
+    names = [field.name for field in dataclasses.fields(forecast) if field.name != "lines"]
+    sums = {name: getattr(forecast, name) for name in names}
     print(json.dumps({"trials": trials, **sums}, indent=1))
 
 

@@ -17,6 +17,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
@@ -203,5 +204,5 @@ def _opened(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
 
 
 def _not_packed(path: Path, error: Exception) -> FileError:
-    line = str(error).strip().partition("\n")[0][:120]
+    line = first_line(error)
     return FileError(f"{path} is cut off or not a packed file ({line}): export it again")

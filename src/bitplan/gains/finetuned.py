@@ -171,11 +171,6 @@ def check_length(method: str, epochs: float | None, steps: int | None, lr_factor
             raise InputError(f"{method}: {name} must be above 0, not {value}")
 
 
-def sign_of(by: By, task: Task) -> float:
-    """What a measured loss or score is multiplied by, so that more is better."""
-    return 1.0 if by == "score" and task.higher_is_better else -1.0
-
-
 def seconds_of(outcomes: Iterable[Tuned | Losses | Drifts]) -> float:
     """What jobs took together."""
     return math.fsum(outcome.seconds for outcome in outcomes)

@@ -38,6 +38,11 @@ def check_by(by: str) -> None:
         raise InputError(f"gains are measured by loss or by score, not by {by!r}")
 
 
+def sign_of(by: By, task: Task) -> float:
+    """What a measured loss or score is multiplied by, so that more is better."""
+    return 1.0 if by == "score" and task.higher_is_better else -1.0
+
+
 def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Task:
     """The task, where there is one with what is needed (a protocol of `tasks/base.py`) and with training data."""
     if task is None:

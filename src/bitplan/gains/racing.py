@@ -207,9 +207,9 @@ class _Race:
         new = [job for job in jobs if job.id not in self.trained]
         for job, tuned in zip(new, self.tuner.run(new), strict=True):
             self.trained[job.id] = job, tuned
-        found = np.array([self.trained[job.id][1].mean_loss for job in jobs])
+        mean_losses = np.array([self.trained[job.id][1].mean_loss for job in jobs])
         lower_choices, seeds = len(self.choices) - 1, self.options.seeds
-        measured = found.reshape(-1, lower_choices, seeds)  # (raced groups, C − 1, seeds)
+        measured = mean_losses.reshape(-1, lower_choices, seeds)  # (raced groups, C − 1, seeds)
         losses = np.full((len(raced), lower_choices), np.nan)
         errors = np.full_like(losses, np.nan)
         losses[raced] = measured.mean(axis=2)

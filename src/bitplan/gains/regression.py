@@ -18,9 +18,9 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, sign_of
+from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
-from bitplan.gains.measuring import By, check_by
+from bitplan.gains.measuring import By, check_by, sign_of
 
 Vector = tuple[int, ...]
 """For each selectable group in turn: 1 at the highest choice, 0 at the lowest."""
@@ -227,5 +227,9 @@ def _correlation(one: NDArray[np.float64], other: NDArray[np.float64], rows: Seq
 def _rows(names: Sequence[str], at_top: Sequence[float], choices: Sequence[Precision]) -> dict[str, list[float]]:
     """From what holds at the highest choice, the shares at all, by how many bits each is above the lowest."""
     bits = [choice.weight_bits + choice.act_bits for choice in choices]
-    shares = [(own - bits[0]) / (bits[-1] - bits[0]) for own in bits]
-    return {name: [top * share for share in shares] for name, top in zip(names, at_top, strict=True)}
+    lowest, highest = bits[0], bits[-1]
+    shares = [(own - lowest) / (highest - lowest) for own in bits]  # 0 … 1
+    rows: dict[str, list[float]] = {}
+    for name, top in zip(names, at_top, strict=True):
+        rows[name] = [top * share for share in shares]
+    return rows

@@ -24,8 +24,11 @@ def layers(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     titles = [method.title for method in study.methods]
     rows: list[tuple[Value, ...]] = []
     for group in _groups(run):
-        by_method = [" ".join(_bits(chosen.get((title, budget)), group) for budget in within) for title in titles]
-        rows.append((group, *by_method))
+        row: list[Value] = [group]
+        for title in titles:
+            plans = [chosen.get((title, budget)) for budget in within]
+            row.append(" ".join(_bits(plan, group) for plan in plans))
+        rows.append(tuple(row))
     title = f"{study.name}: precision of each group at {', '.join(within)}"
     return Table(title, (Column("group"), *map(Column, titles)), tuple(rows))
 
@@ -94,7 +97,11 @@ def trained_plans(run: RunFolder) -> Plans:
     turns = {method.title: turn for turn, method in enumerate(study.methods)}
     planned = [result for result in run.results if result.plan in plans and result.training]
     planned.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
-    return {(study.title_of(one.trial), ", ".join(one.trial.budgets)): plans[one.plan] for one in planned}
+    by_place: dict[Place, Plan] = {}
+    for result in planned:
+        place = study.title_of(result.trial), ", ".join(result.trial.budgets)
+        by_place[place] = plans[result.plan]
+    return by_place
 
 
 def _chosen(run: RunFolder, budgets: Sequence[str]) -> Plans:

@@ -86,9 +86,9 @@ def _check_method(run: RunFolder, title: str | None) -> None:
 def _seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
     """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
     seen = []
-    for one in comparisons:
-        if one.second == against:
-            seen.append((one.second, one.first, -one.difference, one))
-        elif against in (None, one.first):
-            seen.append((one.first, one.second, one.difference, one))
+    for test in comparisons:
+        if test.second == against:
+            seen.append((test.second, test.first, -test.difference, test))
+        elif against in (None, test.first):
+            seen.append((test.first, test.second, test.difference, test))
     return seen

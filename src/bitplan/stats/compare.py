@@ -145,13 +145,13 @@ def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str
     for cell in cells(study, results):
         if cell.budget:
             scores[cell.title][cell.budget] = dict(zip(cell.seeds, cell.scores, strict=True))
-    found: dict[str, Area] = {}
+    by_title: dict[str, Area] = {}
     for title, by_budget in scores.items():
         if by_budget.keys() == set(study.budgets):
             below = area(by_budget, seed=seed)
             if below is not None:
-                found[title] = below
-    return found
+                by_title[title] = below
+    return by_title
 
 
 def metric_of(study: Study, results: Iterable[Result]) -> str:

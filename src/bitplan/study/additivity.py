@@ -22,9 +22,8 @@ from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure, lowered_jobs
-from bitplan.gains.finetuned import sign_of
 from bitplan.gains.lowering import check_top, lower
-from bitplan.gains.measuring import By, check_task, finish, try_task
+from bitplan.gains.measuring import By, check_task, finish, sign_of, try_task
 from bitplan.gains.regression import Regression
 from bitplan.study.setting import Setting
 from bitplan.study.starts import is_made
@@ -56,18 +55,16 @@ def pair_drops(
     drawn = _draw_pairs(names, count, context.seed)
     sets: list[tuple[str, ...]] = [(), *((name,) for name in names), *drawn]
     lowered = [dict.fromkeys(groups, choices[0]) for groups in sets]
-    as_it_is, *goodness = _measure(model, graph, choices, context, lowered, samples, batch_size, by)
-    drops = [as_it_is - good for good in goodness]
-    alone = dict(zip(names, drops[: len(names)], strict=True))
-    together = dict(zip(drawn, drops[len(names) :], strict=True))
-    pairs = [
-        Pair(first=first, second=second, predicted=alone[first] + alone[second], measured=measured)
-        for (first, second), measured in together.items()
-    ]
+    goodness = _measure(model, graph, choices, context, lowered, samples, batch_size, by)
+    drops = {groups: goodness[0] - good for groups, good in zip(sets, goodness, strict=True)}
+    pairs = []
+    for first, second in drawn:
+        predicted = drops[first,] + drops[second,]
+        pairs.append(Pair(first=first, second=second, predicted=predicted, measured=drops[first, second]))
     return Pairs(
         graph=graph.id,
         metric=f"training {context.task.metric}" if by == "score" else "training loss",
-        alone=alone,
+        alone={name: drops[name,] for name in names},
         pairs=tuple(pairs),
         correlation=correlation([pair.predicted for pair in pairs], [pair.measured for pair in pairs]),
         seconds=time.perf_counter() - begin,
@@ -85,18 +82,18 @@ def study_pairs(study: Study, folder: str | Path, *, progress: Progress | None =
     """The first experiment on a run's network at the highest choice; kept in its folder."""
     run = RunFolder(Path(folder))
     model, graph, context = _ready(Setting(study, run), progress)
-    found = pair_drops(model, graph, study.choices, context, **options)
-    run.keep(found)
-    return found
+    pairs = pair_drops(model, graph, study.choices, context, **options)
+    run.keep(pairs)
+    return pairs
 
 
 def study_fit(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Fit:
     """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
     run = RunFolder(Path(folder))
     model, graph, context = _ready(Setting(study, run), progress)
-    found = Regression(**options).fit(model, graph, study.choices, context)
-    run.keep(found)
-    return found
+    fit = Regression(**options).fit(model, graph, study.choices, context)
+    run.keep(fit)
+    return fit
 
 
 def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
@@ -127,20 +124,20 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 def doubts(pairs: Pairs | None, fit: Fit | None) -> list[str]:
     """What speaks against the knapsack's assumption for this network, a sentence each."""
-    found = []
+    reasons = []
     if pairs is not None and pairs.correlation < HOLDS:
-        found.append(
+        reasons.append(
             f"the drops of pairs do not add up here (R = {pairs.correlation:.3f}, below {HOLDS}): the knapsack's plans "
             "may be far from the best; compare methods by training, not by their gains"
         )
     if fit is not None:
         held_out = fit.correlation if fit.correlation_held_out is None else fit.correlation_held_out
         if held_out < HOLDS:
-            found.append(
+            reasons.append(
                 f"the score of whole plans is not a sum over groups here (R = {held_out:.3f} on networks that were "
                 f"held out, below {HOLDS})"
             )
-    return found
+    return reasons
 
 
 def _measure(

@@ -82,7 +82,7 @@ def forecast(study: Study, run_folder: str | Path) -> Forecast:
 
 def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
     """Seconds of the methods that can tell beforehand and are not done."""
-    study, found = setting.study, {}
+    study, seconds = setting.study, {}
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
         job = estimation(study, graph.id, method)
@@ -90,8 +90,8 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
             continue
         teacher = network if job.recipe and job.recipe.distill else None
         context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
-        found[method.title] = float(gain.expected(high, graph, study.choices, context).seconds)
-    return found
+        seconds[method.title] = float(gain.expected(high, graph, study.choices, context).seconds)
+    return seconds
 
 
 def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:

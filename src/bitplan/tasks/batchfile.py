@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
 from bitplan.tasks.images import Images, checked_labels
 
@@ -111,7 +112,7 @@ def _unpickle(path: Path) -> Any:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise _foreign(path, str(error).partition("\n")[0][:120] or type(error).__name__) from None
+        raise _foreign(path, first_line(error) or type(error).__name__) from None
 
 
 def _foreign(path: Path, why: str) -> FileError:

@@ -27,7 +27,7 @@ _LABELS = label_table({**{number: number for number in range(11)}, 11: VOID})
 
 @final
 @dataclass(frozen=True)
-class CamVid(Segmentation, Splits[list[Scene]]):
+class CamVid(Splits[list[Scene]], Segmentation):
     """From parquet files `*train*` and `*val*.parquet` with the columns `name`, `image_png` and `label_png`.
 
     Training scenes, with a seed: scaled by `min_scale` to `max_scale`, of that a random `crop` × `crop` square,
@@ -56,10 +56,6 @@ class CamVid(Segmentation, Splits[list[Scene]]):
     def example(self) -> Tensor:
         """One whole scene."""
         return torch.empty(1, 3, self.height, self.width, device="meta")
-
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""

@@ -35,7 +35,7 @@ _BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "t
 
 @final
 @dataclass(frozen=True)
-class Cifar10(Classification, Splits[Images]):
+class Cifar10(Splits[Images], Classification):
     """From `cifar-10-batches-py` as published, or from parquet files `*train*.parquet` and `*test*.parquet`.
 
     Training images are shifted by up to 4 pixels and mirrored, each on its own.
@@ -53,10 +53,6 @@ class Cifar10(Classification, Splits[Images]):
     def example(self) -> Tensor:
         """One image."""
         return torch.empty(1, 3, 32, 32, device="meta")
-
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""

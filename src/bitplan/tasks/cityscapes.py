@@ -41,7 +41,7 @@ _LABELS = {
 
 @final
 @dataclass(frozen=True)
-class Cityscapes(Segmentation, Splits[list[SceneFiles]]):
+class Cityscapes(Splits[list[SceneFiles]], Segmentation):
     """From `leftImg8bit/{train,val}/CITY/*_leftImg8bit.png` and `gtFine/{train,val}/CITY/*_gtFine_labelIds.png`.
 
     `*_labelTrainIds.png`, where they have been made, are read instead of `*_labelIds.png`. Training scenes, with a
@@ -71,10 +71,6 @@ class Cityscapes(Segmentation, Splits[list[SceneFiles]]):
     def example(self) -> Tensor:
         """One whole scene."""
         return torch.empty(1, 3, self.height, self.width, device="meta")
-
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""

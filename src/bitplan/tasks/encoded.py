@@ -53,11 +53,11 @@ def readable(name: str, read: Callable[[], T], on_corrupt: OnCorrupt) -> T | Non
 
 def parquet_files(folder: Path, word: str, other: str) -> list[Path]:
     """The parquet files with a word such as train in their names; one that also has the other split's is refused."""
-    found = [path for path in sorted(folder.glob("*.parquet")) if word in _words(path)]
-    for path in found:
+    paths = [path for path in sorted(folder.glob("*.parquet")) if word in _words(path)]
+    for path in paths:
         if other in _words(path):
             raise FileError(f"{path} is named for {word} and for {other}: rename it, the two must stay apart")
-    return found
+    return paths
 
 
 def _words(path: Path) -> list[str]:
@@ -83,11 +83,11 @@ def from_folders(root: Path, classes: Sequence[str]) -> Encoded:
     labels: list[int] = []
     for label, name in enumerate(classes):
         with os.scandir(root / name) as entries:
-            found = sorted(entry.path for entry in entries if entry.name.lower().endswith(_ENDINGS))
-        if not found:
+            of_class = sorted(entry.path for entry in entries if entry.name.lower().endswith(_ENDINGS))
+        if not of_class:
             raise FileError(f"the class folder {root / name} has no image: unpack it again")
-        paths += found
-        labels += [label] * len(found)
+        paths += of_class
+        labels += [label] * len(of_class)
     return Encoded(paths, paths, torch.tensor(labels))
 
 

@@ -40,7 +40,7 @@ View = Callable[["pillow.Image"], np.ndarray]
 
 @final
 @dataclass(frozen=True)
-class ImageNet(Classification, Splits[Encoded]):
+class ImageNet(Splits[Encoded], Classification):
     """From class folders `train/` and `val/`, or from parquet files `*train*`, `*calib*` and `*val*.parquet`.
 
     Test images: the shorter side to `resize`, then the `test_size` square in the middle; one that is such a square
@@ -71,10 +71,6 @@ class ImageNet(Classification, Splits[Encoded]):
     def example(self) -> Tensor:
         """One image of the size for testing."""
         return torch.empty(1, 3, self.test_size, self.test_size, device="meta")
-
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-        return len(self._data(split))
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""

@@ -48,14 +48,14 @@ class LabelledImages(Task):
     def _measured(self, model: nn.Module, measure: Callable[[Tensor, Tensor], T]) -> list[T]:
         """What `measure` makes of class scores and labels, for each batch of the test split."""
         device = device_of(model)
-        found = []
+        measured = []
         with inference(model), torch.no_grad():
             for images, labels in self.batches("test", self.scored_at_once):
                 batch = images.to(device), labels.to(device)
-                found.append(measure(self.logits(self.forward(model, batch))[0], batch[1]))
-        if not found:
+                measured.append(measure(self.logits(self.forward(model, batch))[0], batch[1]))
+        if not measured:
             raise InputError("the test split has no image that can be read, so there is no score: look at the data")
-        return found
+        return measured
 
     def __getstate__(self) -> dict[str, Any]:
         """Only the options travel to another process; the data is read again there."""

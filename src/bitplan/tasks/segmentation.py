@@ -30,8 +30,9 @@ class Segmentation(LabelledImages):
 
     def loss(self, outputs: Any, batch: Labelled) -> Tensor:
         """Cross-entropy, a mean over the pixels that are not void; plus 0.4 of that of each auxiliary head."""
-        main, *others = (self._checked(scores, batch[1]) for scores in _tuple(outputs))
-        return _cross_entropy(main, batch[1]) + AUXILIARY * sum(_cross_entropy(other, batch[1]) for other in others)
+        _, labels = batch
+        main, *auxiliary = [_cross_entropy(self._checked(scores, labels), labels) for scores in _tuple(outputs)]
+        return main + AUXILIARY * sum(auxiliary)
 
     def batch_score(self, outputs: Any, batch: Labelled) -> float:
         """Mean IoU of a batch, in percent; NaN where all is void."""

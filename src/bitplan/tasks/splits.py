@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 from functools import cached_property
 from typing import Generic, TypeVar
 
 from bitplan.tasks.base import Split
 from bitplan.tasks.images import check_request
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sized)
 
 
 class Splits(ABC, Generic[T]):
     """A frozen dataclass below it brings `_read`, and asks `_data`."""
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+        return len(self._data(split))
 
     @abstractmethod
     def _read(self, split: Split) -> T:

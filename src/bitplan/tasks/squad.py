@@ -76,10 +76,6 @@ class Squad(Task, Splits[Windows]):
         ids = torch.zeros(1, self.tokens, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
 
-    def size(self, split: Split) -> int:
-        """How many windows a split has."""
-        return len(self._data(split))
-
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Batch]:
         """One pass over a split."""
         check_request(split, batch_size)

@@ -132,18 +132,18 @@ def _from_parquet(path: Path) -> Iterator[Question]:
         yield Question(row.id, row.context, row.question, tuple(zip(texts, starts, strict=True)))
 
 
-def _checked(one: Question, path: Path) -> Question:
-    if not one.answers:
-        raise FileError(f"{path}: question {one.id} has no answer, as in SQuAD v2.0: this task is v1.1; {_ADVICE}")
-    for text, start in one.answers:
-        is_there = start >= 0 and one.context[start : start + len(text)] == text
+def _checked(question: Question, path: Path) -> Question:
+    if not question.answers:
+        raise FileError(f"{path}: question {question.id} has no answer, as in SQuAD v2.0: this task is v1.1; {_ADVICE}")
+    for text, start in question.answers:
+        is_there = start >= 0 and question.context[start : start + len(text)] == text
         if not text or not is_there:
-            there = one.context[max(start, 0) : max(start, 0) + len(text)]
+            there = question.context[max(start, 0) : max(start, 0) + len(text)]
             raise FileError(
-                f"{path}: an answer of question {one.id} is not in its context: at {start} there is {there[:40]!r}, "
-                f"not {text[:40]!r}; fetch the file again, or remove the question"
+                f"{path}: an answer of question {question.id} is not in its context: at {start} there is "
+                f"{there[:40]!r}, not {text[:40]!r}; fetch the file again, or remove the question"
             )
-    return one
+    return question
 
 
 def _of_version_2(path: Path) -> FileError:

@@ -202,10 +202,10 @@ def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> No
         _seed_(draw, loop.accelerator.device)
         loop.forward(batch)
 
-    found = blame(loop.accelerator.unwrap_model(loop.model), rerun, batch)
+    culprit = blame(loop.accelerator.unwrap_model(loop.model), rerun, batch)
     lr = f"{loop.recipe.lr:g}"
     raise Diverged(
-        f"the loss of step {step + 1} is {loss}: {found}; if the data is right, lower lr ({lr}) or set grad_clip"
+        f"the loss of step {step + 1} is {loss}: {culprit}; if the data is right, lower lr ({lr}) or set grad_clip"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
@@ -96,7 +97,7 @@ class TrainingFolder:
             _fill_optimizer_(optimizer, tensors, about["optimizer"])
             return Mark(int(about["step"]), float(about["seconds"]))
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            line = str(error).partition("\n")[0]
+            line = first_line(error)
             raise FileError(
                 f"{self._state} does not fit the model ({line}): delete {self.path} to begin anew"
             ) from None
@@ -187,5 +188,5 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors, texts = read_safetensors(path)
         return json.loads(texts["bitplan"]), tensors
     except (ValueError, KeyError) as error:  # a FileError is a ValueError
-        line = str(error).partition("\n")[0]
+        line = first_line(error)
         raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None

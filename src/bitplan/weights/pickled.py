@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
 from bitplan.weights.refusals import unreadable
 from bitplan.weights.tensors import Tensor
@@ -41,7 +42,7 @@ def _load(path: Path) -> Any:
     except OSError as error:
         raise unreadable(path, error) from None
     except Exception as error:  # torch's reader raises many kinds on a cut-off or foreign file
-        line = str(error).strip().partition("\n")[0][:120] or type(error).__name__
+        line = first_line(error) or type(error).__name__
         raise FileError(f"{path} is cut off or not a PyTorch file ({line}): download or write it again") from None
 
 
