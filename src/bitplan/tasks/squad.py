@@ -29,7 +29,7 @@ _DRAW = 0  # which questions a limited number is
 
 @final
 @dataclass(frozen=True)
-class Squad(Task, Splits[Windows]):
+class Squad(Splits[Windows], Task):
     """From `train-v1.1.json` and `dev-v1.1.json` as published, or parquet files `*train*` and `*dev*.parquet`.
 
     A sample is a window: [CLS] question [SEP] part of the context [SEP], `tokens` long; the next window of a context
