@@ -87,12 +87,17 @@ def _who_is_best(run: RunFolder) -> str | None:
         return None
     ranked = sorted(means, key=lambda title: means[title], reverse=results[0].higher_is_better)
     best, worst = ranked[0], ranked[-1]
-    tests = [test for test in compare(study, results, run.plans) if best in (test.first, test.second)]
-    apart = {test.budget for test in tests if worst in (test.first, test.second) and test.significant()}
-    beaten = sorted({test.second if test.first == best else test.first for test in tests if test.better() == best})
+    budgets_apart: set[str] = set()  # where the best and the worst differ significantly
+    beaten: set[str] = set()
+    for test in compare(study, results, run.plans):
+        pair = {test.first, test.second}
+        if {best, worst} <= pair and test.significant():
+            budgets_apart.add(test.budget)
+        if test.better() == best:
+            beaten |= pair - {best}
     return (
         f"Over the budgets {best} reaches the best mean score ({means[best]:.2f}), {worst} the worst "
-        f"({means[worst]:.2f}; they differ significantly at {len(apart)} of {len(study.budgets)} budgets); "
+        f"({means[worst]:.2f}; they differ significantly at {len(budgets_apart)} of {len(study.budgets)} budgets); "
         f"{best} is significantly better (p ≤ {ALPHA}, not corrected) at some budget than "
-        f"{', '.join(beaten) if beaten else 'no other method'}."
+        f"{', '.join(sorted(beaten)) or 'no other method'}."
     )

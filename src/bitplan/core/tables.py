@@ -41,14 +41,22 @@ def read_table(path: str | Path) -> dict[str, Row]:
 
 def read_unit(path: str | Path) -> str:
     """What the numbers of a table count, as it says itself; empty where it does not."""
-    if _is_csv(path):
-        comments = [match for line in read_text(path).splitlines() if (match := _UNIT.fullmatch(line.strip(', "')))]
-        units: list[Any] = [comment[1] for comment in comments]
-    else:
-        units = [value for key, value in _json_content(path).items() if _is_comment(key) and key[1:].strip() == "unit"]
+    units = _csv_units(path) if _is_csv(path) else _json_units(path)
     if len(units) > 1 or not all(isinstance(unit, str) for unit in units):
         raise FileError(f"{path} must say its unit once, such as ns, and not {' and '.join(map(str, units))}")
     return units[0].strip() if units else ""
+
+
+def _csv_units(path: str | Path) -> list[Any]:
+    """What comments say of the unit; a spreadsheet may have put quotes around one and commas behind it."""
+    lines = [line.strip(', "') for line in read_text(path).splitlines()]
+    comments = [_UNIT.fullmatch(line) for line in lines]
+    return [comment[1] for comment in comments if comment is not None]
+
+
+def _json_units(path: str | Path) -> list[Any]:
+    content = _json_content(path)
+    return [value for key, value in content.items() if _is_comment(key) and key[1:].strip() == "unit"]
 
 
 def _is_csv(path: str | Path) -> bool:

@@ -30,7 +30,7 @@ DOMAIN = "bitplan"
 def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
     """The ONNX proto of a calibrated model, its batch dimension free; the model stays as it was."""
     marked = copy.deepcopy(model).cpu().eval()
-    layers = {id(found.weight): layer for layer, found in quantizers_of(marked).items() if found.weight is not None}
+    layers = {id(both.weight): layer for layer, both in quantizers_of(marked).items() if both.weight is not None}
     for path, module in marked.named_modules():
         if isinstance(module, InputQuantizer):
             _mark_input_(module, path)
@@ -143,35 +143,41 @@ def inputs_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _two(value: Any) -> Any:
+    """The first sample twice; one that is only described (device meta) gets zeros, or ones for indices and masks."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
-    fill = torch.ones if not value.is_floating_point() and value.device.type == "meta" else torch.zeros
+    shape = (2, *value.shape[1:])
     if value.device.type == "meta":
-        return fill((2, *value.shape[1:]), dtype=value.dtype)
-    return value.detach().cpu()[:1].expand(2, *value.shape[1:]).contiguous()
+        fill = torch.zeros if value.is_floating_point() else torch.ones
+        return fill(shape, dtype=value.dtype)
+    return value.detach().cpu()[:1].expand(shape).contiguous()
 
 
 def _names(outputs: Any) -> list[str]:
     """What to call the outputs: by their keys, or numbered."""
     if isinstance(outputs, Mapping):
         return [str(name) for name, value in outputs.items() if isinstance(value, Tensor)]
-    many = isinstance(outputs, tuple | list)
-    return [f"output_{place}" for place in range(len(outputs))] if many else ["output"]
+    if isinstance(outputs, tuple | list):
+        return [f"output_{place}" for place in range(len(outputs))]
+    return ["output"]
 
 
 def _rename_outputs_(proto: Any, names: list[str]) -> None:
-    taken = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
-    taken |= {name for node in proto.graph.node for name in node.output} - {value.name for value in proto.graph.output}
-    if len(names) != len(proto.graph.output) or taken & set(names):
+    """Call the graph's outputs so, unless one of the names, or of the outputs, is that of another value."""
+    graph = proto.graph
+    outputs = [value.name for value in graph.output]
+    computed = {name for node in graph.node for name in node.output}
+    given = {value.name for value in (*graph.input, *graph.initializer)}
+    others = given | (computed - set(outputs))
+    if len(names) != len(outputs) or not others.isdisjoint(names):
         return
-    new = {value.name: name for value, name in zip(proto.graph.output, names, strict=True)}
-    for value in proto.graph.output:
-        if value.name in taken:  # an output that is an input: its name stays
-            return
-    for node in proto.graph.node:
+    if not others.isdisjoint(outputs):  # an output that is an input: its name stays
+        return
+    new = dict(zip(outputs, names, strict=True))
+    for node in graph.node:
         node.input[:] = [new.get(name, name) for name in node.input]
         node.output[:] = [new.get(name, name) for name in node.output]
-    for value in proto.graph.output:
+    for value in graph.output:
         value.name = new[value.name]
 
 

@@ -6,7 +6,8 @@ halfway between two codes may round to either side; everything after it then dif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ class Taps:
         self._runtime = runtime
         self._model = model
         self._graph: OpenedGraph | None = None
-        self._plain = 0
-        self._watched: list[str] = []
+        self._plain = 0  # how many outputs the file itself has
+        self._watched: list[str] = []  # the quantizers behind the further ones
         paths = {path: module for path, module in model.named_modules() if isinstance(module, InputQuantizer)}
         self._quantizers: Mapping[str, InputQuantizer] = paths
 
@@ -44,25 +45,20 @@ class Taps:
         If none has (alone, a sample is added up in yet another order than in its batch), the outputs must agree.
         """
         graph = self._open()
-        found = graph.run(arrays_for(graph, args, kwargs))
+        results = [torch.from_numpy(array) for array in graph.run(arrays_for(graph, args, kwargs))]
+        theirs, tapped = results[: self._plain], results[self._plain :]
         seen, outputs = self._watch(args, kwargs)
-        calls: dict[str, int] = {}
-        for name, array in zip(self._watched, found[self._plain :], strict=True):
+        runs: Counter[str] = Counter()  # of each quantizer so far
+        for name, other in zip(self._watched, tapped, strict=True):
             path = self._path_of(name)
-            place = calls.get(path, 0)
-            calls[path] = place + 1
-            value, quantized, step = seen[path][place]
-            other = torch.from_numpy(array)
-            moved = (quantized - other).abs() > step / 2
+            value, quantized, step = seen[path][runs[path]]
+            runs[path] += 1
+            moved = (quantized - other).abs() > step / 2  # has another code
             if self._quantizers[path].masked:  # the file puts masks back behind its quantizer
                 moved &= value >= MASK
             if moved.any():
-                ratio = (value / step)[moved]
-                return bool(((ratio - ratio.floor() - 0.5).abs() < _HALFWAY).all())
-        return all(
-            torch.allclose(own.cpu(), torch.from_numpy(array), rtol=0, atol=tolerance * float(own.abs().max()))
-            for own, array in zip(leaves(outputs), found[: self._plain], strict=True)
-        )
+                return _are_ties((value / step)[moved])
+        return _agree(leaves(outputs), theirs, tolerance)
 
     def _open(self) -> OpenedGraph:
         if self._graph is None:
@@ -101,16 +97,30 @@ class Taps:
                 hook.remove()
 
 
+def _are_ties(ratios: Tensor) -> bool:
+    """Whether all of these values, divided by their step, lie halfway between two codes."""
+    return bool(((ratios - ratios.floor() - 0.5).abs() < _HALFWAY).all())
+
+
+def _agree(own: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether outputs are equal up to a fraction of the largest among them."""
+    for one, other in zip(own, theirs, strict=True):
+        if not torch.allclose(one.cpu(), other, rtol=0, atol=tolerance * float(one.abs().max())):
+            return False
+    return True
+
+
 def _quantizers(graph: Any) -> list[Any]:
     """The nodes that give quantized activations, not weights, in either dialect."""
-    makers = {output: node.op_type for node in graph.node for output in node.output}
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
     stored = {tensor.name for tensor in graph.initializer}
-    return [
-        node
-        for node in graph.node
-        if (node.op_type == "DequantizeLinear" and makers.get(node.input[0]) == "QuantizeLinear")
-        or (node.op_type == "Quant" and node.input[0] not in stored)
-    ]
+
+    def quantizes_activation(node: Any) -> bool:
+        if node.op_type == "DequantizeLinear":
+            return made_by.get(node.input[0]) == "QuantizeLinear"
+        return node.op_type == "Quant" and node.input[0] not in stored
+
+    return [node for node in graph.node if quantizes_activation(node)]
 
 
 def leaves(outputs: Any) -> list[Tensor]:

@@ -23,13 +23,14 @@ from bitplan.core.precision import Precision
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, unpack
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, read_plan
-from bitplan.exporters.onnx_qdq import check_range, dequantized, storage, stored_codes
 from bitplan.exporters.onnx_running import Executed
+from bitplan.exporters.onnx_weights import check_range, dequantize_weights_, storage, stored_codes
 
 _log = logging.getLogger(__name__)
 _NAME = "matmulnbits"
 _OPSET = 21  # runtimes that have the operator know it
 _WIDTHS = (2, 4, 8)
+_OTHER_WIDTHS = (4, 8, 16)  # of the codes behind DequantizeLinear, as far as this opset stores them
 BLOCKS = ".blocks"
 _TURNED = ".inputs_first"  # ends the name of a product whose weight the model has as (in, out)
 
@@ -56,78 +57,83 @@ class MatMulNBits(Exporter):
 
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph and put the operator in the place of every product with a quantized weight."""
-        planned = [name for name, precision in source.plan.precisions.items() if precision.quantizes_inputs]
-        if planned and not self.widen:
-            raise InputError(
-                f"matmulnbits keeps activations in float, but the plan quantizes the input of {planned[0]!r}"
-                f"{f' and {len(planned) - 1} more' if len(planned) > 1 else ''}: choose w…a16, or give --widen "
-                "(widen=True) to leave them float"
-            )
-        if planned:
-            _log.warning("the inputs of %d layers stay float, where the plan quantizes them", len(planned))
+        self._check_inputs(source)
         draft = Draft(source, _OPSET)
-        for marker in [node for node in draft.graph.node if is_ours(node, "Quantize")]:
-            draft.bypass(marker)
-        draft.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
-        self._multiply(draft)
-        widths = (4, 8, 16)
-        draft.replace("Weight", lambda node, about: dequantized(draft, draft.weights[about["layer"]], node, widths))
+        _leave_inputs_float_(draft)
+        self._multiply_by_codes_(draft)
+        dequantize_weights_(draft, _OTHER_WIDTHS)
         draft.save(source, path, exporter=_NAME)
+
+    def _check_inputs(self, source: Source) -> None:
+        """Refuse a plan that quantizes inputs, or say that they stay float."""
+        planned = [name for name, precision in source.plan.precisions.items() if precision.quantizes_inputs]
+        if not planned:
+            return
+        if not self.widen:
+            more = f" and {len(planned) - 1} more" if len(planned) > 1 else ""
+            raise InputError(
+                f"matmulnbits keeps activations in float, but the plan quantizes the input of {planned[0]!r}{more}: "
+                "choose w…a16, or give --widen (widen=True) to leave them float"
+            )
+        _log.warning("the inputs of %d layers stay float, where the plan quantizes them", len(planned))
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, whose inputs are all float there, and the codes of both kinds of layers."""
         proto, plan = read_plan(path)
         codes = stored_codes(proto, plan, path)
         tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-        for node in proto.graph.node:
-            layer = node.input[1].removesuffix(BLOCKS) if node.op_type == "MatMulNBits" else ""
+        products = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
+        for node in products:
+            blocks = node.input[1]
+            layer = blocks.removesuffix(BLOCKS)
             if layer in plan.precisions and layer not in codes:
-                codes[layer] = _codes_of(node, tensors[node.input[1]])
+                codes[layer] = _codes_of(node, tensors[blocks])
                 check_range(codes[layer], layer, plan.precisions[layer], path)
-        held = {layer: Precision.weights_only(one.weight_bits) for layer, one in plan.precisions.items()}
-        return ReadBack(held, {layer: codes[layer] for layer in plan.precisions if layer in codes})
+        held = {layer: Precision.weights_only(planned.weight_bits) for layer, planned in plan.precisions.items()}
+        in_order = {layer: codes[layer] for layer in plan.precisions if layer in codes}
+        return ReadBack(held, in_order)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         """An ONNX file that says so, or that says nothing and has the operator."""
-        found = dialect_of(path)
-        return found is not None and found.is_for(_NAME, otherwise="MatMulNBits" in found.operators)
+        dialect = dialect_of(path)
+        return dialect is not None and dialect.is_for(_NAME, otherwise="MatMulNBits" in dialect.operators)
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """By ONNX Runtime; its activations are float, so no difference can begin at a tie."""
         return Execution(Executed(Session(path)), float_inputs=True)
 
-    def _multiply(self, draft: Draft) -> None:
-        markers = {
-            node.output[0]: draft.weights[draft.attributes(node)["layer"]]
-            for node in draft.graph.node
-            if is_ours(node, "Weight")
-        }
-        transposes = [node for node in draft.graph.node if node.op_type == "Transpose" and node.input[0] in markers]
-        turned = {
-            node.output[0]: markers[node.input[0]]
-            for node in transposes
-            if list(draft.attributes(node)["perm"]) == [1, 0]
-        }
-        written: dict[str, tuple[str, str]] = {}
+    def _multiply_by_codes_(self, draft: Draft) -> None:
+        """Put the operator in the place of MatMul and Gemm; a weight that several of them read is stored once."""
+        markers, turned = _weights_by_value(draft)
+        stored: dict[tuple[str, bool], tuple[str, str]] = {}  # layer, rows_first → the names of codes and scales
 
         def rewrite(node: Node) -> list[Node]:
             weight, rows_first = _factor(draft, node, markers, turned)
             if weight is None:
                 return [node]
-            key = f"{weight.layer}:{rows_first}"
-            if key not in written:
-                written[key] = self._store(draft, weight, rows_first)
-            codes = weight.codes if rows_first else weight.codes.t()
-            sizes = {"N": codes.shape[0], "K": codes.shape[1], "bits": storage(weight.bits, _WIDTHS, weight.layer)}
-            about = {**sizes, "block_size": self.block_size, "accuracy_level": self.accuracy_level}
-            inputs = [node.input[0], *written[key]]
-            if len(node.input) > 2 and node.input[2]:
+            key = (weight.layer, rows_first)
+            if key not in stored:
+                stored[key] = self._store(draft, weight, rows_first)
+            inputs = [node.input[0], *stored[key]]
+            if len(node.input) > 2 and node.input[2]:  # a bias; zero points and an order of groups come before it
                 inputs += ["", "", node.input[2]]
             name = node.name if rows_first else f"{node.name}{_TURNED}"
+            about = self._attributes(weight, rows_first)
             return [draft.node("MatMulNBits", inputs, node.output[0], name, domain="com.microsoft", **about)]
 
         draft.rebuild(rewrite)
+
+    def _attributes(self, weight: Weight, rows_first: bool) -> dict[str, int]:
+        """The operator's attributes: N outputs, K inputs."""
+        outputs, inputs = weight.codes.shape if rows_first else weight.codes.t().shape
+        return {
+            "N": outputs,
+            "K": inputs,
+            "bits": storage(weight.bits, _WIDTHS, weight.layer),
+            "block_size": self.block_size,
+            "accuracy_level": self.accuracy_level,
+        }
 
     def _store(self, draft: Draft, weight: Weight, rows_first: bool) -> tuple[str, str]:
         """Codes (N, blocks, bytes) and scales (N, blocks); inputs that fill up the last block have code 0."""
@@ -143,13 +149,34 @@ class MatMulNBits(Exporter):
         return name, draft.floats(f"{weight.layer}.step", scales)
 
 
+def _leave_inputs_float_(draft: Draft) -> None:
+    for node in list(draft.graph.node):
+        if is_ours(node, "Quantize"):
+            draft.bypass(node)
+    draft.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
+
+
+def _weights_by_value(draft: Draft) -> tuple[dict[str, Weight], dict[str, Weight]]:
+    """The weights by the values that hold them, as they are stored and as transposed matrices."""
+    markers = [node for node in draft.graph.node if is_ours(node, "Weight")]
+    stored = {node.output[0]: draft.weights[draft.attributes(node)["layer"]] for node in markers}
+    turned: dict[str, Weight] = {}
+    for node in draft.graph.node:
+        if node.op_type != "Transpose" or node.input[0] not in stored:
+            continue
+        if list(draft.attributes(node)["perm"]) == [1, 0]:
+            turned[node.output[0]] = stored[node.input[0]]
+    return stored, turned
+
+
 def _factor(
     draft: Draft, node: Node, markers: dict[str, Weight], turned: dict[str, Weight]
 ) -> tuple[Weight | None, bool]:
     """The weight that a node multiplies by, and whether its rows are outputs; None where the operator cannot do it."""
     if node.op_type == "MatMul":
-        found = turned.get(node.input[1])
-        return (found, True) if found is not None else (_matrix(markers.get(node.input[1])), False)
+        if node.input[1] in turned:
+            return turned[node.input[1]], True
+        return _matrix(markers.get(node.input[1])), False
     if node.op_type != "Gemm":
         return None, False
     about = draft.attributes(node)
@@ -166,8 +193,10 @@ def _matrix(weight: Weight | None) -> Weight | None:
 
 
 def _codes_of(node: Node, tensor: Any) -> Tensor:
+    """The codes behind a product, in the model's own layout."""
     about = {attribute.name: attribute.i for attribute in node.attribute}
     rows, blocks, _ = tensor.dims
     raw = torch.frombuffer(bytearray(onnx().numpy_helper.to_array(tensor).tobytes()), dtype=torch.uint8)
-    whole = unpack(raw, about["bits"], rows * blocks * about["block_size"]).view(rows, -1)[:, : about["K"]]
-    return whole.t().contiguous() if node.name.endswith(_TURNED) else whole.contiguous()
+    filled = unpack(raw, about["bits"], rows * blocks * about["block_size"]).view(rows, -1)  # (N, blocks · block_size)
+    codes = filled[:, : about["K"]]  # (out, in)
+    return codes.t().contiguous() if node.name.endswith(_TURNED) else codes.contiguous()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -96,10 +95,7 @@ class Draft:
 
     def replace(self, kind: str, rewrite: Callable[[Node, dict[str, Any]], list[Node]]) -> None:
         """Put what `rewrite(node, attributes)` gives in the place of each node of bitplan's of this kind."""
-        ours = (DOMAIN, kind)
-        self.rebuild(
-            lambda node: rewrite(node, self.attributes(node)) if (node.domain, node.op_type) == ours else [node]
-        )
+        self.rebuild(lambda node: rewrite(node, self.attributes(node)) if is_ours(node, kind) else [node])
 
     def rebuild(self, rewrite: Callable[[Node], list[Node]]) -> None:
         """Put what `rewrite(node)` gives in the place of each node."""
@@ -109,8 +105,11 @@ class Draft:
 
     def attributes(self, node: Node) -> dict[str, Any]:
         """A node's attributes as Python values, texts as str."""
-        values = {a.name: self._onnx.helper.get_attribute_value(a) for a in node.attribute}
-        return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+        attributes: dict[str, Any] = {}
+        for attribute in node.attribute:
+            value = self._onnx.helper.get_attribute_value(attribute)
+            attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
+        return attributes
 
     def readers(self, name: str) -> list[Node]:
         """The nodes that read a value."""
@@ -122,8 +121,10 @@ class Draft:
 
     def array(self, name: str) -> np.ndarray | None:
         """A constant of the graph by name."""
-        found = next((tensor for tensor in self.graph.initializer if tensor.name == name), None)
-        return None if found is None else np.asarray(self._onnx.numpy_helper.to_array(found))
+        for tensor in self.graph.initializer:
+            if tensor.name == name:
+                return np.asarray(self._onnx.numpy_helper.to_array(tensor))
+        return None
 
     def bypass(self, node: Node) -> None:
         """Let everything that reads a node's output read its input instead."""
@@ -133,26 +134,31 @@ class Draft:
 
     def save(self, source: Source, path: Path, *, exporter: str) -> None:
         """Drop what is unused, check everything, write; the file says which exporter knows it."""
-        self._prune()
+        self._prune_()
         left = [node for node in self.graph.node if node.domain == DOMAIN]
         assert not left, left
         del self.graph.value_info[:], self.graph.metadata_props[:]
         for node in self.graph.node:
             del node.metadata_props[:]  # torch's stack traces
-        used = Counter(node.domain for node in self.graph.node)
-        kept = [entry for entry in self.proto.opset_import if not entry.domain or used[entry.domain]]
-        versions = [self._onnx.helper.make_opsetid(entry.domain, entry.version) for entry in kept]
-        if used["com.microsoft"]:
-            versions.append(self._onnx.helper.make_opsetid("com.microsoft", 1))
+        self._say_versions_()
+        plan = json.dumps(json.loads(source.plan.to_json()))  # in one line
+        self._onnx.helper.set_model_props(self.proto, {_PLAN: plan, _EXPORTER: exporter})
+        path.write_bytes(checked_bytes(self.proto))
+
+    def _say_versions_(self) -> None:
+        """Name the operator sets that are used, ONNX's own ("") always, and the oldest format that has it."""
+        make = self._onnx.helper.make_opsetid
+        used = {node.domain for node in self.graph.node} | {""}
+        versions = [make(entry.domain, entry.version) for entry in self.proto.opset_import if entry.domain in used]
+        if "com.microsoft" in used:
+            versions.append(make("com.microsoft", 1))
         del self.proto.opset_import[:]
         self.proto.opset_import.extend(versions)
         own = [entry for entry in versions if not entry.domain]
         self.proto.ir_version = self._onnx.helper.find_min_ir_version_for(own)
-        plan = json.dumps(json.loads(source.plan.to_json()))
-        self._onnx.helper.set_model_props(self.proto, {_PLAN: plan, _EXPORTER: exporter})
-        path.write_bytes(checked_bytes(self.proto))
 
-    def _prune(self) -> None:
+    def _prune_(self) -> None:
+        """Drop nodes and tensors that no output of the graph depends on, from the last node to the first."""
         needed = {value.name for value in self.graph.output}
         kept = []
         for node in reversed(list(self.graph.node)):
@@ -250,9 +256,11 @@ def _refuse_other_types(model: nn.Module) -> None:
 
 
 def _refuse_large(model: nn.Module) -> None:
-    quantized: Mapping[int, Tensor] = {id(weight): weight for weight in weights_of(model).values()}
-    floats = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in quantized)
-    size = floats + sum(packed_bytes(weight.numel(), 8) for weight in quantized.values())
+    quantized = {id(weight): weight for weight in weights_of(model).values()}  # a shared one is stored once
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in quantized]
+    of_floats = sum(parameter.numel() * parameter.element_size() for parameter in rest)
+    of_codes = sum(packed_bytes(weight.numel(), 8) for weight in quantized.values())
+    size = of_floats + of_codes
     if size > LARGEST:
         raise InputError(
             f"this model takes {size / 2**30:.1f} GB as ONNX, and a single ONNX file ends at 2 GB: quantize more of "

@@ -87,19 +87,26 @@ class Expressible:
 
     def fit(self, part: Part) -> Precision:
         """The lowest precision at or above the part's that the target has for it."""
-        weights = self.weight_bits(part) if part.kind in ("", *self.kinds) else ()
+        weights = self.weight_bits(part) if self._knows(part) else ()
         weight = _at_least(part.precision.weight_bits, weights)
-        act = _at_least(part.precision.act_bits, self.act_bits if weight < LEFT_ALONE_BITS else ())
-        return Precision(weight_bits=weight, act_bits=act)
+        acts = self.act_bits if weight < LEFT_ALONE_BITS else ()  # beside float weights only float
+        return Precision(weight_bits=weight, act_bits=_at_least(part.precision.act_bits, acts))
 
     def why(self, part: Part) -> str:
         """Say why the target does not have this precision for the part."""
-        if part.kind not in ("", *self.kinds):
-            return f"{'an' if part.kind[0] in 'aeiou' else 'a'} {part.kind}"
+        if not self._knows(part):
+            article = "an" if part.kind[0] in "aeiou" else "a"
+            return f"{article} {part.kind}"
         fitted, asked = self.fit(part), part.precision
         if fitted.weight_bits != asked.weight_bits:
-            return f"{asked.weight_bits}-bit weights" + (f" in rows of {part.row}" if part.row else "")
-        return f"{asked.act_bits}-bit activations" + (" beside float weights" if not asked.quantizes_weights else "")
+            rows = f" in rows of {part.row}" if part.row else ""
+            return f"{asked.weight_bits}-bit weights{rows}"
+        beside = "" if asked.quantizes_weights else " beside float weights"
+        return f"{asked.act_bits}-bit activations{beside}"
+
+    def _knows(self, part: Part) -> bool:
+        """Whether the target quantizes layers of this kind; one of no known kind is given the benefit of the doubt."""
+        return part.kind in ("", *self.kinds)
 
 
 def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
@@ -109,12 +116,7 @@ def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
     be widened, all are.
     """
     parts = {part.name: part for part in _parts(source)}
-    fitted = {name: target.fit(part) for name, part in parts.items()}
-    reasons = {name: target.why(parts[name]) for name in parts if fitted[name] != parts[name].precision}
-    families = [(link, "linked with") for link in source.plan.links]
-    families += [(names, "one in the target with") for names in _same(parts, target.one)]
-    while _lift_once_(fitted, reasons, families, parts, target):
-        pass
+    fitted, reasons = _fitted(parts, source.plan, target)
     changed = {name: (parts[name].precision, fitted[name], why) for name, why in reasons.items()}
     if changed and not widen:
         raise InputError(_refusal(target.name, changed))
@@ -123,6 +125,21 @@ def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
     if changed:
         log.warning("widened for %s: %s", target.name, _listing(changed))
     return [replace(part, precision=fitted[name]) for name, part in parts.items() if part.kind != "product"]
+
+
+def _fitted(parts: Mapping[str, Part], plan: Plan, target: Expressible) -> tuple[dict[str, Precision], dict[str, str]]:
+    """The precision that the target will have for each part, and why, where it is not the plan's."""
+    fitted: dict[str, Precision] = {}
+    reasons: dict[str, str] = {}
+    for name, part in parts.items():
+        fitted[name] = target.fit(part)
+        if fitted[name] != part.precision:
+            reasons[name] = target.why(part)
+    families = [(link, "linked with") for link in plan.links]
+    families += [(names, "one in the target with") for names in _same(parts, target.one)]
+    while _lift_once_(fitted, reasons, families, parts, target):
+        pass  # a layer may be in two families: lifting one can lift the other
+    return fitted, reasons
 
 
 def grouped(part: Part, size: int) -> bool:
@@ -178,28 +195,38 @@ def _parts(source: Source) -> list[Part]:
     for name, precision in plan.precisions.items():
         kind, row = kinds.get(name, ("", 0))
         if kind in ("", "linear"):
-            usual = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
-            named = next((what for what, pattern in usual if re.search(pattern, name)), kind)
-            kind = "product" if is_product(name) else named
+            kind = _kind_by_name(name, kind)
         if kind == "embedding":  # what it reads are indices
             precision = Precision.weights_only(precision.weight_bits)
         parts.append(Part(name, precision, kind, row))
     return parts
 
 
+def _kind_by_name(name: str, kind: str) -> str:
+    """What the name of a layer tells beyond its kind, which is "linear" or, where nothing said it, ""."""
+    if is_product(name):
+        return "product"
+    patterns = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
+    for better_kind, pattern in patterns:
+        if re.search(pattern, name):
+            return better_kind
+    return kind
+
+
 def _from_graph(graph: Graph | None, plan: Plan) -> dict[str, tuple[str, int]]:
     if graph is None:
         return {}
     layers = {layer.name: layer for layer in graph.layers}
-    found: dict[str, tuple[str, int]] = {}
+    kinds_and_rows: dict[str, tuple[str, int]] = {}
     for name in plan.precisions:
         if name not in layers:
             raise InputError(f"the graph {graph.model} has no layer {name!r}: give the one that the plan was made from")
         layer = layers[name]
-        kind = layer.kind if layer.weights else "product"
-        table = kind == "embedding" and layer.in_features
-        found[name] = (kind, layer.weights // layer.in_features if table else layer.in_features)
-    return found
+        kind, row = layer.kind if layer.weights else "product", layer.in_features
+        if kind == "embedding" and row:  # its inputs are the rows of the table
+            row = layer.weights // row
+        kinds_and_rows[name] = (kind, row)
+    return kinds_and_rows
 
 
 def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int]]:
@@ -220,12 +247,13 @@ def _of_site(site: Site) -> tuple[str, int]:
 
 
 def _same(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:
-    found: dict[str, list[str]] = defaultdict(list)
+    """The layers that are one thing in the target, those of each thing together."""
+    members_of: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        key = one(name)
-        if key is not None:
-            found[key].append(name)
-    return [tuple(members) for members in found.values() if len(members) > 1]
+        thing = one(name)
+        if thing is not None:
+            members_of[thing].append(name)
+    return [tuple(members) for members in members_of.values() if len(members) > 1]
 
 
 def _lift_once_(

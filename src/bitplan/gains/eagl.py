@@ -51,15 +51,20 @@ class Eagl(Gain):
     ) -> LayerGains:
         """The gains of a torch module, a path or an opened checkpoint; needs no data and changes nothing."""
         layers = [layer for group in graph.selectable for layer in group.layers]
-        weights, kind = self._weights(model, [layer for layer in layers if layer.weights], choices[-1].weight_bits)
-        bits = sorted({choice.weight_bits for choice in choices[1:]})
+        weighted = [layer for layer in layers if layer.weights]
+        weights, kind = self._weights(model, weighted, choices[-1].weight_bits)
+        bits = sorted({choice.weight_bits for choice in choices[1:]})  # the lowest choice gains nothing: not counted
         scheme = Scheme(kind, self.per, self.group_size)
-        counted = dict(zip(weights, count_weights(list(weights.values()), bits, scheme, context.progress), strict=True))
-        tops = {name: tuple(map(int, counts[-1])) for name, counts in counted.items()}
+        histograms = count_weights(list(weights.values()), bits, scheme, context.progress)
+        counted = dict(zip(weights, histograms, strict=True))  # layer → a histogram at each of `bits`
+        entropies = {name: tuple(map(entropy, counts)) for name, counts in counted.items()}
+        errors = None
+        if self.bootstrap:
+            errors = _rows(layers, choices, bits, self._errors(counted, context.seed))
         return LayerGains(
-            values=_rows(layers, choices, bits, {n: tuple(map(entropy, c)) for n, c in counted.items()}),
-            errors=_rows(layers, choices, bits, self._errors(counted, context.seed)) if self.bootstrap else None,
-            histograms=tops,
+            values=_rows(layers, choices, bits, entropies),
+            errors=errors,
+            histograms={name: tuple(map(int, counts[-1])) for name, counts in counted.items()},
             counts={
                 "weights": sum(item.tensor.size for item in weights.values()),
                 "learned_steps": sum(item.learned is not None for item in weights.values()),
@@ -70,51 +75,61 @@ class Eagl(Gain):
         """Each layer's weights with the steps to use, and the kind of step for those without."""
         if isinstance(model, str | Path | OpenedCheckpoint):
             opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
-            weights, place = _file_weights(opened, layers, top), str(opened.path)
+            weights, path = _file_weights(opened, layers, top), str(opened.path)
         else:
             from bitplan.gains.counting.modules import module_weights
 
-            weights, place = module_weights(model, [layer.name for layer in layers]), ""
+            weights, path = module_weights(model, [layer.name for layer in layers]), ""
         lacking = [name for name, item in weights.items() if item.learned is None]
-        if self.steps == "learned" or (self.steps is None and len(lacking) < len(weights)):
+        some_learned = len(lacking) < len(weights)
+        if self.steps == "learned" or (self.steps is None and some_learned):
             if lacking:
+                more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
                 raise InputError(
-                    f"{place or 'the model'} has no learned step for layer {lacking[0]!r}"
-                    f"{f' and {len(lacking) - 1} more' if len(lacking) > 1 else ''}: choose steps=mse, "
+                    f"{path or 'the model'} has no learned step for layer {lacking[0]!r}{more}: choose steps=mse, "
                     "lsq or absmax"
                 )
-            return weights, "mse"
-        if self.steps is None and not place and lacking:
+            return weights, "mse"  # asked for by no layer: all have learned theirs
+        if self.steps is None and not path and lacking:
             raise InputError(
                 "this is a float model, without learned steps: choose how EAGL finds them, steps=mse, lsq "
                 "or absmax, or quantize and train the model first"
             )
         kind: Kind = self.steps or "mse"
-        return {name: Weights(item.tensor, item.layout) for name, item in weights.items()}, kind
+        without_steps = {name: Weights(item.tensor, item.layout) for name, item in weights.items()}
+        return without_steps, kind
 
     def _errors(self, counted: Mapping[str, Histograms], seed: int) -> dict[str, tuple[float, ...]]:
-        return {
-            name: tuple(bootstrap(c, self.bootstrap, (seed, index, c.size)).error for c in counts)
-            for index, (name, counts) in enumerate(counted.items())
-        }
+        """The standard error of every entropy; every histogram is drawn with a seed of its own."""
+        errors: dict[str, tuple[float, ...]] = {}
+        for index, (name, histograms) in enumerate(counted.items()):
+            intervals = [bootstrap(counts, self.bootstrap, (seed, index, counts.size)) for counts in histograms]
+            errors[name] = tuple(interval.error for interval in intervals)
+        return errors
 
 
 def _rows(
-    layers: list[Layer], choices: Sequence[Precision], bits: list[int], found: Mapping[str, tuple[float, ...]]
+    layers: list[Layer], choices: Sequence[Precision], bits: list[int], measured: Mapping[str, tuple[float, ...]]
 ) -> dict[str, tuple[float, ...]]:
-    """Running sums over the choices above the lowest; 0 for a layer without weights.
+    """Running sums, over the choices above the lowest, of what was measured at each of `bits`.
 
+    A layer without weights has 0 everywhere.
     Standard errors are summed too: entropies of the same weights at two precisions move together, so the
     sum is the cautious bound.
     """
     places = [bits.index(choice.weight_bits) for choice in choices[1:]]
-    none = (0.0,) * len(bits)
-    return {layer.name: (0.0, *accumulate(found.get(layer.name, none)[place] for place in places)) for layer in layers}
+    nothing = (0.0,) * len(bits)
+    rows: dict[str, tuple[float, ...]] = {}
+    for layer in layers:
+        own = measured.get(layer.name, nothing)
+        rows[layer.name] = (0.0, *accumulate(own[place] for place in places))
+    return rows
 
 
 def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -> dict[str, Weights]:
     """Tensors by name; learned steps belong to the plan's precision, or without a plan to the top choice."""
-    names, found = Names(), {}
+    names = Names()
+    weights: dict[str, Weights] = {}
     for layer in layers:
         tensor = checkpoint.weight(layer.name)
         if tensor is None or tensor.dtype not in FLOATS or tensor.size != layer.weights:
@@ -123,11 +138,8 @@ def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -
                 f"{layer.name!r}; the graph must come from this checkpoint"
             )
         step = learned_step(layer.name, checkpoint.tensors)
+        learned = None if step is None else step.floats()
         planned = checkpoint.plan.precisions.get(layer.name) if checkpoint.plan else None
-        found[layer.name] = Weights(
-            tensor,
-            names.layout(layer.name, tensor.shape),
-            None if step is None else step.floats(),
-            planned.weight_bits if planned else top,
-        )
-    return found
+        bits = planned.weight_bits if planned else top
+        weights[layer.name] = Weights(tensor, names.layout(layer.name, tensor.shape), learned, bits)
+    return weights

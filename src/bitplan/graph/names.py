@@ -100,21 +100,29 @@ def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) 
 
 
 def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for tensor in tensors:
-        name = layer_of(tensor.name)
-        if len(tensor.shape) < 2 or tensor.dtype not in FLOATS or not name:
+        if not _is_weight(tensor, names):
             continue
-        if re.search(names.weight, tensor.name) and not re.search(names.norm, name):
-            first_conv = not any("conv" in layer.kind for layer in found)
-            layer = _layer(name, tensor.shape, names, first=first_conv)
-            handed = tensor.name == f"{name}_weight"  # no module has it as its weight: a function is given it
-            found.append(layer.model_copy(update={"kind": "parameter"}) if handed else layer)
-    place = {layer.name: _place(layer, names) for layer in found}
-    return sorted(found, key=lambda layer: place[layer.name])
+        name = layer_of(tensor.name)
+        first_conv = not any("conv" in layer.kind for layer in layers)
+        layer = _layer(name, tensor.shape, names, first=first_conv)
+        if tensor.name == f"{name}_weight":  # no module has it as its weight: a function is given it
+            layer = layer.model_copy(update={"kind": "parameter"})
+        layers.append(layer)
+    return sorted(layers, key=lambda layer: _place(layer, names))
+
+
+def _is_weight(tensor: Tensor, names: Names) -> bool:
+    """Whether a tensor is the weight of a layer, by its shape, its type and its name; that of a norm is not."""
+    layer = layer_of(tensor.name)
+    if len(tensor.shape) < 2 or tensor.dtype not in FLOATS or not layer:
+        return False
+    return bool(re.search(names.weight, tensor.name)) and not re.search(names.norm, layer)
 
 
 def _place(layer: Layer, names: Names) -> int:
+    """Embeddings first, the head last, the others in between."""
     if layer.kind == "embedding":
         return 0
     return 2 if re.search(names.head, layer.name) else 1
@@ -156,13 +164,17 @@ def _links(layers: list[Layer], rules: tuple[LinkRule, ...]) -> list[Link]:
 
 
 def _stem(rule: LinkRule, name: str) -> str | None:
+    """A name with a star for what the rule's members differ in; None where the rule does not speak of it."""
     try:
-        found = None if re.search(rule.unless, name) else re.search(rule.members, name)
+        member = None if re.search(rule.unless, name) else re.search(rule.members, name)
     except re.error as error:
         raise InputError(f"the rule {rule.label!r} for links is not a regular expression: {error}") from None
-    return f"{name[: found.start()]}*{name[found.end() :]}" if found else None
+    return f"{name[: member.start()]}*{name[member.end() :]}" if member else None
 
 
 def _title(path: Path) -> str:
+    """The name of the folder that a checkpoint is or whose index it is, or of the file without its suffix."""
     place = path.resolve()
-    return place.parent.name if place.name.endswith(".index.json") else place.name if place.is_dir() else place.stem
+    if place.name.endswith(".index.json"):
+        return place.parent.name
+    return place.name if place.is_dir() else place.stem

@@ -24,14 +24,13 @@ class Ruling(NamedTuple):
 def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: str | None = None) -> Graph:
     """Fix the layers that a rule names. `first` and `last` say which they are where the order does not."""
     names = [layer.name for layer in graph.layers]
-    for pattern in [*rules.fix, *rules.free]:
-        if not fnmatch.filter(names, pattern):
-            raise InputError(f"the pattern {pattern!r} matches no layer{suggestion(pattern, names)}")
+    _check_patterns(rules, names)
     weighted = [layer.name for layer in graph.layers if layer.weights]
     ends = (first or weighted[0], last or weighted[-1]) if weighted else ("", "")
     layers = {layer.name: _apply(layer, rules, ends) for layer in graph.layers}
     for link in graph.links:
-        layers |= _fix_as_one([layers[name] for name in link.layers])
+        members = [layers[name] for name in link.layers]
+        layers |= _fix_as_one(members)
     return Graph(
         model=graph.model,
         layers=tuple(layers[name] for name in names),
@@ -40,7 +39,14 @@ def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: s
     )
 
 
+def _check_patterns(rules: Rules, names: list[str]) -> None:
+    for pattern in [*rules.fix, *rules.free]:
+        if not fnmatch.filter(names, pattern):
+            raise InputError(f"the pattern {pattern!r} matches no layer{suggestion(pattern, names)}")
+
+
 def _apply(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Layer:
+    """The layer with what its rule says, or with nothing, whatever an earlier set of rules said."""
     ruling = _ruling(layer, rules, ends)
     said = {"fixed": None, "rule": None, "why": ""} if ruling is None else ruling._asdict()
     return layer.model_copy(update=said | {"linked_to": ""})
@@ -79,14 +85,18 @@ def _ruling_of_product(layer: Layer, rules: Rules) -> Ruling:
 
 def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
     """A link with a fixed member is fixed as a whole, at the highest precision among its members."""
-    fixed = [layer for layer in members if layer.fixed]
-    if not fixed:
+
+    def height(layer: Layer) -> tuple[int, int]:
+        return (layer.fixed.weight_bits, layer.fixed.act_bits) if layer.fixed else (0, 0)
+
+    leader = max(members, key=height)
+    if leader.fixed is None:
         return {}
-    leader = max(fixed, key=lambda layer: (layer.fixed.weight_bits, layer.fixed.act_bits) if layer.fixed else (0, 0))
     shared = {
         "fixed": leader.fixed,
         "rule": leader.rule,
         "linked_to": leader.name,
         "why": f"linked to {leader.name} ({leader.why})",
     }
-    return {layer.name: layer if layer.fixed == leader.fixed else layer.model_copy(update=shared) for layer in members}
+    others = [layer for layer in members if layer.fixed != leader.fixed]
+    return {layer.name: layer.model_copy(update=shared) for layer in others}

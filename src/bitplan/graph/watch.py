@@ -108,20 +108,16 @@ class Watch:
 
     def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         """Note one tensor operation that has run."""
-        inputs = _tensors(arguments) + _tensors(tuple(options.values()))
+        inputs, outputs = _tensors(arguments) + _tensors(tuple(options.values())), _tensors((output,))
         for tensor in inputs:
             self.touched |= self.values.sources(tensor)
-        is_layer = any([self._note(product) for product in product_of(operation, arguments, output)])
+        is_layer = False
+        for product in product_of(operation, arguments, output):
+            is_layer |= self._note(product)
         path = self._stack[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
-        outputs = _tensors((output,))
         self.values.made(outputs, inputs, by, is_layer)
-        written = [
-            argument
-            for argument, schema in zip(arguments, operation._schema.arguments, strict=False)
-            if schema.alias_info is not None and schema.alias_info.is_write
-        ]
-        self.values.wrote(_tensors(tuple(written)), inputs, by)
+        self.values.wrote(_written(operation, arguments), inputs, by)
         if operation.overloadpacket in _COPIES:
             self.values.copied(inputs[0], outputs[0])
 
@@ -129,30 +125,32 @@ class Watch:
         """Add a product to its layer, if it belongs to one."""
         given, weight = self._roles(product)
         if weight is not None:
-            sources = sorted(self.values.sources(weight))
-            largest = max(sources, key=lambda name: self._sizes[name])  # of a matrix with a low-rank update: the matrix
-            size = self._sizes[largest] if len(sources) == 1 else weight.numel()
-            kind = "recurrent" if self._function in _RECURRENT else None
-            seen = self._layer(layer_of(largest), product, size, kind)
+            seen = self._weighted_layer(product, weight)
             self.last_weighted = seen.name
-            if product.kind != "embedding":
+            if product.kind != "embedding":  # what it reads are indices
                 seen.inputs.append(self.values.key(given))
         elif self.values.is_activation(product.first) and self.values.is_activation(product.second):
-            seen = self._layer(
-                self._product_name, product, 0, "attention" if "attention" in self._function else "product"
-            )
+            kind = "attention" if "attention" in self._function else "product"
+            seen = self._layer(self._product_name, product, 0, kind)
         else:
             return False
         seen.macs += product.macs
         return True
 
+    def _weighted_layer(self, product: Product, weight: torch.Tensor) -> SeenLayer:
+        """The layer that has this weight, which one parameter is or several make together."""
+        sources = sorted(self.values.sources(weight))
+        largest = max(sources, key=lambda name: self._sizes[name])  # of a matrix with a low-rank update: the matrix
+        size = self._sizes[largest] if len(sources) == 1 else weight.numel()
+        kind = "recurrent" if self._function in _RECURRENT else None
+        return self._layer(layer_of(largest), product, size, kind)
+
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
         first, second = product.first, product.second
         only_second = product.kind == "embedding" or product.kind.startswith("conv")
-        if self.values.sources(second) and (
-            only_second or self.values.is_activation(first) or self._function in _LAYER_FUNCTIONS
-        ):
+        takes_weights = only_second or self._function in _LAYER_FUNCTIONS
+        if self.values.sources(second) and (takes_weights or self.values.is_activation(first)):
             return first, second
         if self.values.sources(first) and self.values.is_activation(second) and not only_second:
             return second, first
@@ -169,6 +167,13 @@ class Watch:
 
 def _tensors(tree: tuple[Any, ...]) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors that an operation changes in place, as its signature marks them."""
+    declared = operation._schema.arguments  # optional ones at its end may not be given
+    pairs = zip(arguments, declared, strict=False)
+    return _tensors(tuple(value for value, about in pairs if about.alias_info and about.alias_info.is_write))
 
 
 class _Functions(TorchFunctionMode):

@@ -28,6 +28,8 @@ from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQua
 from bitplan.quant.sites import Site
 
 _SOFTMAX_BITS = 8
+_PRODUCT_INPUTS = ("left", "right")
+_ATTENTION_INPUTS = ("query", "key", "scores", "weights", "value")
 _SHORTCUTS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
@@ -102,7 +104,9 @@ def quantizers_at(site: Site) -> Quantizers:
     if holder is None:
         return _NONE
     if site.kind == "product":
-        return Quantizers(None, tuple(module for module in holder.children() if isinstance(module, InputQuantizer)))
+        operands = [module for module in holder.children() if isinstance(module, InputQuantizer)]
+        return Quantizers(None, tuple(operands))
+    # What is left alone has an identity there.
     weight, inputs = getattr(holder, WEIGHT_QUANTIZER, None), getattr(holder, INPUT_QUANTIZER, None)
     return Quantizers(
         weight if isinstance(weight, WeightQuantizer) else None,
@@ -135,7 +139,7 @@ class _Factory:
         if kept is not None:
             before = kept.step.detach()
             fits = before.shape == step.shape or before.numel() == 1
-            step = before.expand_as(step) if fits else before.mean()
+            step = before.expand_as(step) if fits else before.mean()  # from one per channel to one: their mean
         learned = self.options.method == "lsq"
         made = WeightQuantizer(bits_before, step, learned=learned, fused=self.options.fused)
         made.rescale_(bits)
@@ -215,15 +219,16 @@ def _adopt_with_(site: Site, layer_type: LayerType, weight: nn.Module, inputs: n
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
     if not precision.quantizes_inputs:
         return
+    is_attention = function_of(site.key) == ATTENTION
     kept = factory.kept.get(site.layer, _NONE).inputs
-    attention = function_of(site.key) == ATTENTION
-    names = ("query", "key", "scores", "weights", "value") if attention else ("left", "right")
     made: dict[str, InputQuantizer] = {}
-    for place, name in enumerate(names):
-        bits = _SOFTMAX_BITS if name == "scores" else precision.act_bits
-        old = kept[place] if place < len(kept) else None
-        made[name] = factory.activation(site.layer, bits, old, masked=name == "scores")
-    _calls(site.owner)[site.key] = AttentionCall(made) if attention else ProductCall(made["left"], made["right"])
+    for place, name in enumerate(_ATTENTION_INPUTS if is_attention else _PRODUCT_INPUTS):
+        before = kept[place] if place < len(kept) else None
+        is_scores = name == "scores"  # what the softmax reads, masks among it
+        bits = _SOFTMAX_BITS if is_scores else precision.act_bits
+        made[name] = factory.activation(site.layer, bits, before, masked=is_scores)
+    call = AttentionCall(made) if is_attention else ProductCall(made["left"], made["right"])
+    _calls(site.owner)[site.key] = call
 
 
 def _finish_products_(owner: Owner, factory: _Factory) -> None:
@@ -231,8 +236,9 @@ def _finish_products_(owner: Owner, factory: _Factory) -> None:
     products = [site for site in owner.call_quantizers.values() if isinstance(site, ProductCall)]
     if len(products) > 1:
         layer = products[0].left.name
-        kept = factory.kept.get(layer, _NONE).inputs
-        products[0].softmax = factory.activation(layer, _SOFTMAX_BITS, kept[2] if len(kept) > 2 else None, masked=True)
+        kept = factory.kept.get(layer, _NONE).inputs  # left, right, and perhaps that of a softmax
+        before = kept[2] if len(kept) > 2 else None
+        products[0].softmax = factory.activation(layer, _SOFTMAX_BITS, before, masked=True)
     if not any(isinstance(site, ProductCall | AttentionCall) for site in owner.call_quantizers.values()):
         return
     for module in owner.modules():

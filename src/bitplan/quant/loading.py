@@ -20,6 +20,8 @@ _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first ch
 _SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
 # What a model computes with but no shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+_COUNTER = "num_batches_tracked"  # of a batch norm
+_SHOWN = 4
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,7 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
 def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Give a model all of its tensors; one too few, too many or of another shape is refused before any is copied."""
     expected = model.state_dict()
-    counters = {name: value for name, value in expected.items() if name.endswith("num_batches_tracked")}
+    counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
     complete = counters | dict(tensors)  # files older than torch 0.4.1 lack them
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
@@ -68,11 +70,12 @@ def aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTenso
 
     The same brings a name back inside a part that the model calls `module`, which the reader takes for a wrapper.
     """
-    parts = dict.fromkeys(name.partition(".")[0] for name in expected if "." in name)
-    candidates = [
-        {_known(prefix + name, expected): tensor for name, tensor in tensors.items()}
-        for prefix in ("", *(f"{part}." for part in parts))
-    ]
+    parts = dict.fromkeys(name.partition(".")[0] for name in expected if "." in name)  # the model's outermost ones
+
+    def inside(prefix: str) -> TorchTensors:
+        return {_known(prefix + name, expected): tensor for name, tensor in tensors.items()}
+
+    candidates = [inside(""), *(inside(f"{part}.") for part in parts)]
     return max(candidates, key=lambda named: len(named.keys() & expected.keys()))
 
 
@@ -87,13 +90,16 @@ def _check_fits(name: str, given: Tensor, wanted: Tensor, source: Path) -> None:
 
 def _check_complete(given: TorchTensors, wanted: Mapping[str, Tensor], source: Path) -> None:
     """Refuse a file that lacks tensors; where it is one head, or two, say how it stays as it is."""
-    lacks = [name for name in wanted if name not in given and not name.endswith("num_batches_tracked")]
-    if not lacks:
+    lacking = [name for name in wanted if name not in given and not name.endswith(_COUNTER)]
+    if not lacking:
         return
-    shown = ", ".join(f"{name} {tuple(wanted[name].shape)}" for name in lacks[:4])
-    rest = f" and {len(lacks) - 4} more" if len(lacks) > 4 else ""
-    heads = tuple(dict.fromkeys(f"{name.rpartition('.')[0]}.*" for name in lacks))
-    advice = f": if they are to be trained from their random values, pass fresh={heads}" if len(heads) <= 2 else ""
+    shown = ", ".join(f"{name} {tuple(wanted[name].shape)}" for name in lacking[:_SHOWN])
+    rest = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+    modules = [name.rpartition(".")[0] for name in lacking]
+    heads = tuple(dict.fromkeys(f"{module}.*" for module in modules))
+    advice = ""
+    if len(heads) <= 2:
+        advice = f": if they are to be trained from their random values, pass fresh={heads}"
     raise FileError(f"{source} lacks {shown}{rest}, which the model has{advice}")
 
 
@@ -110,6 +116,7 @@ def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
 
 
 def _known(name: str, expected: Mapping[str, Tensor]) -> str:
+    """The name by which the model knows a tensor: a norm's old one (gamma, beta) may be in the file."""
     stem, dot, last = name.rpartition(".")
     modern = f"{stem}{dot}{_OLD_NAMES.get(last, last)}"
     return modern if modern in expected and name not in expected else name

@@ -22,6 +22,8 @@ LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a searc
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
 
+Picks = tuple[int, ...]
+"""A selection: for each group that may be chosen, in order, which of the choices it has."""
 PointAt = Callable[[int], Point | None]
 
 
@@ -83,14 +85,12 @@ def _stops(subject: Subject, written: Mapping[int, str], between: Iterable[int])
 def _written(subject: Subject) -> dict[int, str]:
     """The budgets that can be met, by their capacity; those too many are thinned out, the chosen one is kept."""
     least = sum(min(row) for row in subject.cost.rows.values())
-    if subject.capacity(subject.budget) < least:
-        select(
-            subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget
-        )  # says what is possible
+    if subject.capacity(subject.budget) < least:  # refused with what is possible
+        select(subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget)
     every = math.ceil(len(subject.budgets) / (LIMIT - 1))
     kept = [*subject.budgets[::every], subject.budget]
-    found = {subject.capacity(budget): budget for budget in kept}
-    return {capacity: label for capacity, label in found.items() if capacity >= least}
+    labels = {subject.capacity(budget): budget for budget in kept}
+    return {capacity: label for capacity, label in labels.items() if capacity >= least}
 
 
 def _grid(cost: Costs, whole: int, room: int) -> set[int]:
@@ -117,7 +117,8 @@ def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) 
     if frontier is not None:
         return frontier.point
     cost = subject.cost
-    costs = [cost, *(one for one in subject.costs if one.name != cost.name)]
+    others = [other for other in subject.costs if other.name != cost.name]
+    costs = [cost, *others]  # the first budget, in units, is of the first cost
 
     def search(capacity: int) -> Point | None:
         budgets = [str(capacity), *subject.others]
@@ -138,20 +139,29 @@ def _point(plan: Plan, subject: Subject) -> Point:
 
 def encode(ride: Ride, subject: Subject) -> dict[str, object]:
     """A ride for the page: every different selection once, as one digit per group, and which one is at each stop."""
-    found = {point.picks: point for point in ride.points if point is not None}
-    order = {picks: place for place, picks in enumerate(found)}
-    sums = {name: _sums(subject, name, found) for name in ("bops", "memory")}
+    by_picks = {point.picks: point for point in ride.points if point is not None}
+    selections, points = list(by_picks), list(by_picks.values())
+    place = {picks: index for index, picks in enumerate(selections)}
+    at: list[int | None] = []
+    prices: list[float | None] = []
+    for point in ride.points:  # stops may share a selection, but each has a shadow price of its own
+        at.append(None if point is None else place[point.picks])
+        prices.append(None if point is None else point.shadow_price)
     return {
-        "picks": ["".join(DIGITS[pick] for pick in picks) for picks in found],
-        "cost": [point.cost for point in found.values()],
-        "used": [used(subject, point.cost) for point in found.values()],
-        "gain": [point.gain for point in found.values()],
-        "bops": sums["bops"],
-        "bits": sums["memory"],
-        "smaller": _compressions(subject, found),
-        "at": [None if point is None else order[point.picks] for point in ride.points],
-        "price": [None if point is None else point.shadow_price for point in ride.points],
+        "picks": [_digits(picks) for picks in selections],
+        "cost": [point.cost for point in points],
+        "used": [used(subject, point.cost) for point in points],
+        "gain": [point.gain for point in points],
+        "bops": _sums(subject, "bops", selections),
+        "bits": _sums(subject, "memory", selections),
+        "smaller": _compressions(subject, selections),
+        "at": at,
+        "price": prices,
     }
+
+
+def _digits(picks: Picks) -> str:
+    return "".join(DIGITS[pick] for pick in picks)
 
 
 def used(subject: Subject, spent: int) -> str:
@@ -161,19 +171,27 @@ def used(subject: Subject, spent: int) -> str:
     return trimmed(number) + unit.written
 
 
-def _sums(subject: Subject, cost: str, found: Iterable[tuple[int, ...]]) -> list[int]:
+def _sums(subject: Subject, cost: str, selections: Sequence[Picks]) -> list[int]:
     """What selections cost by another measure, fixed layers included."""
     priced = price(cost, subject.graph, subject.cost.choices)
-    fixed, rows = sum(priced.fixed.values()), [priced.rows[group.name] for group in subject.graph.selectable]
-    return [fixed + sum(row[pick] for row, pick in zip(rows, picks, strict=True)) for picks in found]
+    fixed = sum(priced.fixed.values())
+    rows = [priced.rows[group.name] for group in subject.graph.selectable]
+    return [fixed + _sum_of_picked(rows, picks) for picks in selections]
 
 
-def _compressions(subject: Subject, found: Iterable[tuple[int, ...]]) -> list[float]:
-    """How many times smaller the weights are than in 32-bit floating point."""
-    groups, bits = subject.graph.selectable, [choice.weight_bits for choice in subject.cost.choices]
-    fixed = sum(layer.weights * layer.fixed.weight_bits for layer in subject.graph.layers if layer.fixed)
-    whole = FLOAT_BITS * sum(layer.weights for layer in subject.graph.layers)
-    stored = [
-        fixed + sum(group.weights * bits[pick] for group, pick in zip(groups, picks, strict=True)) for picks in found
-    ]
-    return [whole / one if one else 1.0 for one in stored]
+def _compressions(subject: Subject, selections: Sequence[Picks]) -> list[float]:
+    """How many times smaller the weights are than in 32-bit floating point; 1 for a network without weights."""
+    graph, choices = subject.graph, subject.cost.choices
+    fixed = sum(layer.weights * layer.fixed.weight_bits for layer in graph.layers if layer.fixed)
+    rows = [[group.weights * choice.weight_bits for choice in choices] for group in graph.selectable]
+    as_floats = FLOAT_BITS * sum(layer.weights for layer in graph.layers)
+    compressions = []
+    for picks in selections:
+        stored = fixed + _sum_of_picked(rows, picks)
+        compressions.append(as_floats / stored if stored else 1.0)
+    return compressions
+
+
+def _sum_of_picked(rows: Sequence[Sequence[int]], picks: Picks) -> int:
+    """The sum over groups of the value, in the group's row of choices, that is picked there."""
+    return sum(row[pick] for row, pick in zip(rows, picks, strict=True))

@@ -27,7 +27,8 @@ def choose(
         raise UnknownName("method of this run", method, titles)
     if method is None or any(result.trial.budgets for result in _of(run, done, method)):
         subject = run_subject(run, None if budget is None else str(Budget.parse(budget)))
-        method, budget = method or answer(subject, gather(subject, run.plans)).title, subject.budget
+        budget = subject.budget
+        method = method or answer(subject, gather(subject, run.plans)).title
     elif budget is not None:
         raise InputError(f"{method} has no budget: leave out --budget {budget}")
     return _pick(run, _of(run, done, method), method, budget, seed)
@@ -38,17 +39,19 @@ def _of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
 
 
 def _pick(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
+    """Of a method's own results, the one at this budget with this seed, or with the first that is there."""
     budgets = (budget,) if budget else ()
-    at = [result for result in own if result.trial.budgets == budgets]
-    if not at:
+    at_budget = [result for result in own if result.trial.budgets == budgets]
+    if not at_budget:
         known = list(dict.fromkeys(", ".join(result.trial.budgets) for result in own))
         there = f"there is {', '.join(known)}" if known else "it has no result at all"
         raise InputError(f"no trained network of {method} at the budget {budget}: {there}")
-    wanted = [one for one in run.study.seeds if seed in (None, one)]
-    for one in wanted:
-        for result in at:
-            if result.trial.seed == one:
+    for wanted in run.study.seeds:  # in the study's order, so that the first seed comes first
+        if seed not in (None, wanted):
+            continue
+        for result in at_budget:
+            if result.trial.seed == wanted:
                 return result
-    known = [str(result.trial.seed) for result in at]
-    words = run.study.words_over_seeds(at[0].trial)
-    raise InputError(f"no trained network of {words} with seed {seed}: there is {', '.join(known)}")
+    seeds = ", ".join(str(result.trial.seed) for result in at_budget)
+    words = run.study.words_over_seeds(at_budget[0].trial)
+    raise InputError(f"no trained network of {words} with seed {seed}: there is {seeds}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bitplan.core.budget import Budget
@@ -13,7 +13,7 @@ from bitplan.reports.evidence import additivity_data, provenance_data, trials_da
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.weights import histograms, short
-from bitplan.stats.compare import ALPHA
+from bitplan.stats.compare import ALPHA, Cell, Comparison
 from bitplan.stats.correction import CORRECTION
 
 Data = dict[str, Any]
@@ -27,7 +27,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
     return {
         "title": subject.title,
         "task": subject.study.task if subject.study else None,
-        "choices": [{"name": str(one), "w": one.weight_bits, "a": one.act_bits} for one in choices],
+        "choices": [{"name": str(choice), "w": choice.weight_bits, "a": choice.act_bits} for choice in choices],
         "alpha": ALPHA,
         "correction": CORRECTION.words,
         "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
@@ -60,12 +60,13 @@ def _track(subject: Subject, track: Track) -> Data:
 
 
 def _answer(subject: Subject, scores: Scores | None, chosen: Answer) -> Data:
-    candidate = next(one for one in subject.candidates if one.title == chosen.title)
+    candidate = next(candidate for candidate in subject.candidates if candidate.title == chosen.title)
     plan = subject.plan or subject.make(candidate, chosen.budget)
     figures = total(plan, subject.graph)
-    rows = [_row(chosen.title, chosen.cell.scores, chosen.cell.mean, chosen.cell.sd)] if chosen.cell else []
-    if scores is not None and rows:
-        rows += [_row(cell.title, cell.scores, cell.mean, cell.sd) for cell in scores.references]
+    rows: list[Data] = []
+    if chosen.cell is not None:
+        references = scores.references if scores is not None else ()
+        rows = [_row(cell) for cell in (chosen.cell, *references)]
     choices = candidate.gains.choices
     picks = [plan.precisions[group.name] for group in subject.graph.selectable]
     return {
@@ -91,41 +92,46 @@ def _answer(subject: Subject, scores: Scores | None, chosen: Answer) -> Data:
 def _proof(plan: Plan) -> str:
     if plan.gap is None:
         return f"chosen by the {plan.selector} selector, which proves no bound"
-    return "proven best for these gains" if plan.gap <= 1e-9 * max(1.0, abs(plan.gain)) else (
-        f"at most {plan.gap:.2g} of gain below the best"
-    )  # fmt: skip
+    rounding = 1e-9 * max(1.0, abs(plan.gain))
+    if plan.gap <= rounding:
+        return "proven best for these gains"
+    return f"at most {plan.gap:.2g} of gain below the best"
 
 
-def _row(title: str, scores: Sequence[float], mean: float, sd: float | None) -> Data:
-    return {"title": title, "mean": mean, "sd": sd, "scores": list(scores)}
+def _row(cell: Cell) -> Data:
+    return {"title": cell.title, "mean": cell.mean, "sd": cell.sd, "scores": list(cell.scores)}
 
 
 def _scores(subject: Subject, scores: Scores) -> Data:
+    """Every cell and every test; methods and budgets stand in them as places in `titles` and `budgets`."""
     assert subject.study is not None
-    titles = [method.title for method in subject.study.methods]
     unit = Budget.parse(subject.budget).unit
     amounts = {written: Budget.parse(written).place(unit) for written in subject.study.budgets}
     budgets = sorted(amounts, key=lambda written: amounts[written])
-    place = {budget: index for index, budget in enumerate(budgets)}
+    titles = [method.title for method in subject.study.methods]
+    budget_place = {budget: index for index, budget in enumerate(budgets)}
+    title_place = {title: index for index, title in enumerate(titles)}
+
+    def cell_data(cell: Cell) -> Data:
+        places = {"m": title_place[cell.title], "b": budget_place[cell.budget]}
+        values = {"mean": cell.mean, "sd": cell.sd, "scores": list(cell.scores), "same": list(cell.shared_with)}
+        return places | values
+
+    def test_data(test: Comparison) -> list[Any]:
+        places = [title_place[test.first], title_place[test.second], budget_place[test.budget]]
+        return [*places, test.difference, test.p, test.corrected, test.verdict()]
+
     return {
         "metric": scores.metric,
         "up": scores.higher_is_better,
         "budgets": [[budget, float(amounts[budget])] for budget in budgets],
         "unit": axis_label(subject),
         "titles": titles,
-        "cells": [
-            {"m": titles.index(cell.title), "b": place[cell.budget], "mean": cell.mean, "sd": cell.sd,
-             "scores": list(cell.scores), "same": list(cell.shared_with)}
-            for cell in scores.methods
-        ],
-        "references": [_row(cell.title, cell.scores, cell.mean, cell.sd) for cell in scores.references],
-        "tests": [
-            [titles.index(one.first), titles.index(one.second), place[one.budget], one.difference, one.p, one.corrected,
-             one.verdict()]
-            for one in scores.comparisons
-        ],
+        "cells": [cell_data(cell) for cell in scores.methods],
+        "references": [_row(cell) for cell in scores.references],
+        "tests": [test_data(test) for test in scores.comparisons],
         "notes": _notes(subject, scores),
-    }  # fmt: skip
+    }
 
 
 def axis_label(subject: Subject) -> str:
@@ -136,11 +142,11 @@ def axis_label(subject: Subject) -> str:
 def _notes(subject: Subject, scores: Scores) -> list[str]:
     """What is missing or thin, in words."""
     notes, failed = [], len(subject.failures)
-    told = f"; {failed} failed, the table of trials says why" if failed else ""
+    failures = f"; {failed} failed, the table of trials says why" if failed else ""
     if scores.done < scores.planned:
-        notes.append(f"{scores.done} of {scores.planned} trials are done{told}. The others have no point here.")
+        notes.append(f"{scores.done} of {scores.planned} trials are done{failures}. The others have no point here.")
     elif failed:
-        notes.append(f"All {scores.planned} trials are done{told}.")
+        notes.append(f"All {scores.planned} trials are done{failures}.")
     if scores.methods and scores.single_seed:
         notes.append("One seed only: there is no spread to show, and no difference can be called significant.")
     if scores.methods and len({cell.title for cell in scores.methods}) == 1:
@@ -154,31 +160,30 @@ def _network(graph: Graph) -> Data:
     """Groups in order; a layer is a list [name, kind, macs, weights, inputs, place in the graph]."""
     places = {layer.name: index for index, layer in enumerate(graph.layers)}
     through = {link.layers[0]: link.through for link in graph.links}
+    groups = []
+    for group in graph.groups:
+        layers = [
+            [layer.name, layer.kind, layer.macs, layer.weights, layer.in_features, places[layer.name]]
+            for layer in group.layers
+        ]
+        fixed = None
+        if group.fixed is not None:
+            fixed = {"name": str(group.fixed), "w": group.fixed.weight_bits, "why": group.layers[0].why}
+        groups.append({"layers": layers, "fixed": fixed, "through": through.get(group.name)})
     return {
         "model": graph.model,
         "macs": sum(layer.macs for layer in graph.layers),
         "weights": sum(layer.weights for layer in graph.layers),
         "unreached": list(graph.unreached),
-        "groups": [
-            {
-                "layers": [
-                    [layer.name, layer.kind, layer.macs, layer.weights, layer.in_features, places[layer.name]]
-                    for layer in group.layers
-                ],
-                "fixed": group.fixed
-                and {"name": str(group.fixed), "w": group.fixed.weight_bits, "why": group.layers[0].why},
-                "through": through.get(group.name),
-            }
-            for group in graph.groups
-        ],
+        "groups": groups,
     }
 
 
 def _method(candidate: Candidate, subject: Subject) -> Data:
+    """A method and its gains, a row for each group that may be chosen."""
     gains = candidate.gains
     names = [group.name for group in subject.graph.selectable]
-    order = sorted(names, key=lambda name: -gains.rows[name][-1])
-    ranks = _ranks(order, gains)
+    ranks = _ranks(sorted(names, key=lambda name: -gains.rows[name][-1]), gains)
     return {
         "title": candidate.title,
         "name": gains.method,
@@ -188,10 +193,14 @@ def _method(candidate: Candidate, subject: Subject) -> Data:
         "counts": gains.counts,
         "seed": gains.seed,
         "id": gains.id,
-        "rows": [[short(value) for value in gains.rows[name]] for name in names],
-        "errors": gains.errors and [[short(value) for value in gains.errors[name]] for name in names],
+        "rows": _shortened(gains.rows, names),
+        "errors": gains.errors and _shortened(gains.errors, names),
         "ranks": [ranks[name] + 1 for name in names],
     }
+
+
+def _shortened(rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[list[float]]:
+    return [[short(value) for value in rows[name]] for name in names]
 
 
 def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:

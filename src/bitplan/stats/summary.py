@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import InputError
@@ -52,23 +53,33 @@ def area(
     places = _places(list(scores))
     if places is None:
         return None
-    seeds = sorted(set.intersection(*(set(row) for row in scores.values())))
-    if not seeds:
+    seeds_at = [set(by_seed) for by_seed in scores.values()]
+    complete = sorted(set.intersection(*seeds_at))
+    if not complete:
         return None
     ordered = sorted(scores, key=lambda budget: places[budget])
-    across = np.array([float(places[budget]) for budget in ordered])
-    heights = np.array([[scores[budget][one] for budget in ordered] for one in seeds])  # (seeds, budgets)
-    areas = (heights[:, 1:] + heights[:, :-1]) @ np.diff(across) / (2 * (across[-1] - across[0]))
+    across = np.array([float(places[budget]) for budget in ordered])  # (budgets,)
+    heights = np.array([[scores[budget][one] for budget in ordered] for one in complete])  # (seeds, budgets)
+    areas = (heights[:, 1:] + heights[:, :-1]) @ np.diff(across) / (2 * (across[-1] - across[0]))  # (seeds,)
     low = high = None
-    if len(seeds) > 1:
-        draws = np.random.default_rng(seed).integers(len(seeds), size=(resamples, len(seeds)))
-        low, high = (float(edge) for edge in np.quantile(areas[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2]))
-    return Area(float(areas.mean()), low, high, tuple(float(one) for one in areas))
+    if len(complete) > 1:
+        low, high = _interval(areas, resamples, level, seed)
+    return Area(float(areas.mean()), low, high, tuple(float(value) for value in areas))
+
+
+def _interval(values: NDArray[np.float64], resamples: int, level: float, seed: int) -> tuple[float, float]:
+    """Where the mean of the values lies at this level, when they are drawn again with replacement."""
+    draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    means = values[draws].mean(axis=1)  # (resamples,)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
     """Where each budget lies on one common axis, or None where there is none."""
-    parsed = {budget: Budget.parse(budget) for budget in budgets}
-    places = {budget: one.place() for budget, one in parsed.items()}
-    apart = len(set(places.values())) == len(budgets) > 1
-    return places if apart and len({one.axis for one in parsed.values()}) == 1 else None
+    parsed = [Budget.parse(budget) for budget in budgets]
+    places = [budget.place() for budget in parsed]
+    axes = {budget.axis for budget in parsed}
+    if len(budgets) < 2 or len(set(places)) < len(budgets) or len(axes) > 1:
+        return None
+    return dict(zip(budgets, places, strict=True))

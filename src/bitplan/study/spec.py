@@ -63,31 +63,42 @@ def _study(content: Content, home: Path) -> Study:
     _check_keys(recipe, Recipe.model_fields, "[recipe]")
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
     engine = _table(content, "engine")
-    plain = {key: content[key] for key in _PLAIN if key in content}
-    cost = _located({"cost": content.get("cost", COST)}, (), home)["cost"]
+    cost = _text(content.get("cost", COST), False, home)
     return Study(
-        **plain,
+        **{key: content[key] for key in _PLAIN if key in content},
         task=_named(task, "task"),
-        task_options=_located({key: value for key, value in task.items() if key != "name"}, DATA, home),
+        task_options=_located(_options(task), DATA, home),
         rules=_section(Rules, _table(content, "rules"), "[rules]"),
         choices=tuple(_list(content, "choices")),
         cost=cost,
-        budgets=tuple(str(_budget(written, cost)) for written in _list(content, "budgets")),
+        budgets=_budgets(content, cost),
         methods=tuple(_method(method, recipe, home) for method in _list(content, "methods")),
         seeds=tuple(_list(content, "seeds")),
         start=_start(_table(content, "start"), recipe, home),
         recipe=_recipe({}, recipe, "[recipe]"),
         engine=_named(engine, "[engine]") if engine else "local",
-        engine_options={key: value for key, value in engine.items() if key != "name"},
+        engine_options=_options(engine),
     )
+
+
+def _options(table: Content) -> Content:
+    """What a table says beside the name."""
+    return {key: value for key, value in table.items() if key != "name"}
+
+
+def _budgets(content: Content, cost: Any) -> tuple[str, ...]:
+    budgets = [_budget(written, cost) for written in _list(content, "budgets")]
+    return tuple(str(budget) for budget in budgets)
 
 
 def _budget(written: Any, cost: Any) -> Budget:
     """A budget that names the cost which its unit stands for, unless the study's own table may count such units."""
     budget = Budget.parse(written)
     stands_for = budget.unit.usual
-    is_table = str(cost).endswith(_TABLES)
-    return replace(budget, cost=stands_for) if budget.cost is None and stands_for in COSTS and not is_table else budget
+    own_table = str(cost).endswith(_TABLES)
+    if budget.cost is not None or own_table or stands_for not in COSTS:
+        return budget
+    return replace(budget, cost=stands_for)
 
 
 def _method(content: Any, base: Content, home: Path) -> Method:
@@ -116,7 +127,9 @@ def _start(content: Content, base: Content, home: Path) -> Start:
 def _recipe(changes: Content, base: Content, where: str) -> Recipe:
     """A recipe that says only what differs from the base; a length replaces the base's, in whichever unit."""
     _check_keys(changes, Recipe.model_fields, where)
-    kept = {key: value for key, value in base.items() if key not in _LENGTHS or not set(_LENGTHS) & set(changes)}
+    says_length = any(key in changes for key in _LENGTHS)
+    replaced = _LENGTHS if says_length else ()
+    kept = {key: value for key, value in base.items() if key not in replaced}
     return _section(Recipe, kept | changes, where)
 
 

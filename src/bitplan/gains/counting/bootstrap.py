@@ -21,11 +21,12 @@ class Interval:
 
 def bootstrap(counts: ArrayLike, samples: int, seed: int | tuple[int, ...] = 0) -> Interval:
     """Draw the histogram again so many times, as a multinomial of its own frequencies."""
-    held = np.asarray(counts, np.int64)
-    total = int(held.sum())
+    seen = np.asarray(counts, np.int64)  # (codes,)
+    total = int(seen.sum())
     if total == 0:
         return Interval(0.0, 0.0, 0.0)
-    drawn = np.random.default_rng(seed).multinomial(total, held / total, size=samples)
-    values = entropies(drawn.astype(np.float64))
+    drawn = np.random.default_rng(seed).multinomial(total, seen / total, size=samples)  # (samples, codes)
+    values = entropies(drawn.astype(np.float64))  # (samples,)
+    error = float(values.std(ddof=1)) if samples > 1 else 0.0
     low, high = np.quantile(values, (0.025, 0.975))
-    return Interval(float(values.std(ddof=1)) if samples > 1 else 0.0, float(low), float(high))
+    return Interval(error, float(low), float(high))

@@ -20,7 +20,9 @@ from bitplan.gains.counting import plain
 from bitplan.weights.tensors import Tensor
 
 LINE = plain.LINE
+_FEWEST_COUNTS = 16  # the loops for up to 4 bits add to as many
 PREFIX_SHIFT = 13  # of 23 bits of mantissa 10 are kept: fp32 values to within 0.05 %
+_EXPONENT = 0x7F800000  # the bits of the exponent of an fp32; all ones: infinity or NaN
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -44,19 +46,22 @@ loops = _load_loops()
 class Lines:
     """fp32 weights in lines of 128, `per` lines to each run that shares a step, filled up with zeros."""
 
-    body: Floats
+    body: Floats  # (lines, 128)
     per: int
-    fill: int
+    fill: int  # how many zeros were added
 
     @classmethod
     def flat(cls, values: Floats) -> tuple[Lines, ...]:
-        """One run: the whole lines without a copy, then the rest."""
-        whole = values.size // LINE * LINE
-        parts = [cls(values[:whole].reshape(-1, LINE), max(whole // LINE, 1), 0)] if whole else []
-        if whole < values.size:
-            rest = np.zeros((1, LINE), np.float32)
-            rest[0, : values.size - whole] = values[whole:]
-            parts.append(cls(rest, 1, LINE - values.size + whole))
+        """One run: the full lines without a copy, then the rest in a line of its own."""
+        full = values.size // LINE * LINE
+        rest = values.size - full
+        parts = []
+        if full:
+            parts.append(cls(values[:full].reshape(-1, LINE), full // LINE, 0))
+        if rest:
+            line = np.zeros((1, LINE), np.float32)
+            line[0, :rest] = values[full:]
+            parts.append(cls(line, 1, LINE - rest))
         return tuple(parts)
 
     @classmethod
@@ -64,21 +69,20 @@ class Lines:
         """Every row (rows, width) cut into runs; a row's last run may be shorter."""
         count, width = rows.shape
         run = max(1, min(run, width))
-        per = -(-run // LINE)
+        per = -(-run // LINE)  # rounded up
         if run % LINE == 0 and width % run == 0:
             return cls(rows.reshape(-1, LINE), per, 0)
-        whole, rest = divmod(width, run)
-        body = np.zeros((count, whole + (rest > 0), per * LINE), np.float32)
-        body[:, :whole, :run] = rows[:, : whole * run].reshape(count, whole, run)
+        full, rest = divmod(width, run)
+        body = np.zeros((count, full + (rest > 0), per * LINE), np.float32)  # (rows, runs of a row, weights of a run)
+        body[:, :full, :run] = rows[:, : full * run].reshape(count, full, run)
         if rest:
-            body[:, whole, :rest] = rows[:, whole * run :]
+            body[:, full, :rest] = rows[:, full * run :]
         return cls(body.reshape(-1, LINE), per, body.size - rows.size)
 
     def count(self, steps: Floats, bits: int, name: str) -> Counts:
         """How often each of the 2^bits codes occurs."""
-        counts = np.zeros(max(16, 2**bits), np.int64)
-        _add_counts(self.body, steps, self.per, bits, counts, name)
-        counts[2 ** (bits - 1)] -= self.fill
+        counts = np.zeros(max(_FEWEST_COUNTS, 2**bits), np.int64)
+        _add_counts_(counts, self, steps, bits, name)
         return counts[: 2**bits]
 
     def measure(self) -> tuple[NDArray[np.float64], Floats]:
@@ -91,30 +95,27 @@ class Lines:
 
 def count_flat(values: Floats, step: np.float32, bits: int, name: str = "weights") -> Counts:
     """The histogram of fp32 weights that share one step."""
-    counts = np.zeros(max(16, 2**bits), np.int64)
-    steps = np.array([step], np.float32)
-    whole = values.size // LINE * LINE
-    if whole:
-        _add_counts(values[:whole].reshape(-1, LINE), steps, whole, bits, counts, name)
-    if whole < values.size:
-        rest = np.zeros((1, LINE), np.float32)
-        rest[0, : values.size - whole] = values[whole:]
-        _add_counts(rest, steps, 1, bits, counts, name)
-        counts[2 ** (bits - 1)] -= LINE - values.size + whole
+    counts = np.zeros(max(_FEWEST_COUNTS, 2**bits), np.int64)
+    for lines in Lines.flat(values):
+        _add_counts_(counts, lines, np.array([step], np.float32), bits, name)
     return counts[: 2**bits]
 
 
-def _add_counts(body: Floats, steps: Floats, per: int, bits: int, counts: Counts, name: str) -> None:
+def _add_counts_(counts: Counts, lines: Lines, steps: Floats, bits: int, name: str) -> None:
+    """Count the codes of all weights but the zeros that fill up lines; `steps` has one for each run."""
     low, high = map(float, code_range(bits))
+    body, per = lines.body, lines.per
     if not body.size:
         return
     if bits <= 4:
         scratch, seen = np.zeros((3, 64), np.uint64), np.zeros(64, np.uint32)
-        bad = loops.count_nibbles(body, steps, per, low, high, scratch, seen, counts)
+        has_nan = loops.count_nibbles(body, steps, per, low, high, scratch, seen, counts)
     else:
-        bad = loops.count_codes(body, steps, per, low, high, counts)
-    if bad:
+        has_nan = loops.count_codes(body, steps, per, low, high, counts)
+    if has_nan:
         raise nan_error(name)
+    code_of_zero = -int(low)
+    counts[code_of_zero] -= lines.fill
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,12 @@ def distribution_of(tensor: Tensor, table: Counts) -> Distribution:
 
 def _middles(prefixes: NDArray[np.uint32]) -> Floats:
     """The middle of each bin; the bin at 0 is 0, those of infinity and NaN are just that."""
-    exponents = prefixes << np.uint32(PREFIX_SHIFT) & np.uint32(0x7F800000)
-    half = np.where(exponents == 0x7F800000, 0, 1 << (PREFIX_SHIFT - 1)).astype(np.uint32)
-    values = (prefixes << np.uint32(PREFIX_SHIFT) | half).view(np.float32)
-    values[prefixes & np.uint32((1 << (31 - PREFIX_SHIFT)) - 1) == 0] = 0
+    patterns = prefixes << np.uint32(PREFIX_SHIFT)
+    is_finite = patterns & np.uint32(_EXPONENT) != _EXPONENT
+    half = np.where(is_finite, 1 << (PREFIX_SHIFT - 1), 0).astype(np.uint32)
+    values = (patterns | half).view(np.float32)
+    without_sign = prefixes & np.uint32((1 << (31 - PREFIX_SHIFT)) - 1)
+    values[without_sign == 0] = 0
     return values
 
 

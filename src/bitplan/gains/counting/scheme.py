@@ -72,40 +72,51 @@ def count_weights(
     weights: Sequence[Weights], bits: Sequence[int], scheme: Scheme, progress: Progress | None = None
 ) -> list[Histograms]:
     """For each layer the histogram of its codes at each of the precisions."""
-    by_rows = [scheme.by_rows(item) for item in weights]
-    kinds: list[tuple[Callable[..., list[Histograms]], list[int]]] = [
-        (_count_sixteen, [i for i, item in enumerate(weights) if not by_rows[i] and item.sixteen]),
-        (_count_wide, [i for i, item in enumerate(weights) if not by_rows[i] and not item.sixteen]),
-        (_count_rows, [i for i in range(len(weights)) if by_rows[i]]),
-    ]
-    wide = [weights[i] for i in kinds[1][1]]
-    total = sum(item.tensor.size for item in weights) + sum(w.tensor.size for w in wide if w.learned is None)
-    told = _meter(progress, total)
-    found: dict[int, Histograms] = {}
-    for count, indices in kinds:
-        if indices:
-            part = count([weights[i] for i in indices], tuple(bits), scheme, told)
-            found.update(zip(indices, part, strict=True))
-    return [found[i] for i in range(len(weights))]
+    ways = [_way(item, scheme) for item in weights]
+    advance = _meter(progress, sum(_weights_to_read(item, way) for item, way in zip(weights, ways, strict=True)))
+    histograms: dict[int, Histograms] = {}
+    for way in (_count_sixteen, _count_wide, _count_rows):  # layers of one way together: small ones share a job
+        places = [place for place, own in enumerate(ways) if own is way]
+        if places:
+            counted = way([weights[place] for place in places], tuple(bits), scheme, advance)
+            histograms.update(zip(places, counted, strict=True))
+    return [histograms[place] for place in range(len(weights))]
 
 
-def _meter(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+Advance = Callable[[int], None] | None
+"""Told after each job how many more weights are done."""
+Way = Callable[[list[Weights], tuple[int, ...], Scheme, Advance], list[Histograms]]
+TensorSteps = tuple[np.float32, ...]
+"""The steps of a tensor, one per precision."""
+
+
+def _way(item: Weights, scheme: Scheme) -> Way:
+    """How a layer is counted with the fewest passes over its weights."""
+    if scheme.by_rows(item):
+        return _count_rows
+    return _count_sixteen if item.sixteen else _count_wide
+
+
+def _weights_to_read(item: Weights, way: Way) -> int:
+    """How many weights the passes over a layer read; finding the step of a wide tensor is a pass of its own."""
+    passes = 2 if way is _count_wide and item.learned is None else 1
+    return passes * item.tensor.size
+
+
+def _meter(progress: Progress | None, total: int) -> Advance:
     if progress is None:
         return None
     done = 0
 
-    def told(more: int) -> None:
+    def advance(more: int) -> None:
         nonlocal done
         done += more
         progress(done, total, "weights")
 
-    return told
+    return advance
 
 
-Told = Callable[[int], None] | None
-
-
-def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told) -> list[Histograms]:
+def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:
     """One pass: a table of all 65,536 patterns gives every step and every precision exactly."""
     tensors = [item.tensor for item in items]
 
@@ -120,47 +131,54 @@ def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, 
     def work(index: int, start: int, stop: int) -> Counts:
         return histogram.count_patterns(tensors[index], start, stop)
 
-    return reduce_pieces(tensors, work, finish, piece=_TABLE_PIECE, progress=told)
+    return reduce_pieces(tensors, work, finish, piece=_TABLE_PIECE, progress=advance)
 
 
-def _count_wide(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told) -> list[Histograms]:
+def _count_wide(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:
     """A pass to find the steps, where none were learned, and a pass to count."""
     tensors = [item.tensor for item in items]
-    found = _wide_steps(items, bits, scheme, told)
-    ends = np.cumsum([2**b for b in bits])[:-1]
+    steps_of = _wide_steps(items, bits, scheme, advance)
 
     def work(index: int, start: int, stop: int) -> Counts:
         tensor = tensors[index]
         values = tensor.floats(start, stop)
-        counted = [
-            histogram.count_flat(values, step, b, tensor.name) for step, b in zip(found[index], bits, strict=True)
-        ]
-        return counted[0] if len(counted) == 1 else np.concatenate(counted)
+        counted = []
+        for step, b in zip(steps_of[index], bits, strict=True):
+            counted.append(histogram.count_flat(values, step, b, tensor.name))
+        return np.concatenate(counted)
 
     def finish(_: int, counts: Counts) -> Histograms:
-        return tuple(np.split(counts, ends)) if len(ends) else (counts,)
+        return _by_precision(counts, bits)
 
-    return reduce_pieces(tensors, work, finish, progress=told)
+    return reduce_pieces(tensors, work, finish, progress=advance)
 
 
-def _wide_steps(
-    items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told
-) -> list[tuple[np.float32, ...]]:
-    found = [tuple(i.learned_at(b)[0] for b in bits) if i.learned is not None else () for i in items]
-    missing = [index for index, item in enumerate(items) if item.learned is None]
-    if not missing:
-        return found
-    tensors = [items[index].tensor for index in missing]
+def _by_precision(counts: Counts, bits: tuple[int, ...]) -> Histograms:
+    """(2^b1 + 2^b2 + …,), the histograms of all precisions in one array → each by itself."""
+    ends = np.cumsum([2**b for b in bits])
+    return tuple(np.split(counts, ends[:-1]))
+
+
+def _wide_steps(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[TensorSteps]:
+    """The steps of every tensor: learned ones, or those that a pass over the tensors without any finds."""
+    without = [item.tensor for item in items if item.learned is None]
     find = _least_squares_steps if scheme.kind == "mse" else _simple_steps
-    for index, steps_found in zip(missing, find(tensors, bits, scheme, told), strict=True):
-        found[index] = steps_found
-    return found
+    derived = iter(find(without, bits, scheme, advance) if without else [])
+    steps_of: list[TensorSteps] = []
+    for item in items:
+        if item.learned is None:
+            steps_of.append(next(derived))
+        else:
+            steps_of.append(tuple(item.learned_at(b)[0] for b in bits))
+    return steps_of
 
 
 def _least_squares_steps(
-    tensors: list[Tensor], bits: tuple[int, ...], scheme: Scheme, told: Told
-) -> list[tuple[np.float32, ...]]:
-    def finish(index: int, table: Counts) -> tuple[np.float32, ...]:
+    tensors: list[Tensor], bits: tuple[int, ...], scheme: Scheme, advance: Advance
+) -> list[TensorSteps]:
+    """`mse`: a table of prefixes per tensor, on which steps are tried instead of on the weights."""
+
+    def finish(index: int, table: Counts) -> TensorSteps:
         tensor = tensors[index]
         spread = histogram.distribution_of(tensor, table)
         return tuple(steps.tensor_step("mse", b, spread, tensor.name) for b in bits)
@@ -168,13 +186,11 @@ def _least_squares_steps(
     def work(index: int, start: int, stop: int) -> Counts:
         return histogram.count_prefixes(tensors[index], start, stop)
 
-    return reduce_pieces(tensors, work, finish, piece=_TABLE_PIECE, progress=told)
+    return reduce_pieces(tensors, work, finish, piece=_TABLE_PIECE, progress=advance)
 
 
-def _simple_steps(
-    tensors: list[Tensor], bits: tuple[int, ...], scheme: Scheme, told: Told
-) -> list[tuple[np.float32, ...]]:
-    """Sums of |W| add up and maxima do not, so each piece leaves its maximum in a list."""
+def _simple_steps(tensors: list[Tensor], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[TensorSteps]:
+    """`lsq` or `absmax`. Sums of |W| add up and maxima do not, so each piece leaves its maximum in a list."""
     tops: list[list[float]] = [[0.0] for _ in tensors]
 
     def work(index: int, start: int, stop: int) -> NDArray[np.float64]:
@@ -185,43 +201,59 @@ def _simple_steps(
             tops[index].append(float(maxima[0]))
         return np.array([total])
 
-    def finish(index: int, total: NDArray[np.float64]) -> tuple[np.float32, ...]:
-        tensor, top = tensors[index], max(tops[index])
-        steps.check_finite(float(total[0]), tensor.name)
-        return tuple(steps.simple_step(scheme.kind, b, float(total[0]), top, tensor.size) for b in bits)
+    def finish(index: int, sums: NDArray[np.float64]) -> TensorSteps:
+        tensor, total, top = tensors[index], float(sums[0]), max(tops[index])
+        steps.check_finite(total, tensor.name)
+        return tuple(steps.simple_step(scheme.kind, b, total, top, tensor.size) for b in bits)
 
-    return reduce_pieces(tensors, work, finish, progress=told)
+    return reduce_pieces(tensors, work, finish, progress=advance)
 
 
-def _count_rows(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, told: Told) -> list[Histograms]:
+def _count_rows(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:
     """One pass over whole rows: their steps are found and their codes counted while they are at hand."""
     tensors = [item.tensor for item in items]
-    rows = [Rows.of(item.tensor.shape, item.layout) for item in items]
-    ends = np.cumsum([2**b for b in bits])[:-1]
+    shapes = [Rows.of(item.tensor.shape, item.layout) for item in items]
 
     def work(index: int, start: int, stop: int) -> Counts:
-        item, shape = items[index], rows[index]
-        part = shape.arrange(item.tensor.floats(start, stop)) if stop > start else np.zeros((0, 1), np.float32)
-        by_group = item.learned is None and scheme.per == "group"
-        run = max(1, min(shape.width, scheme.group_size * shape.inner if by_group else shape.width))
-        lines = Lines.runs(part, run)
-        sizes = np.tile(_run_sizes(shape.width, run), len(part))
+        item, shape = items[index], shapes[index]
+        rows = np.zeros((0, 1), np.float32)  # a tensor without weights is one empty piece
+        if stop > start:
+            rows = shape.arrange(item.tensor.floats(start, stop))  # (rows, width)
         first = start // max(shape.width, 1)
-        counted = []
-        for b in bits:
-            if item.learned is not None:
-                chosen = item.learned_at(b)[first : first + len(part)]
-            else:
-                chosen = steps.run_steps(scheme.kind, b, lines, sizes, item.tensor.name)
-            counted.append(lines.count(chosen, b, item.tensor.name))
-        return np.concatenate(counted)
+        return _count_some_rows(item, shape, rows, first, bits, scheme)
 
     def finish(_: int, counts: Counts) -> Histograms:
-        return tuple(np.split(counts, ends))
+        return _by_precision(counts, bits)
 
-    return reduce_pieces(tensors, work, finish, units=[shape.unit for shape in rows], progress=told)
+    return reduce_pieces(tensors, work, finish, units=[shape.unit for shape in shapes], progress=advance)
+
+
+def _count_some_rows(
+    item: Weights, shape: Rows, rows: Floats, first: int, bits: tuple[int, ...], scheme: Scheme
+) -> Counts:
+    """The histograms of some rows (rows, width) of a layer, from its row `first` on, for `_by_precision`."""
+    run = _run_length(item, shape, scheme)
+    lines = Lines.runs(rows, run)
+    sizes = np.tile(_run_sizes(shape.width, run), len(rows))  # (runs,)
+    counted = []
+    for b in bits:
+        if item.learned is not None:
+            run_steps = item.learned_at(b)[first : first + len(rows)]  # a run is a row
+        else:
+            run_steps = steps.run_steps(scheme.kind, b, lines, sizes, item.tensor.name)
+        counted.append(lines.count(run_steps, b, item.tensor.name))
+    return np.concatenate(counted)
+
+
+def _run_length(item: Weights, shape: Rows, scheme: Scheme) -> int:
+    """How many weights of a row share a step: all of them, or those of a group of inputs."""
+    run = shape.width
+    if item.learned is None and scheme.per == "group":
+        run = min(run, scheme.group_size * shape.inner)
+    return max(1, run)
 
 
 def _run_sizes(width: int, run: int) -> NDArray[np.int64]:
+    """The number of weights in each run of a row; the last may have fewer."""
     whole, rest = divmod(width, run)
     return np.array([run] * whole + [rest] * (rest > 0), np.int64)
