@@ -52,7 +52,7 @@ _FILES: dict[type[Record], str] = {
 """Where the records are that a run has one of."""
 
 
-class Part(StrEnum):
+class RunPart(StrEnum):
     """What a run keeps by id, each in the folder of this name."""
 
     TRIALS = "trials"
@@ -140,47 +140,47 @@ class RunFolder:
     @property
     def trials(self) -> Shelf[Result]:
         """Results by the id of their trial."""
-        return self._shelf(Part.TRIALS, Result)
+        return self._shelf(RunPart.TRIALS, Result)
 
     @property
     def failed(self) -> Shelf[FailedTrial]:
         """Failures by the id of their trial."""
-        return self._shelf(Part.FAILURES, FailedTrial)
+        return self._shelf(RunPart.FAILURES, FailedTrial)
 
     @property
     def estimates(self) -> Shelf[Gains]:
         """Gains by the id of their estimation."""
-        return self._shelf(Part.ESTIMATES, Gains)
+        return self._shelf(RunPart.ESTIMATES, Gains)
 
     @property
     def trained(self) -> Shelf[Trained]:
         """What trainings gave, by their id."""
-        return self._shelf(Part.TRAINED, Trained)
+        return self._shelf(RunPart.TRAINED, Trained)
 
     @property
     def jobs(self) -> Shelf[Record]:
         """Outcomes of the jobs of methods, of whichever kind."""
-        return self._shelf(Part.JOBS, Record)
+        return self._shelf(RunPart.JOBS, Record)
 
     @property
     def kept(self) -> Shelf[Trained]:
         """What the trainings of networks that are kept gave; a network without it is not whole."""
-        return self._shelf(Part.NETWORKS, Trained)
+        return self._shelf(RunPart.NETWORKS, Trained)
 
     @property
     def starts(self) -> Places:
         """Checkpoints by the trial that made them."""
-        return Places(self.path / Part.STARTS)
+        return Places(self.path / RunPart.STARTS)
 
     @property
     def networks(self) -> Places:
         """Checkpoints of trained networks, by their training."""
-        return Places(self.path / Part.NETWORKS)
+        return Places(self.path / RunPart.NETWORKS)
 
     @property
     def running(self) -> Places:
         """Where trainings are under way, by their id."""
-        return Places(self.path / Part.RUNNING)
+        return Places(self.path / RunPart.RUNNING)
 
     # The same for those who read.
 
@@ -198,7 +198,7 @@ class RunFolder:
     @property
     def plans(self) -> dict[str, Plan]:
         """Every plan, by its id."""
-        return self._shelf(Part.PLANS, Plan).read_all()
+        return self._shelf(RunPart.PLANS, Plan).read_all()
 
     @property
     def results(self) -> list[Result]:
@@ -228,7 +228,7 @@ class RunFolder:
 
     def keep_plans(self, plans: Iterable[Plan]) -> None:
         """Write down plans under their ids, each once."""
-        shelf = self._shelf(Part.PLANS, Plan)
+        shelf = self._shelf(RunPart.PLANS, Plan)
         for name, plan in {plan.id: plan for plan in plans}.items():
             shelf.keep(name, plan)
 
@@ -240,15 +240,15 @@ class RunFolder:
         split = [(path, *path.name.rpartition("-")[::2]) for path in files]
         return [LeaseFile(part, job, path) for path, part, job in split]
 
-    def parts(self) -> dict[Part, list[Path]]:
+    def parts(self) -> dict[RunPart, list[Path]]:
         """The files and folders of every part."""
-        return {part: sorted((self.path / part).glob("[!.]*")) for part in Part}
+        return {part: sorted((self.path / part).glob("[!.]*")) for part in RunPart}
 
     @property
     def _leases(self) -> Path:
         return self.path / "leases"
 
-    def _shelf(self, part: Part, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
+    def _shelf(self, part: RunPart, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
         return Shelf(self.path / part, kind, self._leases)
 
     def _wanted(self, found: Iterable[str]) -> list[str]:

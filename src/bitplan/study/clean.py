@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, Part, RunFolder, remove
+from bitplan.core.runs import LeaseFile, RunFolder, RunPart, remove
 from bitplan.core.studies import Study
 from bitplan.engines.lease import read_lease
 from bitplan.study.trials import estimation, starts, trials
 
-Needed = dict[Part, set[str]]
+Needed = dict[RunPart, set[str]]
 """Part of the run → the ids in it that somebody needs."""
 
 
@@ -47,10 +47,14 @@ def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
     wanted = {trial.id for study in studies for trial in trials(study)}
     own = [trial for study in studies for trial in (starts(study).floating, starts(study).high)]
-    needed = {Part.TRIALS: wanted, Part.FAILURES: wanted, Part.STARTS: {trial.id for trial in own if trial is not None}}
+    needed = {
+        RunPart.TRIALS: wanted,
+        RunPart.FAILURES: wanted,
+        RunPart.STARTS: {trial.id for trial in own if trial is not None},
+    }
     graph = run.graph
     if graph is not None:
-        needed[Part.ESTIMATES] = {
+        needed[RunPart.ESTIMATES] = {
             estimation(study, graph.id, method).id for study in studies for method in study.methods
         }
     return needed
@@ -64,11 +68,11 @@ def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[L
     results = [run.trials.read(name) for name in sorted(wanted)]
     trainings = {result.training for result in results}
     return {
-        Part.PLANS: {result.plan for result in results},
-        Part.TRAINED: trainings,
-        Part.NETWORKS: trainings,
-        Part.JOBS: set(),
-        Part.RUNNING: {lease.job for lease in held},  # an export may be training a network again
+        RunPart.PLANS: {result.plan for result in results},
+        RunPart.TRAINED: trainings,
+        RunPart.NETWORKS: trainings,
+        RunPart.JOBS: set(),
+        RunPart.RUNNING: {lease.job for lease in held},  # an export may be training a network again
     }
 
 

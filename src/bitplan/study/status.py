@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, Part, RunFolder
+from bitplan.core.runs import LeaseFile, RunFolder, RunPart
 from bitplan.core.studies import Agenda, FailedTrial, Study
 from bitplan.engines.lease import read_lease
 from bitplan.tune.log import LOG
@@ -90,9 +90,9 @@ def _living(run: RunFolder) -> Iterator[LeaseFile]:
 
 def _words(lease: LeaseFile, trials: Sequence[str]) -> str:
     """What a lease is held for, as people call it; `trials` are the words of those that its job serves."""
-    if lease.part == Part.ESTIMATES:
+    if lease.part == RunPart.ESTIMATES:
         return f"gains {lease.job}"
-    if lease.part == Part.JOBS:
+    if lease.part == RunPart.JOBS:
         return f"a method's job {lease.job}"
     return " = ".join(trials) or f"{lease.part} {lease.job}"
 
