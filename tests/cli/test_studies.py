@@ -241,3 +241,12 @@ def test_the_demo_is_the_study_that_was_asked_for():
     ]
     assert len(study.seeds) == 5
     assert study.references
+
+
+def test_a_run_is_not_planned_again_and_nothing_is_trained_for_it(run, swept, tmp_path):
+    before = sorted(path.name for path in (tmp_path / "run").iterdir())
+    code, out, err = run("plan", "run", "--budget", "70%")
+    assert (code, out) == (2, "")
+    assert "is the folder of a run: its graph is in run/graph.json" in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before

@@ -98,3 +98,9 @@ def test_a_pattern_that_matches_nothing_lists_near_names():
 def test_what_is_no_pattern_is_refused(wrong):
     with pytest.raises(InputError):
         bitplan.Rules(fix=[wrong])
+
+
+def test_reasons_are_worded_as_ever_since_the_ids_of_graphs_depend_on_them():
+    model, example = bitplan.load_model("digits_resnet")
+    graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=48), name="digits_resnet")
+    assert graph.id == "5ee174712b29"  # as before rules were fields

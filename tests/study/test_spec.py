@@ -9,6 +9,7 @@ from bitplan.core.registry import ENGINES, MODELS, TASKS
 from bitplan.core.studies import Study
 from bitplan.study.spec import read_study
 from bitplan.study.trials import starts, trials
+from bitplan.tasks.base import load_task
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
 DEMO = Path(__file__).parents[2] / "src/bitplan/study/demo.toml"
@@ -136,3 +137,16 @@ def test_every_study_of_ours_is_read(path):
     assert study.task in TASKS
     assert study.model in MODELS or study.model.startswith("resnet")
     assert study.engine in ENGINES
+
+
+@pytest.mark.parametrize("label", ["w4a4", "w2a2", "float", "w4a4 start"])
+def test_a_label_that_a_reference_has_is_refused(write, label):
+    with pytest.raises(FileError, match=f"the label '{label}' is what tables call a reference"):
+        read_study(write(('label = "from the last"', f'label = "{label}"')))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_task_of_every_study_can_be_made_where_its_data_is(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("BITPLAN_DATA", str(tmp_path))
+    study = read_study(path)
+    load_task(study.task, **study.task_options)

@@ -230,6 +230,29 @@ def test_a_store_that_cannot_be_written_is_one_line(swept, tmp_path, study):
         sweep(study, run / "study.json" / "below a file")
 
 
+def test_a_damaged_start_is_blamed_on_the_start(tmp_path, swept, study):
+    run = shutil.copytree(swept, tmp_path / "run")
+    start = RunFolder(run).agenda.trials[1]
+    path = run / "starts" / start.id / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=rf"model.safetensors is damaged.*delete .*{start.id}, and a sweep"):
+        sweep(study, run)
+    assert not list((run / "failures").glob("*.json")), "no trial is to blame"
+    shutil.rmtree(path.parent)
+    assert sweep(study, run, only=["uniform"]).failed == ()
+    assert table(run) == table(swept)
+
+
+def test_two_studies_in_one_folder_each_count_their_own(tmp_path, swept, study, write):
+    run = shutil.copytree(swept, tmp_path / "run")
+    other = read_study(write(("seeds = [0, 1]", "seeds = [0]")))
+    assert (sweep(other, run).done, sweep(other, run).total) == (10, 10)
+    summary = sweep(study, run)
+    assert (summary.done, summary.total, summary.trained) == (18, 18, 0)
+
+
 def test_no_folder_is_listed_once_per_event(tmp_path, swept, study, monkeypatch):
     run = shutil.copytree(swept, tmp_path / "run")
     listed, plain = [], Shelf.ids

@@ -196,6 +196,16 @@ def test_a_changed_byte_is_found_before_training_goes_on(tmp_path, name):
         finetune_(network(), TASK, RECIPE, folder=tmp_path)
 
 
+def test_a_changed_header_is_found_before_training_goes_on(tmp_path):
+    finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=stops_after(10))
+    path = tmp_path / "resume.safetensors"
+    content = path.read_bytes()
+    assert content.count(b'\\"step\\": 10') == 1
+    path.write_bytes(content.replace(b'\\"step\\": 10', b'\\"step\\": 12'))
+    with pytest.raises(FileError, match="resume.safetensors is damaged"):
+        finetune_(network(), TASK, RECIPE, folder=tmp_path)
+
+
 def stops_after(steps):
     asked = iter(range(steps))
     return lambda: next(asked, None) is None

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from bitplan.core.errors import FileError
+from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.weights.opened import learned_step, natural, open_checkpoint
 
 WEIGHTS = {
@@ -283,3 +284,12 @@ def test_a_broken_description(tmp_path, text):
     save_file(WEIGHTS, tmp_path / "model.safetensors")
     (tmp_path / "checkpoint.json").write_text(text)
     refused(tmp_path, "checkpoint.json")
+
+
+def test_a_damaged_checkpoint_of_ours_is_not_planned_from(tmp_path):
+    folder = save_checkpoint(torch.nn.Linear(4, 3), tmp_path / "net")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(FileError, match="model.safetensors is damaged"):
+        open_checkpoint(folder)

@@ -45,7 +45,7 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
     print(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
     for sentence in findings(run):
         print(f"  {sentence}")
-    page = write_report(run, folder / "report.html")
+    page = write_report(run, run.page)
     print(f"The same to look at: {page}")
     print(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
     return summary

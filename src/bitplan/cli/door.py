@@ -18,11 +18,11 @@ from bitplan.cli.run_networks import Pick as Pick
 from bitplan.cli.run_networks import RunNetwork as RunNetwork
 from bitplan.cli.things import Beside as Beside
 from bitplan.cli.things import BuiltModel, RecordFile, Typed
-from bitplan.core.checkpoints import ABOUT
+from bitplan.core.checkpoints import ABOUT, ENDINGS
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
 
-_WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf", ".index.json")  # .gguf is refused, but by its name
+_WEIGHTS = (*ENDINGS, ".index.json")
 
 
 def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None = None) -> Typed:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from bitplan.core.defaults import NARROW_AT
+
 Target = Annotated[
     str, typer.Argument(help="A zoo name, package.module:factory, a checkpoint, or a graph file (.json).")
 ]
@@ -22,7 +24,7 @@ Link = Annotated[
 ]
 First = Annotated[str, typer.Option(help="Precision of the first layer, or 'free'.")]
 Last = Annotated[str, typer.Option(help="Precision of the last layer, or 'free'.")]
-Narrow = Annotated[int, typer.Option(min=0, help="Fix layers with fewer input features at w4a4; 0 for none.")]
+Narrow = Annotated[int, typer.Option(min=0, help=f"Fix layers with fewer input features at {NARROW_AT}; 0 for none.")]
 Choices = Annotated[str, typer.Option(help="Precisions to choose from, ascending.")]
 Cost = Annotated[list[str], typer.Option(help="A cost by name, or a table (.csv, .json). Repeats.")]
 Budgets = Annotated[

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from bitplan.cli.things import Typed
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
 
 if TYPE_CHECKING:
-    from bitplan.core.records import Graph, Plan
+    from bitplan.core.records import Plan
     from bitplan.core.rules import Rules
     from bitplan.core.trials import Result
     from bitplan.study.setting import Setting
@@ -38,10 +39,15 @@ class RunNetwork(Typed):
 
     pick: Pick = Pick()
 
-    def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """As the run traced it, under the rules of its study."""
+    def graph(self, rules: Rules, link: Sequence[str] = ()) -> NoReturn:
+        """It has one already, under the rules of its study."""
+        self.check_plannable()
+        raise AssertionError
+
+    def check_plannable(self) -> NoReturn:
+        """A run has plans; others are selected from its gains."""
         raise InputError(
-            f"{self.written} is the folder of a run: its graph is in {self.written}/graph.json, and `bitplan select` "
+            f"{self.written} is the folder of a run: its graph is in {self._run.file_of(Graph)}, and `bitplan select` "
             "chooses from its gains"
         )
 

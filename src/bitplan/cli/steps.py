@@ -83,10 +83,11 @@ def graph_and_gains(
     from bitplan.gains.base import looks_at_model
     from bitplan.plan.feasible import check_selectable
 
-    weights = None
-    if looks_at_model(wanted.gain):
+    needed = looks_at_model(wanted.gain)
+    if needed:
         _refuse_without_weights(target, wanted.method)
-        weights = target.weights
+        target.check_plannable()  # before weights are loaded, or a network is trained for them
+    weights = target.weights if needed else None
     graph = target.graph(rules, link)
     check_selectable(graph)
     return graph, estimated(wanted, on_device(weights, device), graph, setting)

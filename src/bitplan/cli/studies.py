@@ -170,7 +170,7 @@ def clean(
     from bitplan.study.clean import clean_, find_waste
     from bitplan.study.spec import read_study
 
-    assert RunFolder(run).study
+    _ = RunFolder(run).study  # says what is wrong where it is none
     waste = find_waste(run, [read_study(study) for study in studies])
     for path in waste.paths:
         print(path)

@@ -41,6 +41,9 @@ class Typed:
         """Its layers, with those fixed that the rules fix; `link` says how names tell links where there is no model."""
         raise self._without("graph")
 
+    def check_plannable(self) -> None:
+        """Refuse, without loading anything, what has no graph to plan on."""
+
     @property
     def model(self) -> Any:
         """The network with its weights."""

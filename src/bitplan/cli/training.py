@@ -113,6 +113,7 @@ def finetune(
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
+    from bitplan.tune.log import LOG
     from bitplan.tune.loop import finetune_
 
     told, chosen = read_recipe(recipe, set), read_task(task, task_option)
@@ -123,7 +124,7 @@ def finetune(
     with progress_bar("fine-tuning") as progress:
         log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
     _keep(trained, output, network.spec)
-    facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / "log.jsonl")}
+    facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
     _score(trained, chosen, json, **facts)
 
 

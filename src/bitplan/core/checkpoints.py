@@ -9,6 +9,9 @@ from pydantic import JsonValue
 from bitplan.core.record import Record
 from bitplan.core.records import Plan
 
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
+"""How files of weights usually end; .gguf is refused, but by its name."""
+
 ABOUT, TENSORS = "checkpoint.json", "model.safetensors"
 """The two files of a checkpoint folder: this record, and the tensors."""
 

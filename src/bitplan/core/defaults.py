@@ -12,4 +12,10 @@ END = "w8a8"
 """The precision of the first and of the last layer."""
 
 NARROW = 128
-"""Layers with fewer input features are fixed."""
+"""Layers with fewer input features are fixed …"""
+
+NARROW_AT = "w4a4"
+"""… at this precision."""
+
+INSIDE = "w8a8"
+"""The precision of embeddings and of products of activations."""

@@ -71,6 +71,11 @@ def weight_names(layer: str) -> tuple[str, ...]:
     return f"{layer}.{OWN_WEIGHT}", layer, f"{layer}_weight"
 
 
+def is_handed(tensor: str) -> bool:
+    """Tell whether a tensor is a weight that no module has as its own: a function is given it."""
+    return tensor == f"{layer_of(tensor)}_weight"
+
+
 def function_name(written: str) -> str:
     """A function of torch as plans name it: the operator `@` calls `__matmul__`, which is matmul."""
     return _OPERATORS.get(written, written)

@@ -45,8 +45,11 @@ class Value(BaseModel):
 class Record(Value):
     """A noun of the flow: one JSON file, one id."""
 
-    format: ClassVar[int] = 1
-    older: ClassVar[Mapping[int, Upgrade]] = {}
+    format: ClassVar[int] = 2
+    """That of files. Format 2 has a checksum, and says what a file belongs to."""
+    id_format: ClassVar[int] = 1
+    """That of ids: raised only where the content itself means something else, so that ids outlive formats of files."""
+    older: ClassVar[Mapping[int, Upgrade]] = {1: dict}
     """Formats of before that are read too, each with what makes its content one of today's."""
     remake: ClassVar[str] = ""
     """What to do about a file whose format is no longer read."""
@@ -68,7 +71,7 @@ class Record(Value):
         """First 12 hex digits of the SHA-256 of the canonical JSON, run-time facts left out."""
         known = self.__dict__.get(_ID)  # worked out once: a run asks for the ids of thousands of trials
         if known is None:
-            known = self.__dict__[_ID] = identity(self.model_dump(mode="json"), type(self), self.format)
+            known = self.__dict__[_ID] = identity(self.model_dump(mode="json"), type(self))
         return str(known)
 
     def to_json(self, *, of: str | None = None) -> str:
@@ -96,9 +99,9 @@ class Record(Value):
         version = _check_format(target, whole.get("format"))
         record = target.model_validate(content if version == target.format else target.older[version](dict(content)))
         if "id" in whole:
-            _check_seal(whole, identity(content, target, version) if version != target.format else record.id)
+            _check_seal(whole, record.id if version == target.format else identity(content, target), sealed=sealed)
         if sealed and not {"id", "checksum"} <= whole.keys():
-            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; make it again")
+            raise FileError(f"the {target.kind()} has no id or no checksum: {_REMAKE}")
         if of is not None and whole.get("of") != of:
             raise FileError(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
         return record
@@ -114,6 +117,7 @@ class Record(Value):
         return target
 
 
+_REMAKE = "the file was edited by hand or damaged; delete it, and what made it makes it again"
 _ID = "_id"  # pydantic shows no name like this as a field
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
@@ -123,18 +127,20 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def identity(content: Mapping[str, Any], target: type[Record], version: int) -> str:
-    """The id of content as it stands in a file of that format."""
+def identity(content: Mapping[str, Any], target: type[Record]) -> str:
+    """The id of content as it stands in a file."""
     told = {key: value for key, value in content.items() if key not in target.outside_id}
-    return _digest(told | {"bitplan": target.kind(), "format": version})[:12]
+    return _digest(told | {"bitplan": target.kind(), "format": target.id_format})[:12]
 
 
-def _check_seal(whole: Mapping[str, Any], identity: str) -> None:
+def _check_seal(whole: Mapping[str, Any], own: str, *, sealed: bool) -> None:
     """Refuse a file whose content is not the one that its id or its checksum was made of."""
     kind = whole["bitplan"]
     advice = "the file was edited by hand or damaged; make it again, or delete its id line to accept the change"
-    if whole["id"] != identity:
-        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({identity}): {advice}")
+    if sealed:
+        advice = _REMAKE
+    if whole["id"] != own:
+        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {advice}")
     rest = {key: value for key, value in whole.items() if key != "checksum"}
     if "checksum" in whole and whole["checksum"] != _digest(rest)[:32]:
         raise FileError(f"the {kind}'s checksum does not fit its content: {advice}")

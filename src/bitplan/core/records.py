@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
@@ -81,7 +82,6 @@ class Group(Value):
 class Graph(Record):
     """The layers of a network in execution order, and which of them are linked."""
 
-    format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
 
     model: Name
@@ -106,7 +106,7 @@ class Graph(Record):
     def id(self) -> str:
         """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
         told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to"}}})
-        return identity(told, type(self), 1)
+        return identity(told, type(self))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -134,9 +134,9 @@ class _Rows(Record):
     graph: str
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """What they are the rows of: the method or the cost."""
-        return str(getattr(self, "method", getattr(self, "name", "")))
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -161,6 +161,11 @@ class Gains(_Rows):
     selector: Name = "exact"
     seed: int = 0
     seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The method."""
+        return self.method
 
     @model_validator(mode="after")
     def _finite(self) -> Self:
@@ -191,6 +196,11 @@ class Costs(_Rows):
     rows: dict[str, tuple[Count, ...]]
     fixed: dict[str, Count] = {}
     lacking: tuple[Name, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The cost."""
+        return self.name
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializationInfo, field_validator, model_serializer
 
-from bitplan.core.defaults import END, NARROW
+from bitplan.core.defaults import END, INSIDE, NARROW, NARROW_AT
 from bitplan.core.precision import Precision, PrecisionLike
 from bitplan.core.record import Value
 
@@ -33,9 +33,9 @@ class Rules(Value):
     first: Precision | None = Precision.parse(END)
     last: Precision | None = Precision.parse(END)
     narrow: Annotated[int, Field(ge=0)] = NARROW
-    narrow_at: Precision = Precision.parse("w4a4")
-    embeddings: Precision | None = Precision.parse("w8a8")
-    products: Precision = Precision.parse("w8a8")
+    narrow_at: Precision = Precision.parse(NARROW_AT)
+    embeddings: Precision | None = Precision.parse(INSIDE)
+    products: Precision = Precision.parse(INSIDE)
     fix: dict[str, Precision] = {}
     free: tuple[str, ...] = ()
 

@@ -23,6 +23,7 @@ that sees the folder knows all there is to know; where a run lies is known here 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
 from bitplan.core.trials import Result
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+_LONGEST = 150  # letters of a file's name; file systems take 255 bytes
 Single = Study | Graph | Costs | Agenda | Pairs | Fit
 _FILES: dict[type[Record], str] = {
     Study: "study.json",
@@ -134,6 +136,15 @@ class RunFolder:
         """Write down what the run is about, or what it has one of, each whole and unless it is there already."""
         for record in records:
             keep_text(self.path / _FILES[type(record)], record.to_json())
+
+    def file_of(self, kind: type[Single]) -> Path:
+        """Where the record of a kind is that a run has one of, for commands that people type."""
+        return self.path / _FILES[kind]
+
+    @property
+    def page(self) -> Path:
+        """Where the run's page is, if it was written here."""
+        return self.path / "report.html"
 
     # What was found, by id.
 
@@ -263,8 +274,11 @@ class RunFolder:
 def gains_file(title: str) -> str:
     """Where the gains of a method are, from the run's folder; two titles never share a file."""
     name = quote_plus(title)
-    hidden = name.startswith(".")
-    return f"gains/{'%2E' + name[1:] if hidden else name}.json"
+    if name.startswith("."):  # it would be hidden
+        name = f"%2E{name[1:]}"
+    if len(name) > _LONGEST:  # "=" stands in no name that quote_plus gives
+        name = f"{name[:_LONGEST]}={hashlib.sha256(title.encode()).hexdigest()[:16]}"
+    return f"gains/{name}.json"
 
 
 def remove(paths: Iterable[Path]) -> None:

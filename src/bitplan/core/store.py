@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -75,6 +76,15 @@ def read_text(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise FileError(f"{path} is not a text file (UTF-8)") from None
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def sha256_of(path: str | Path) -> str:
+    """The SHA-256 of a file's content."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -9,12 +10,16 @@ from pydantic import Field, JsonValue, model_validator
 from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
-from bitplan.core.record import Record, Value
+from bitplan.core.record import Record, Upgrade, Value
 from bitplan.core.records import Name
 from bitplan.core.rules import Rules
 from bitplan.core.trials import OLD_RUN, Count, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+FLOAT = "float"
+"""What tables call the float network."""
 
 
 class Method(Value):
@@ -58,7 +63,8 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
 
-    format: ClassVar[int] = 2
+    id_format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
 
@@ -90,6 +96,10 @@ class Study(Record):
         for what, value in given:
             if given.count((what, value)) > 1:
                 raise ValueError(f"the {what} {value!r} is given twice")
+        taken = {FLOAT, f"{self.choices[-1]} start", *map(str, self.choices)}
+        for method in self.methods:
+            if method.title in taken:
+                raise ValueError(f"the label {method.title!r} is what tables call a reference: choose another")
         return self
 
     def title_of(self, trial: Trial) -> str:
@@ -117,7 +127,8 @@ class Agenda(Record):
     `trainings` says, once plans are there, which trials each training serves: those with the same precisions share it.
     """
 
-    format: ClassVar[int] = 2
+    id_format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
 
     study: str
@@ -165,7 +176,8 @@ class Trained(Record):
 class FailedTrial(Record):
     """A trial that did not end with a score, and why."""
 
-    format: ClassVar[int] = 2
+    id_format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
 
     trial: Trial

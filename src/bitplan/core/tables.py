@@ -26,6 +26,11 @@ Row = dict[Precision | None, float]
 """Values by precision; under None a single number that names no precision."""
 
 
+def is_table(written: str | Path) -> bool:
+    """Whether what was written names a table of numbers, by its ending."""
+    return Path(written).suffix in (".csv", ".json")
+
+
 def read_table(path: str | Path) -> dict[str, Row]:
     """Read a table of numbers per layer; every complaint names the file, the layer and the value."""
     rows = _csv_rows(path) if _is_csv(path) else _json_rows(path)

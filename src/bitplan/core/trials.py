@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.precision import Precision
-from bitplan.core.record import Record
+from bitplan.core.record import Record, Upgrade
 from bitplan.core.records import Name
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -88,7 +89,8 @@ class Trial(Record):
     what the method estimated with.
     """
 
-    format: ClassVar[int] = 2
+    id_format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
 
     task: Name
@@ -123,7 +125,8 @@ class Result(Record):
     `metric` is what the task calls its score; empty in files from before it was written down.
     """
 
-    format: ClassVar[int] = 2
+    id_format: ClassVar[int] = 2
+    older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
 

@@ -14,6 +14,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.records import Costs, Graph, Layer
 from bitplan.core.registry import COSTS
+from bitplan.core.tables import is_table
 from bitplan.core.units import WEIGHT_BITS
 
 Cost = Callable[[Layer, Precision], int | None]
@@ -102,7 +103,7 @@ def _is_found(cost: str | None) -> bool:
 def _find(cost: str | Cost) -> tuple[Cost, str]:
     if not isinstance(cost, str):
         return cost, getattr(cost, "__name__", type(cost).__name__)
-    if Path(cost).suffix in (".csv", ".json"):
+    if is_table(cost):
         from bitplan.costs.table import TableCost
 
         return TableCost.read(cost), Path(cost).stem

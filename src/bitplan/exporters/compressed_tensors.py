@@ -24,6 +24,7 @@ from bitplan.exporters.recipes import (
 )
 
 _NAME = "compressed-tensors"
+_EIGHT = Precision.parse("w8a8")
 
 
 def _one(name: str) -> str | None:
@@ -69,7 +70,7 @@ class CompressedTensors(RecipeExporter):
 
     def _in_groups(self, part: Part) -> bool:
         """Rows that cannot be cut, and w8a8 (whose kernels want it so), have one step per output channel."""
-        return str(part.precision) != "w8a8" and grouped(part, self.group_size)
+        return part.precision != _EIGHT and grouped(part, self.group_size)
 
     def _scheme(self, precision: Precision, in_groups: bool, names: list[str]) -> dict[str, Any]:
         weights = {"num_bits": precision.weight_bits, "type": "int", "symmetric": True, "dynamic": False}

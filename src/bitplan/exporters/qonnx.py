@@ -19,7 +19,7 @@ from bitplan.adapters.onnx import onnx
 from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
+from bitplan.core.naming import INPUT_QUANTIZER, OWN_WEIGHT, inside, layer_of_quantizer
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
@@ -87,7 +87,7 @@ def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
         return [draft.node("Identity", (draft.written[weight.layer],), node.output[0], node.name)]
     draft.written[weight.layer] = node.output[0]
     name = weight.layer
-    values = draft.floats(f"{name}.weight", weight.codes * weight.steps)
+    values = draft.floats(inside(name, OWN_WEIGHT), weight.codes * weight.steps)
     steps = weight.steps if weight.steps.numel() > 1 else weight.steps.flatten()[0]
     return [_quant(draft, values, node.output[0], f"{name}{_WEIGHT}", steps, weight.bits, signed=True)]
 

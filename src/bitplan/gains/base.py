@@ -17,6 +17,7 @@ from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS
 from bitplan.core.shelf import Shelf
+from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
@@ -143,7 +144,7 @@ def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str
     if not isinstance(method, str):
         check_is(method, Gain, "gain")
         return method, GAINS.name_of(method)
-    if Path(method).suffix in (".csv", ".json"):
+    if is_table(method):
         method, options = "table", {"path": method, **options}
     gain: Gain = GAINS.make(method, options)
     check_is(gain, Gain, "gain")

@@ -27,6 +27,7 @@ from bitplan.quant.fingerprint import fingerprint
 from bitplan.tasks.base import Task, title_of
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
+_WAVE = 4  # rounds at a time on an engine: some may be in vain, but its workers must start for each wave
 Outcome = TypeVar("Outcome", Probed, Eigenvalues)
 ALONE = Context()
 
@@ -54,22 +55,34 @@ def traces(
     """Hutchinson's estimate for every layer, by at most `probes` products of the whole network with the Hessian.
 
     It stops early, after `least` probes or more, when every standard error is within `tolerance` × |trace|. The rounds
-    that are needed in any case are jobs at once, every further one is a job alone.
+    that are needed in any case are jobs at once; then, on an engine, some more at a time. As many count as would have
+    been enough one after the other, so that the estimate is the same wherever it was made.
     """
     about = _about(curve, seed)
     jobs = [Probes(**about, first=first, count=min(ROUND, probes - first)) for first in range(0, probes, ROUND)]
     work = _Probing.of(curve, progress or context.progress, total=probes)
-    found = torch.zeros(0, len(curve.weights), dtype=torch.float64)  # (probes so far, layers)
-    seconds, done = 0.0, 0
-    while done < len(jobs) and not (len(found) >= least and _settled(found, tolerance)):
-        wave = jobs[done : done + (1 if done else max(1, -(-least // ROUND)))]
-        outcomes = _finished(work, wave, Probed, context)
-        found = torch.cat([found, *(torch.tensor(one.products, dtype=torch.float64) for one in outcomes)])
-        seconds += sum(outcome.seconds for outcome in outcomes)
-        done += len(wave)
+    rounds: list[Tensor] = []  # each (probes, layers)
+    seconds, used = 0.0, None
+    while used is None and len(rounds) < len(jobs):
+        width = max(1, -(-least // ROUND)) if not rounds else 1 if context.engine is None else _WAVE
+        wave = jobs[len(rounds) : len(rounds) + width]
+        for outcome in _finished(work, wave, Probed, context):
+            rounds.append(torch.tensor(outcome.products, dtype=torch.float64))
+            seconds += outcome.seconds
+        used = _enough(rounds, least, tolerance)
+    found = torch.cat(rounds[:used])  # (probes, layers)
     means, errors = _mean_and_error(found)
     names = list(curve.weights)
     return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found), seconds)
+
+
+def _enough(rounds: Sequence[Tensor], least: int, tolerance: float) -> int | None:
+    """How many rounds would have been enough, had they come one after the other; None where all are too few."""
+    for count in range(1, len(rounds) + 1):
+        found = torch.cat(list(rounds[:count]))
+        if len(found) >= least and _settled(found, tolerance):
+            return count
+    return None
 
 
 def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import layer_of
+from bitplan.core.naming import is_handed, layer_of
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.rules import apply_rules
@@ -107,7 +107,7 @@ def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
         name = layer_of(tensor.name)
         first_conv = not any("conv" in layer.kind for layer in layers)
         layer = _layer(name, tensor.shape, names, first=first_conv)
-        if tensor.name == f"{name}_weight":  # no module has it as its weight: a function is given it
+        if is_handed(tensor.name):
             layer = layer.model_copy(update={"kind": "parameter"})
         layers.append(layer)
     return sorted(layers, key=lambda layer: _place(layer, names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
-from bitplan.core.store import load, whole_folder
+from bitplan.core.store import load, sha256_of, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.loading import aligned, fill_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.weights.opened import check_weights
 from bitplan.weights.torch_tensors import read_safetensors, read_weights, write_tensors
 
 
@@ -46,7 +46,7 @@ def save_checkpoint(
     )
     with whole_folder(target) as temporary:
         write_tensors(tensors, temporary / TENSORS)
-        sealed = about.model_copy(update={"sha256": _sha256(temporary / TENSORS)})
+        sealed = about.model_copy(update={"sha256": sha256_of(temporary / TENSORS)})
         (temporary / ABOUT).write_text(sealed.to_json(), encoding="utf-8")
     return target
 
@@ -79,8 +79,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {TENSORS}")
         tensors[name] = tensors[stored]
     fill_(filled, tensors, source)  # says what is missing or misshapen
-    if about.sha256 and about.sha256 != _sha256(source / TENSORS):
-        raise FileError(f"{source / TENSORS} is damaged: it is not the file that {ABOUT} beside it was written for")
+    check_weights(source, about)
     return filled
 
 
@@ -114,11 +113,6 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         plain = positive(tensor) if id(value) in steps else tensor
         stored[name] = plain.to("cpu", copy=True).contiguous()
     return stored, tied
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_empty_folder(path: Path) -> bool:

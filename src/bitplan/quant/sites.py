@@ -38,7 +38,7 @@ class Site:
     @property
     def module(self) -> nn.Module:
         """The module the weight belongs to: the owner, or attention's output projection inside it."""
-        path = (self.parameter or "").rpartition(".")[0]
+        path, _ = split(self.parameter or "")
         return self.owner.get_submodule(path)
 
 
@@ -98,7 +98,7 @@ def _hands_out_weights(parent: nn.Module) -> bool:
 
 def _has_weight(module: nn.Module) -> bool:
     """Tell whether the module has a weight matrix, its own or one that a parametrization computes."""
-    if module._parameters.get("weight") is None and "weight" not in getattr(module, "parametrizations", ()):
+    if module._parameters.get(OWN_WEIGHT) is None and OWN_WEIGHT not in getattr(module, "parametrizations", ()):
         return False
     weight = module.weight
     return isinstance(weight, Tensor) and weight.dim() >= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import FileError, InputError
@@ -88,7 +89,8 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     limits = [Budget.parse(written) for written in (chosen, *study.budgets)]
     if limits[0].axis != limits[1].axis:
         raise InputError(f"budget {chosen} is of another kind than those of the study ({', '.join(study.budgets)})")
-    folder = str(run.path).replace("{", "{{").replace("}", "}}")
+    folder = _literal(run.path)
+    files = " ".join(_literal(run.file_of(kind)) for kind in (Graph, Costs))
     return Subject(
         title=study.name,
         graph=graph,
@@ -96,8 +98,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         candidates=candidates,
         budget=chosen,
         budgets=tuple(dict.fromkeys((*study.budgets, chosen))),
-        command=f"bitplan select {folder}/graph.json {folder}/costs.json {folder}/{{gains}} "
-        "--budget {budget}{selector} -o plan.json",
+        command=f"bitplan select {files} {folder}/{{gains}} --budget {{budget}}{{selector}} -o plan.json",
         study=study,
         results=tuple(run.results),
         failures=tuple(run.failures),
@@ -120,6 +121,11 @@ def plan_subject(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...
         others=tuple(others),
         plan=plan,
     )
+
+
+def _literal(path: Path) -> str:
+    """A path inside a text that is filled in later."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _middle(budgets: tuple[str, ...]) -> str:

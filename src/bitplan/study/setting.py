@@ -84,9 +84,7 @@ class Setting:
         """The float network where a recipe distills."""
         if recipe is None or not recipe.distill:
             return None
-        floating = starts(self.study).floating
-        assert floating is not None, "starts() refuses a study that distills without a float network"
-        return self.start(floating.id)
+        return self.start(_float_start(self.study.to_json()))
 
     def plan(self, precisions: dict[str, Any]) -> Plan:
         """A plan of nothing but precisions and links, the same for all that choose alike."""
@@ -134,6 +132,14 @@ def _mean_line(lines: Sequence[LogLine]) -> dict[str, Any]:
         "score": statistics.fmean(scores) if scores else None,
         "lr": lines[-1].lr,
     }
+
+
+@lru_cache(maxsize=2)
+def _float_start(study: str) -> str:
+    """The id of the float network's trial; once per process, since it hashes the file of weights."""
+    floating = starts(Study.from_json(study)).floating
+    assert floating is not None, "starts() refuses a study that distills without a float network"
+    return floating.id
 
 
 @lru_cache(maxsize=2)

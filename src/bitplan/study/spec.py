@@ -28,6 +28,7 @@ from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
 from bitplan.core.studies import Method, Start, Study
+from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 
 _TOP = (
@@ -39,7 +40,6 @@ DATA = ("data", "tokenizer")
 """Options of tasks that are paths."""
 _LENGTHS = ("epochs", "steps")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
-_TABLES = (".csv", ".json")
 Content = dict[str, Any]
 
 
@@ -95,7 +95,7 @@ def _budget(written: Any, cost: Any) -> Budget:
     """A budget that names the cost which its unit stands for, unless the study's own table may count such units."""
     budget = Budget.parse(written)
     stands_for = budget.unit.usual
-    own_table = str(cost).endswith(_TABLES)
+    own_table = is_table(str(cost))
     if budget.cost is not None or own_table or stands_for not in COSTS:
         return budget
     return replace(budget, cost=stands_for)
@@ -181,7 +181,7 @@ def _text(value: Any, is_path: bool, home: Path) -> Any:
     if not isinstance(value, str):
         return value
     filled = os.path.expanduser(_VARIABLE.sub(_variable, value))
-    return str((home / filled).resolve()) if is_path or filled.endswith(_TABLES) else filled
+    return str((home / filled).resolve()) if is_path or is_table(filled) else filled
 
 
 def _variable(match: re.Match[str]) -> str:

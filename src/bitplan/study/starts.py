@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +9,22 @@ from typing import final
 
 from torch import nn
 
-from bitplan.core.checkpoints import ABOUT
-from bitplan.core.errors import InputError, WriteError
+from bitplan.core.checkpoints import ABOUT, Checkpoint
+from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
+from bitplan.core.store import load
+from bitplan.core.studies import FLOAT
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
 from bitplan.study.setting import Setting, scored, some_batches
-from bitplan.study.trials import FLOAT, starts
+from bitplan.study.trials import starts
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
+from bitplan.weights.opened import check_weights
 
 CALIBRATION = 512  # training samples that set the first input steps
 
@@ -97,7 +99,13 @@ class MakeStart:
 
 def is_made(run: RunFolder, trial: Trial) -> bool:
     """Whether a start is there, result and network; one without the other is made again."""
-    if run.trials.has(trial.id) and not run.starts.has(trial.id):
-        with contextlib.suppress(WriteError):
-            run.trials.remove(trial.id)
-    return run.trials.has(trial.id)
+    return run.trials.has(trial.id) and run.starts.has(trial.id)
+
+
+def check_start(run: RunFolder, trial: Trial) -> None:
+    """Refuse a start that is not as it was written, once for all the trials that would begin with it."""
+    folder = run.starts.path(trial.id)
+    try:
+        check_weights(folder, load(folder / ABOUT, Checkpoint, sealed=True), sealed=True)
+    except FileError as error:
+        raise FileError(f"{error}. All trials start from it: delete {folder}, and a sweep makes it again") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -12,9 +10,7 @@ from pathlib import Path
 from bitplan.core.runs import LeaseFile, RunFolder, RunPart
 from bitplan.core.studies import Agenda, FailedTrial, Study
 from bitplan.engines.lease import read_lease
-from bitplan.tune.log import LOG
-
-_TAIL = 1000  # bytes of a log that hold its last lines
+from bitplan.tune.log import last_step
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ def status(folder: str | Path) -> Status:
         serves = [trial for trial in wanted_by if trial in names]
         busy.update(serves)
         what = _words(lease, [names[trial] for trial in serves])
-        running.append(Running(what, _step(run.running.path(lease.job))))
+        running.append(Running(what, last_step(run.running.path(lease.job))))
     return Status(
         study=study,
         total=len(names),
@@ -117,23 +113,6 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
         MethodProgress(title, len(ids), len(done.intersection(ids)), len(failed.intersection(ids)))
         for title, ids in by_title.items()
     )
-
-
-def _step(folder: Path) -> int:
-    """The last step that a training wrote down."""
-    try:
-        with (folder / LOG).open("rb") as file:
-            length = file.seek(0, os.SEEK_END)
-            file.seek(max(0, length - _TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):  # the last one may be cut off: it is being written
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return 0
 
 
 def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:

@@ -19,7 +19,7 @@ from bitplan.gains.base import estimate
 from bitplan.plan.base import select
 from bitplan.study.jobs import Estimate, Train
 from bitplan.study.setting import Setting
-from bitplan.study.starts import MakeStart, is_made
+from bitplan.study.starts import MakeStart, check_start, is_made
 from bitplan.study.trials import agenda, estimation, starts
 
 _PAUSE = 5.0  # seconds between two words on parts of a long estimate
@@ -64,7 +64,10 @@ def sweep(
         retry_failed,
     )
     trained = sweeper.run_all(frozenset(only) if only else None)
-    return Summary(len(listed.trials), len(run.results), tuple(run.failures), trained, time.perf_counter() - begin)
+    own = [trial.id for trial in listed.trials]
+    there, lost = run.trials.ids(), run.failed.ids()
+    failures = tuple(run.failed.read(name) for name in own if name in lost)
+    return Summary(len(own), len(there.intersection(own)), failures, trained, time.perf_counter() - begin)
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
@@ -152,7 +155,9 @@ class _Sweeper:
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
         if is_made(self.run, trial):
+            check_start(self.run, trial)
             return True
+        self.run.trials.remove(trial.id)  # a result whose network is gone
         self.tally.done.discard(trial.id)
         if self._skipped(trial):
             return False
@@ -198,19 +203,18 @@ class _Sweeper:
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
-        there = self.run.trained.ids()
-        count = 0
-        for job, outcome in run_jobs(Train(self.setting), asked, shelf=self.run.trained, engine=self.engine):
+        trained_here: set[str] = set()
+        work = Train(self.setting)
+        for job, outcome in run_jobs(work, asked, shelf=self.run.trained, engine=self.engine, done_here=trained_here):
             trials = served[job.id][1]
             if isinstance(outcome, Failure):
                 self._fail(trials, outcome)
                 continue
-            count += job.id not in there
             for trial in trials:
                 self.run.trials.keep(trial.id, _result(trial, plans[trial.id], outcome))
             self._succeed(trials)
             self.run.running.clear(job.id)
-        return count
+        return len(trained_here)
 
     def _to_train(
         self, served: Mapping[str, tuple[Training, list[Trial]]], plans: Mapping[str, Plan]

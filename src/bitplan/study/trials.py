@@ -10,12 +10,11 @@ from typing import Any
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import TASKS
-from bitplan.core.studies import Agenda, Estimation, Method, Study
+from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import make_gain
 from bitplan.study.spec import DATA
 
-FLOAT = "float"
 _NO_PART = ("workers",)  # options of a task that no score depends on
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from bitplan.core.errors import WriteError
 from bitplan.core.store import read_text, write_text
 
+_TAIL = 1000  # bytes at the end of a log that hold its last lines
 LOG = "log.jsonl"
 """What a log is called in the folder of its training."""
 
@@ -104,6 +105,23 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
             break
         lines.append(line)
     return lines
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a training wrote into its folder; 0 where there is none yet."""
+    try:
+        with (folder / LOG).open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - _TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):  # the last one may be cut off: it is being written
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
 
 
 def hash_of_lines(path: Path, count: int) -> str:

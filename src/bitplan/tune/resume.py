@@ -7,6 +7,7 @@ resume.safetensors    weights and optimizer state as tensors, the rest as JSON i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass
@@ -75,9 +76,10 @@ class TrainingFolder:
             "step": point.step,
             "seconds": point.seconds,
             "optimizer": scalars,
-            "tensors": hash_of_tensors(stored),
+            "tensors": hash_of_tensors(dict(sorted(stored.items()))),
             "log": hash_of_lines(self.log, point.step),
         }
+        about["checksum"] = _checksum(about)
         _write(stored, {"bitplan": json.dumps(about)}, self._state)
         self._saved = time.perf_counter()
         self._cost = self._saved - start
@@ -105,10 +107,19 @@ class TrainingFolder:
     def _check_unchanged(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
         advice = f"is damaged: delete {self.path} to begin anew"
-        if about.get("tensors") not in (None, hash_of_tensors(tensors)):
+        if "checksum" not in about:
+            return
+        sound = about["checksum"] == _checksum(about)
+        if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
             raise FileError(f"{self._state} {advice}")
-        if about.get("log") not in (None, hash_of_lines(self.log, int(about["step"]))):
+        if about.get("log") != hash_of_lines(self.log, int(about["step"])):
             raise FileError(f"{self.log} {advice}")
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    """Of all that the header says but this."""
+    told = {key: value for key, value in about.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def describe_run(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None, seed: int) -> Run:

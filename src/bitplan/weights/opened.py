@@ -21,19 +21,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bitplan.core.checkpoints import ABOUT, TENSORS
+from bitplan.core.checkpoints import ABOUT, ENDINGS, TENSORS
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import FileError
 from bitplan.core.naming import step_keys, weight_names
 from bitplan.core.records import Plan
-from bitplan.core.store import load
+from bitplan.core.store import load, sha256_of
 from bitplan.weights.refusals import refuse_foreign, refuse_packed, unreadable
 from bitplan.weights.safetensors import map_safetensors
 from bitplan.weights.shards import INDEX, lacking, read_index
 from bitplan.weights.tensors import FLOATS, Tensor
 
 _IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
-_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")  # .gguf is refused, but by its name
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
@@ -64,7 +63,20 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     refuse_packed(place, tensors)
     if not tensors:
         raise FileError(f"{place} holds no tensors")
-    return OpenedCheckpoint(place, tensors, load(place / ABOUT, CheckpointRecord).plan if own else None)
+    if not own:
+        return OpenedCheckpoint(place, tensors)
+    about = load(place / ABOUT, CheckpointRecord)
+    check_weights(place, about)
+    return OpenedCheckpoint(place, tensors, about.plan)
+
+
+def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False) -> None:
+    """Refuse a checkpoint of ours whose file of tensors is not the one that was written; `sealed` must say its hash."""
+    path = folder / TENSORS
+    if not about.sha256 and not sealed:  # from before it was written down
+        return
+    if sha256_of(path) != about.sha256:
+        raise FileError(f"{path} is damaged: it is not the file that {ABOUT} beside it was written for")
 
 
 def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
@@ -100,7 +112,7 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
         if (folder / name).exists():
             return _open_file(folder / name)
     try:
-        there = sorted(item for item in folder.iterdir() if item.suffix in _ENDINGS)
+        there = sorted(item for item in folder.iterdir() if item.suffix in ENDINGS)
     except OSError as error:
         raise unreadable(folder, error) from None
     if len(there) == 1:

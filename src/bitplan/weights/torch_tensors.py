@@ -55,11 +55,11 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, texts: Mappin
 
 
 def hash_of_tensors(tensors: Mapping[str, torch.Tensor], length: int = 16) -> str:
-    """A hash of names and values, `length` bytes long, in hexadecimal digits; the order does not matter."""
+    """A hash of names and values in their order, `length` bytes long, in hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=length)
-    for name in sorted(tensors):
+    for name, tensor in tensors.items():
         digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -46,7 +46,7 @@ def _described(modules: Mapping[str, torch.nn.Module], layer: str) -> tuple[Weig
     layer_type = None if module is None else kin(module)
     if module is None or layer_type is None:
         return "out_in", 1
-    is_its_weight = layer in modules or layer_type.holds(parameter) or layer_type.holds(f"{parameter}_weight")
+    is_its_weight = layer in modules or any(map(layer_type.holds, weight_names(parameter)))
     return (layer_type.layout, layer_type.channels(module).groups) if is_its_weight else ("out_in", 1)
 
 
