@@ -97,8 +97,8 @@ def images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     files = sorted(folder.glob(f"cifar10-{part}-*.parquet"))
     if not files:
         raise SystemExit(
-            f"{folder} has no cifar10-{part}-*.parquet: put the images of https://www.cs.toronto.edu/~kriz/cifar.html there as "
-            "parquet, with columns webp (bytes of an image file) and label"
+            f"{folder} has no cifar10-{part}-*.parquet: put the images of https://www.cs.toronto.edu/~kriz/cifar.html "
+            "there as parquet, with columns webp (the bytes of an image file) and label"
         )
     tables = [pyarrow.parquet.read_table(file) for file in files]
     pixels = [np.asarray(Image.open(io.BytesIO(data))) for table in tables for data in table["webp"].to_pylist()]

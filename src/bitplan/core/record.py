@@ -91,7 +91,7 @@ class Record(Value):
         """Read one record; called on `Record` itself, whichever kind the text says it is.
 
         A file without its id line was edited on purpose and is taken as it is, unless it must be `sealed`: then id and
-        checksum must be there. `of` is what it must belong to.
+        checksum must be there. `of` is what it must belong to; formats that did not say so pass, unless sealed.
         """
         whole = _parse(text)
         content = {key: value for key, value in whole.items() if key not in _HEAD}
@@ -100,8 +100,12 @@ class Record(Value):
         record = target.model_validate(content if version == target.format else target.older[version](dict(content)))
         if "id" in whole:
             _check_seal(whole, record.id if version == target.format else identity(content, target), sealed=sealed)
+        if version != target.format:  # from before files carried a checksum and said what they belong to
+            if sealed:
+                raise FileError(f"the {target.kind()} is of format {version}, without a checksum: {_REMAKE}")
+            return record
         if sealed and not {"id", "checksum"} <= whole.keys():
-            raise FileError(f"the {target.kind()} has no id or no checksum: {_REMAKE}")
+            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; {_REMAKE}")
         if of is not None and whole.get("of") != of:
             raise FileError(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
         return record
@@ -117,7 +121,7 @@ class Record(Value):
         return target
 
 
-_REMAKE = "the file was edited by hand or damaged; delete it, and what made it makes it again"
+_REMAKE = "delete it, and what made it makes it again"
 _ID = "_id"  # pydantic shows no name like this as a field
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
@@ -138,7 +142,7 @@ def _check_seal(whole: Mapping[str, Any], own: str, *, sealed: bool) -> None:
     kind = whole["bitplan"]
     advice = "the file was edited by hand or damaged; make it again, or delete its id line to accept the change"
     if sealed:
-        advice = _REMAKE
+        advice = f"the file was edited by hand or damaged; {_REMAKE}"
     if whole["id"] != own:
         raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {advice}")
     rest = {key: value for key, value in whole.items() if key != "checksum"}

@@ -25,16 +25,20 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True)
 class Shelf(Generic[Kept]):
-    """Where records of a kind are kept by id, and where those who work on one say so (`leases`)."""
+    """Where records of a kind are kept by id, and where those who work on one say so (`leases`).
+
+    `sealed` takes no file without a checksum, which those of older formats lack.
+    """
 
     folder: Path
     kind: type[Kept]
     leases: Path
+    sealed: bool = True
 
     @classmethod
     def at(cls, folder: str | Path) -> Shelf[Record]:
         """A folder of its own for outcomes of any kind, its leases inside it."""
-        return Shelf(Path(folder), Record, Path(folder) / "leases")
+        return Shelf(Path(folder), Record, Path(folder) / "leases", sealed=False)
 
     def holding(self, kind: type[Other]) -> Shelf[Other]:
         """The same folder for records of another kind: jobs of several methods stand side by side."""
@@ -58,7 +62,7 @@ class Shelf(Generic[Kept]):
 
     def read(self, name: str) -> Kept:
         """The record of an id, checked."""
-        return load(self.path(name), self.kind, of=name, sealed=True)
+        return load(self.path(name), self.kind, of=name, sealed=self.sealed)
 
     def find(self, name: str) -> Kept | None:
         """The same, or None where there is none."""
