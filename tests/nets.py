@@ -19,6 +19,13 @@ class Net(nn.Module):
         return self._forward(self, *inputs, **named)
 
 
+class Bomb:
+    """What a pickle must never be read as."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('the bomb went off')",)
+
+
 def two_convolutions(*more):
     """(B, 2, H, W) → (B, 2, H − 4, W − 4): layers 0 and 3, with a norm between them; then what is given."""
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), *more)
