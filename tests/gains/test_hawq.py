@@ -93,6 +93,7 @@ def test_any_task_and_model_repeatably_leaving_the_model_bit_identical(kind, tas
 @pytest.mark.parametrize("method", ["hawq", "hawq_v2", "hawq_v1"])
 def test_the_digits_networks(name, method):
     task = bitplan.load_task("digits")
+    torch.manual_seed(0)  # two probes of other weights may all be below 0
     model, example = bitplan.load_model(name)
     graph = bitplan.trace(model, example)
     model = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from bitplan.tasks.base import Task, title_of
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
 _WAVE = 4  # rounds at a time on an engine: some may be in vain, but its workers must start for each wave
+Job = TypeVar("Job", bound=Probes)
 Outcome = TypeVar("Outcome", Probed, Eigenvalues)
 ALONE = Context()
 
@@ -130,7 +132,9 @@ def _about(curve: Curvature, seed: int) -> dict[str, Any]:
     }
 
 
-def _finished(work: _OnCurve, jobs: Sequence[Probes], kind: type[Outcome], context: Context) -> list[Outcome]:
+def _finished(
+    work: _OnCurve[Job, Outcome], jobs: Sequence[Job], kind: type[Outcome], context: Context
+) -> list[Outcome]:
     """The outcomes in the order of the jobs. Here the work itself tells of every product; others tell of whole jobs."""
     alone = context.engine is None or len(jobs) == 1  # a single job gains nothing from workers that must start first
     if alone and context.shelf is None:
@@ -142,7 +146,7 @@ def _finished(work: _OnCurve, jobs: Sequence[Probes], kind: type[Outcome], conte
 
 
 @dataclass(frozen=True)
-class _OnCurve:
+class _OnCurve(ABC, Generic[Job, Outcome]):
     """Work on the loss of some data by the weights of some layers; it travels to other processes without `progress`."""
 
     model: nn.Module
@@ -153,29 +157,30 @@ class _OnCurve:
     progress: Progress | None = None
 
     @classmethod
-    def of(cls, curve: Curvature, progress: Progress | None, *, total: int) -> Any:
+    def of(cls, curve: Curvature, progress: Progress | None, *, total: int) -> Self:
         """The work that belongs to a curve that is at hand."""
         return cls(curve.model, curve.task, curve.data, tuple(curve.weights), total, progress)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"progress": None}
 
-    def __call__(self, job: Any) -> Any:
+    def __call__(self, job: Job) -> Outcome:
         """Take the curve, do the job, and say how long it took."""
         start = time.perf_counter()
         with curvature(self.model, self.task, self.data, self.layers) as curve:
             found = self._on(curve, job)
         return found.model_copy(update={"seconds": time.perf_counter() - start})
 
-    def _on(self, curve: Curvature, job: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _on(self, curve: Curvature, job: Job) -> Outcome:
+        """What the job finds on a curve."""
 
     def _tell(self, done: int, total: int, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
 
 
-class _Probing(_OnCurve):
+class _Probing(_OnCurve[Probes, Probed]):
     """vᵀHv of every layer for some probes, averaged over the batches."""
 
     def _on(self, curve: Curvature, job: Probes) -> Probed:
@@ -197,7 +202,7 @@ class _Probing(_OnCurve):
         return Probed(products=tuple(map(tuple, found.tolist())))
 
 
-class _Iterating(_OnCurve):
+class _Iterating(_OnCurve[Powers, Eigenvalues]):
     """The largest eigenvalues of some layers, by their places."""
 
     def _on(self, curve: Curvature, job: Powers) -> Eigenvalues:
