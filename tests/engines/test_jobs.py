@@ -69,13 +69,6 @@ def test_what_is_done_is_read_not_done_again(tmp_path, work):
     assert not list((tmp_path / "leases").iterdir())
 
 
-def test_who_did_a_job_is_told(tmp_path, work):
-    list(run_jobs(work, errands(2), shelf=shelf(tmp_path)))
-    here = set()
-    assert len(list(run_jobs(work, errands(3), shelf=shelf(tmp_path), done_here=here))) == 3
-    assert here == {errands(3)[2].id}
-
-
 def test_the_same_job_given_twice_is_done_once(tmp_path, work):
     assert len(list(run_jobs(work, errands(1) * 2, shelf=shelf(tmp_path)))) == 1
     assert work.times(0) == 1

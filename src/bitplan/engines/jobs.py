@@ -24,12 +24,11 @@ def run_jobs(
     *,
     shelf: Shelf[Outcome] | None = None,
     engine: Engine | None = None,
-    done_here: set[str] | None = None,
 ) -> Iterator[tuple[Job, Outcome | Failure]]:
     """Do each job once: one whose outcome is on the shelf, under the job's id, is read instead.
 
     A job that another process has leased is waited for. Without a shelf nothing is kept; without an engine the jobs
-    run here, one after the other. `done_here` is told the ids of those that no other process did.
+    run here, one after the other.
     """
     here = engine or Local()
     if shelf is None:
@@ -45,11 +44,8 @@ def run_jobs(
             yield waiting.pop(name), shelf.read(name)
         to_do = [claim for claim in claims if claim.job.id in waiting]
         for claim, outcome in here.run(kept_work, to_do) if to_do else ():
-            if outcome is None:  # somebody else holds it
-                continue
-            if isinstance(outcome, _New) and done_here is not None:
-                done_here.add(claim.job.id)
-            yield waiting.pop(claim.job.id), outcome.outcome if isinstance(outcome, _New) else outcome
+            if outcome is not None:  # else somebody else holds it
+                yield waiting.pop(claim.job.id), outcome
         claims = _free(list(waiting.values()), shelf, silent)
         if waiting and not claims:
             time.sleep(_POLL)
@@ -64,20 +60,13 @@ class _Claim(Generic[Job]):
 
 
 @dataclass(frozen=True)
-class _New(Generic[Outcome]):
-    """An outcome that was worked out now, not read."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
 class _Kept(Generic[Job, Outcome]):
     """Work under a lease, whose outcome is written before it is returned, by whoever did it; None: somebody else's."""
 
     work: Callable[[Job], Outcome]
     shelf: Shelf[Outcome]
 
-    def __call__(self, claim: _Claim[Job]) -> _New[Outcome] | Outcome | None:
+    def __call__(self, claim: _Claim[Job]) -> Outcome | None:
         name = claim.job.id
         with held(self.shelf.lease(name), stale=claim.stale) as mine:
             if self.shelf.has(name):  # somebody finished it since we looked
@@ -86,7 +75,7 @@ class _Kept(Generic[Job, Outcome]):
                 return None
             outcome = self.work(claim.job)
             self.shelf.keep(name, outcome)
-            return _New(outcome)
+            return outcome
 
 
 def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:

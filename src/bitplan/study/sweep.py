@@ -27,7 +27,10 @@ _PAUSE = 5.0  # seconds between two words on parts of a long estimate
 
 @dataclass(frozen=True)
 class Summary:
-    """How a sweep ended: how many trials are done and failed, and how many networks it trained just now."""
+    """How a sweep ended: how many trials are done and failed, and how many networks were trained meanwhile.
+
+    Those that another sweep of the same folder trained meanwhile count for both.
+    """
 
     total: int
     done: int
@@ -203,18 +206,19 @@ class _Sweeper:
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
-        trained_here: set[str] = set()
-        work = Train(self.setting)
-        for job, outcome in run_jobs(work, asked, shelf=self.run.trained, engine=self.engine, done_here=trained_here):
+        before = self.run.trained.ids()
+        count = 0
+        for job, outcome in run_jobs(Train(self.setting), asked, shelf=self.run.trained, engine=self.engine):
             trials = served[job.id][1]
             if isinstance(outcome, Failure):
                 self._fail(trials, outcome)
                 continue
+            count += job.id not in before
             for trial in trials:
                 self.run.trials.keep(trial.id, _result(trial, plans[trial.id], outcome))
             self._succeed(trials)
             self.run.running.clear(job.id)
-        return len(trained_here)
+        return count
 
     def _to_train(
         self, served: Mapping[str, tuple[Training, list[Trial]]], plans: Mapping[str, Plan]
