@@ -31,6 +31,9 @@ def files(graph, tmp_path, monkeypatch):
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
     (tmp_path / "empty").mkdir()
     (tmp_path / "raises.py").write_text("raise RuntimeError('my own bug')\n")
+    (tmp_path / "factories.py").write_text(
+        "def needs(width, depth, *, bias=True): ...\ndef fails(): return {}['weights']\ndef half(): raise OSError\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,25 @@ def files(graph, tmp_path, monkeypatch):
         (("trace", "users_model:not_callable"), "unknown factory"),
         (("trace", "users_model:wrong"), "returned int, not a torch model"),
         (("trace", "users_model:body"), "gives no example input: add --input"),
+        (
+            ("trace", "factories:needs"),
+            "factories:needs needs the arguments width, depth, and a factory is",
+        ),
+        (("trace", "factories:fails"), "factories:fails cannot be built, its code raised KeyError: 'weights'"),
+        (("trace", "factories:half"), "cannot be built, its code raised OSError"),
         (("trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
+        (("plan", "nowhere/weights", "--budget", "70%"), "there is no file or folder nowhere/weights"),
+        (("plan", "nowhere.ckpt", "--budget", "70%"), "there is no file or folder nowhere.ckpt"),
+        (("plan", "resnet5O", "--budget", "70%"), "unknown model 'resnet5O'; did you mean"),
+        (("plan", "graph.json", "--fix", "nolayer=w8a8", *UNIFORM), "the pattern 'nolayer' matches no layer"),
+        (("plan", "graph.json", "--free", "nolayer", *UNIFORM), "the pattern 'nolayer' matches no layer"),
+        (("plan", "graph.json", "--first", "w4a4", *UNIFORM), "--first would have no effect: graph.json was traced"),
+        (("plan", "graph.json", "--narrow", "0", *UNIFORM), "--narrow would have no effect: graph.json was traced"),
+        (("frontier", "graph.json", "--last", "free", "--gain", "uniform"), "--last would have no effect"),
+        (
+            ("quantize", "digits_resnet", "--plan", "plan.json", "--fix", "a=w8a8", "-o", "q"),
+            "--fix would have no effect",
+        ),
         (("trace", "plan.json"), "this is a plan, where a graph is needed"),
         (("price", "bmac", "cut.json"), "cut.json: cut off"),
         (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),

@@ -124,7 +124,7 @@ def test_replaces_checkpoints_only(quantized, saved, tmp_path):
 
 def test_no_zoo_name_needs_a_model(quantized, tmp_path):
     path = save_checkpoint(quantized, tmp_path / "run")
-    with pytest.raises(InputError, match="pass the model it belongs to as model="):
+    with pytest.raises(InputError, match="give the one it belongs to, --model"):
         load_checkpoint(path)
 
 

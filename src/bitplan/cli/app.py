@@ -50,7 +50,7 @@ from bitplan.cli.steps import (
     priced,
     sureness,
 )
-from bitplan.core.defaults import CHOICES, COST, END, NARROW
+from bitplan.core.defaults import CHOICES, COST
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -94,9 +94,9 @@ def plan(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     threads: Threads = None,
     device: Device = "cpu",
     task: TaskName = None,
@@ -114,10 +114,10 @@ def plan(
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.core.rules import Rules
+    from bitplan.cli.inputs import read_rules
     from bitplan.plan.base import select as select_plan
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
     setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
     graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
@@ -145,19 +145,19 @@ def frontier(
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
     from bitplan.cli.door import Beside, what_is
+    from bitplan.cli.inputs import read_rules
     from bitplan.cli.show import show_frontier
-    from bitplan.core.rules import Rules
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
     graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
@@ -168,20 +168,21 @@ def frontier(
 def trace(
     target: Target,
     input: Input = None,
+    choices: Choices = CHOICES,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.core.rules import Rules
+    from bitplan.cli.inputs import read_rules
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     graph = what_is(target, Beside(shape=input)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph

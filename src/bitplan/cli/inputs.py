@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitplan.core.errors import InputError
+from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
 
@@ -27,6 +28,19 @@ def read_shape(shape: str) -> Any:
             raise InputError(f"--input {shape!r} cannot be read: write 1x3x224x224, or 1x128:int64 for whole numbers")
         tensors.append(torch.empty([int(size) for size in sizes.split("x")], dtype=dtype, device="meta"))
     return tuple(tensors)
+
+
+def read_rules(choices: str, **written: Any) -> Rules:
+    """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
+    typed = {name: value for name, value in written.items() if value not in (None, [])}
+    return Rules.read(**typed).for_choices(choices) if choices else Rules.read(**typed)
+
+
+def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
+    """Refuse the rules that were typed and would have no effect."""
+    idle = [f"--{name}" for name in rules.model_fields_set if name not in but]
+    if idle:
+        raise InputError(f"{', '.join(sorted(idle))} would have no effect: {why}")
 
 
 def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:

@@ -118,7 +118,7 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions
     limit_threads(setting.threads)
     context = setting.context()
     _announce(wanted, weights, graph, context)
-    with progress_bar("estimating") as progress:
+    with progress_bar("estimating") as progress, fitting(weights, context.task):
         told = replace(context, progress=progress)
         return estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
 
@@ -175,6 +175,29 @@ def emit(record: Record, output: Path | None, json: bool) -> bool:
     if json:
         print(record.to_json(), end="")
     return json
+
+
+@contextmanager
+def fitting(model: Any, task: Any) -> Iterator[None]:
+    """Say of a network that fails on a task's data where it does not fit; what fails otherwise is let through."""
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError) as error:
+        if task is None or not hasattr(model, "named_modules"):
+            raise
+        from bitplan.adapters.foreign import first_line
+        from bitplan.core.errors import TraceError
+        from bitplan.graph.trace import trace
+
+        try:
+            trace(model, task.example())
+        except TraceError as refused:
+            raise InputError(f"the network does not fit the task {task.name}: {refused}") from error
+        if not isinstance(error, IndexError):
+            raise
+        raise InputError(
+            f"the network does not fit the task {task.name}, such as by its classes: {first_line(error)}"
+        ) from error
 
 
 def limit_threads(threads: int | None) -> None:

@@ -120,8 +120,10 @@ class BuiltModel(Typed):
 
     @property
     def has_random_weights(self) -> bool:
-        """A factory may load what it likes."""
-        return self.spec is not None and self.beside.weights is None
+        """A factory may load what it likes; of a name that leads nowhere nothing is said but that."""
+        from bitplan.models.zoo import find_factory
+
+        return self.spec is not None and self.beside.weights is None and bool(find_factory(self.spec))
 
     @property
     def example(self) -> Any:
@@ -168,12 +170,17 @@ class RecordFile(Typed):
     is_a: ClassVar[str] = "a record"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """As it was traced, under the rules of then."""
+        """As it was traced, under the rules of then, with further patterns where some were typed."""
+        from bitplan.cli.inputs import refuse_rules
         from bitplan.core.records import Graph
         from bitplan.core.store import load
+        from bitplan.graph.rules import amend
 
         refuse_links(link)
-        return load(self.written, Graph)
+        graph = load(self.written, Graph)
+        why = f"{self.written} was traced under its own; trace again, or name layers by --fix and --free"
+        refuse_rules(rules, why, but=("fix", "free"))
+        return amend(graph, rules)
 
     @property
     def model(self) -> Any:

@@ -28,8 +28,7 @@ from bitplan.cli.options import (
     Threads,
     Weights,
 )
-from bitplan.cli.steps import limit_threads, progress_bar
-from bitplan.core.defaults import END, NARROW
+from bitplan.cli.steps import fitting, limit_threads, progress_bar
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -62,14 +61,16 @@ def quantize(
     input: Input = None,
     fix: Fix = [],
     free: Free = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
+    from bitplan.cli.inputs import read_rules, refuse_rules
+    from bitplan.core.records import Plan
     from bitplan.quant.convert import quantize as quantize_model
 
     if (plan is None) == (to is None):
@@ -77,13 +78,11 @@ def quantize(
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed))
     floating = network.model
+    rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:
+        refuse_rules(rules, f"{plan} says what every layer gets")
         chosen = what_is(plan).plan
     else:
-        from bitplan.core.records import Plan
-        from bitplan.core.rules import Rules
-
-        rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
         chosen = Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(floating, chosen, **told)
@@ -121,7 +120,7 @@ def finetune(
     network = what_is(source, Beside(None, weights, fresh, model, seed))
     trained, guide = network.model, teacher_of(teacher, teacher_weights, model)
     work = output.with_name(f"{output.name}.training")
-    with progress_bar("fine-tuning") as progress:
+    with progress_bar("fine-tuning") as progress, fitting(trained, chosen):
         log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
     _keep(trained, output, network.spec)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
@@ -157,7 +156,8 @@ def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: i
     chosen = read_task(task, written)
     size = min(64, samples, chosen.size("train"))
     batches = itertools.islice(chosen.batches("train", size, seed), -(-samples // size))
-    calibrate_(model, batches, forward=chosen.forward)
+    with fitting(model, chosen):
+        calibrate_(model, batches, forward=chosen.forward)
 
 
 def _uncalibrated(model: Any) -> bool:
@@ -178,4 +178,6 @@ def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
     """Evaluate, and say so."""
     from bitplan.cli.show import show_score
 
-    show_score(task, task.scores(model), facts, as_json=json)
+    with fitting(model, task):
+        scores = task.scores(model)
+    show_score(task, scores, facts, as_json=json)

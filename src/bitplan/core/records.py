@@ -246,8 +246,11 @@ class Limit(Value):
 class Plan(Record):
     """A precision for every layer, and how it came about.
 
-    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven).
+    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven). So much of the
+    gap as is `rounding` only says that gains were rounded to whole numbers, for which the plan is that much nearer.
     """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"rounding"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -257,7 +260,17 @@ class Plan(Record):
     limits: tuple[Limit, ...] = ()
     gain: float = 0.0
     gap: Annotated[float, Field(ge=0)] | None = None
+    rounding: Annotated[float, Field(ge=0)] = 0.0
     sources: dict[str, str] = {}
+
+    @property
+    def proof(self) -> str:
+        """What is proven of it, in words."""
+        if self.gap is None:
+            return "not proven"
+        if self.gap > self.rounding:
+            return f"at most {self.gap:.2g} of gain below the best"
+        return f"proven best up to the rounding of gains ({self.gap:.1g})" if self.gap else "proven best"
 
     @model_validator(mode="after")
     def _linked_alike(self) -> Self:
@@ -279,6 +292,10 @@ class Plan(Record):
             selector="uniform",
             sources={"graph": graph.id},
         )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "rounding", unless=self.rounding > 0)
 
 
 def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:

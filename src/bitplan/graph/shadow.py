@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from bitplan.core.errors import TraceError
@@ -32,6 +33,9 @@ class Shadow:
         if isinstance(model, torch.jit.ScriptModule):
             raise TraceError("a scripted module has no Python forward pass to follow: pass the original model")
         original = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        lazy = next((name for name, tensor in original.named_parameters() if is_lazy(tensor)), None)
+        if lazy is not None:
+            raise TraceError(f"{lazy} has no shape before the model has run: call it once, model(example), then trace")
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         memo: dict[int, Any] = {id(tensor): self._fake(tensor, tensor.device) for tensor in _tensors(original)}
         try:

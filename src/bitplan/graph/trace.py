@@ -13,6 +13,7 @@ from bitplan.core.errors import InputError, TraceError
 from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import Rules
+from bitplan.graph.ends import Ends
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
@@ -59,7 +60,8 @@ def trace(
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
     )
-    return apply_rules(graph, rules or Rules(), last=watch.last_weighted)
+    weighted = next((layer.name for layer in graph.layers if layer.weights), None)
+    return apply_rules(graph, rules or Rules(), Ends(weighted, watch.last_weighted))
 
 
 def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
