@@ -86,9 +86,10 @@ def _readers_of_images(layers: Sequence[Sizes]) -> list[str]:
 
 
 def _makers_of_the_output(layers: Sequence[Sizes], linked: frozenset[str]) -> list[str]:
-    """Layers whose outputs none can read as they are. Gates and packed projections are read in parts."""
+    """Layers whose outputs none can read as they are. Gates and packed projections (q, k and v) are read in parts."""
     read = _read(layers)
     unread = [layer for layer in layers if layer.outputs not in read and layer.kind not in _READ_IN_PARTS]
+    unread = [layer for layer in unread if layer.outputs not in (2 * layer.inputs, 3 * layer.inputs)]
     return _unrepeated([layer.name for layer in unread if layer.name not in linked])
 
 
