@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bitplan.core.errors import FileError, InputError, suggestion
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
+from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
@@ -22,6 +23,8 @@ _SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 _COUNTER = "num_batches_tracked"  # of a batch norm
 _SHOWN = 4
+CONFIG = "config.json"
+"""What a folder has that Hugging Face's `save_pretrained` wrote, beside its weights."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +54,10 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
 def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Give a model all of its tensors; one too few, too many or of another shape is refused before any is copied."""
     expected = model.state_dict()
+    # Files older than torch 0.4.1 lack counters.
     counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
-    complete = counters | dict(tensors)  # files older than torch 0.4.1 lack them
+    further = further_names(model)  # which files of before have too
+    complete = counters | {name: tensor for name, tensor in tensors.items() if name not in further}
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
         name = min(missing)
@@ -128,7 +133,7 @@ def _is_spare(name: str) -> bool:
 
 def _check_settings(model: nn.Module, source: Path) -> None:
     """Compare a folder's config.json with the model's configuration, where both say something."""
-    path, config = source / "config.json", getattr(model, "config", None)
+    path, config = source / CONFIG, getattr(model, "config", None)
     if config is None or not path.is_file():
         return
     try:
