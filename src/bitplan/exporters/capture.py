@@ -37,8 +37,8 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
         elif isinstance(module, WeightQuantizer):
             if id(module) not in layers:
                 raise InputError(f"{path} belongs to no layer of the plan: quantize the model again")
-            module.__class__ = _Weight
-            cast(_Weight, module).layer = layers[id(module)]
+            module.__class__ = _WeightMarker
+            cast(_WeightMarker, module).layer = layers[id(module)]
         elif isinstance(module, WeightedCall):
             module.__class__ = _CallMarker
         elif isinstance(module, Adopted):
@@ -74,7 +74,7 @@ class _Input(InputQuantizer):
         return torch.onnx.ops.symbolic(f"{DOMAIN}::Quantize", (v,), attributes, dtype=v.dtype, shape=v.shape, version=1)
 
 
-class _Weight(WeightQuantizer):
+class _WeightMarker(WeightQuantizer):
     """A quantized weight as a node."""
 
     layer: str
@@ -94,7 +94,7 @@ class _CallMarker(WeightedCall):
         """The node, or the part of it that the function takes."""
         parameter = resolve(owner, self.parameter)
         whole: Tensor = self.weight_quantizer(parameter)
-        if operand is parameter or not isinstance(self.weight_quantizer, _Weight):
+        if operand is parameter or not isinstance(self.weight_quantizer, _WeightMarker):
             return super().quantized(operand, owner)
         if operand.shape == parameter.shape and hasattr(owner, "parametrizations"):
             return whole
