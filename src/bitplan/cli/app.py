@@ -38,6 +38,7 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    WithValues,
 )
 from bitplan.cli.steps import (
     MethodOptions,
@@ -91,6 +92,7 @@ def plan(
     levels: Levels = None,
     seed: Seed = 0,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
@@ -118,7 +120,7 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
     setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
     graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
     costs = priced(graph, cost, budget, choices)
@@ -142,6 +144,7 @@ def frontier(
     option: Option = [],
     seed: Seed = 0,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
@@ -158,7 +161,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
     graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
@@ -168,6 +171,7 @@ def frontier(
 def trace(
     target: Target,
     input: Input = None,
+    values: WithValues = False,
     choices: Choices = CHOICES,
     fix: Fix = [],
     free: Free = [],
@@ -183,7 +187,7 @@ def trace(
     from bitplan.cli.inputs import read_rules
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph = what_is(target, Beside(shape=input)).graph(rules, link)
+    graph = what_is(target, Beside(shape=input, values=values)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 

@@ -30,6 +30,23 @@ def read_shape(shape: str) -> Any:
     return tuple(tensors)
 
 
+def with_data(example: Any) -> Any:
+    """An example with numbers where it has only shapes: normally distributed ones, always the same; whole ones are 0."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    numbers = torch.Generator().manual_seed(0)
+
+    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.randn(tensor.shape, generator=numbers).to(tensor.dtype)
+
+    return tree_map_only(torch.Tensor, drawn, example)
+
+
 def read_rules(choices: str, **written: Any) -> Rules:
     """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
     typed = {name: value for name, value in written.items() if value not in (None, [])}

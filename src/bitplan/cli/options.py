@@ -14,6 +14,12 @@ Target = Annotated[
 ]
 Files = Annotated[list[Path], typer.Argument(help="Record files (.json).")]
 Input = Annotated[str | None, typer.Option("--input", help="Example input, such as 1x3x224x224 or 1x128:int64.")]
+WithValues = Annotated[
+    bool,
+    typer.Option(
+        "--values", help="Run the model to trace it, for one that decides by values: the example's, or drawn."
+    ),
+]
 Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]
 Free = Annotated[list[str], typer.Option(help="Exempt layers from the rules: 'fc'. Repeats.")]
 Link = Annotated[

@@ -27,6 +27,7 @@ from bitplan.cli.options import (
     TeacherWeights,
     Threads,
     Weights,
+    WithValues,
 )
 from bitplan.cli.steps import fitting, limit_threads, progress_bar
 from bitplan.core.errors import InputError
@@ -59,6 +60,7 @@ def quantize(
     fresh: Fresh = [],
     model: ModelName = None,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
     first: First = None,
@@ -76,7 +78,7 @@ def quantize(
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
     limit_threads(threads)
-    network = what_is(source, Beside(input, weights, fresh, model, seed))
+    network = what_is(source, Beside(input, weights, fresh, model, seed, values))
     floating = network.model
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:

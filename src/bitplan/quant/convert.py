@@ -11,13 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
+from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
 from bitplan.quant.install import Options, Quantizers, install_, quantizers_at, strip_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
+from bitplan.quant.sharing import save_once_
 from bitplan.quant.sites import Site, find_sites
 
 _PLAN = "_bitplan_plan"
 _OPTIONS = "_bitplan_options"
+_ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
 def quantize(
@@ -52,8 +55,15 @@ def quantize(
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
-    kept = strip_(quantized, _sites(quantized)) if hasattr(quantized, _PLAN) else {}
+    kept: dict[str, Quantizers] = {}
+    if hasattr(quantized, _PLAN):
+        kept = strip_(quantized, _sites(quantized))
+    else:
+        save_once_(quantized)
     install_(quantized, plan, find_sites(quantized, _quantized_layers(plan)), chosen, kept)
+    for module in quantized.modules():
+        for added in _ADDED & module._modules.keys():
+            module.get_submodule(added).train(module.training)  # what is new is in the mode of what it is in
     setattr(quantized, _PLAN, plan)
     setattr(quantized, _OPTIONS, chosen)
     return quantized

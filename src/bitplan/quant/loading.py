@@ -15,6 +15,7 @@ from bitplan.core.naming import uncompiled
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
 from bitplan.quant.fingerprint import state_once
+from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
@@ -53,8 +54,10 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
 def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Give a model all of its tensors; one too few, too many or of another shape is refused before any is copied."""
     expected = model.state_dict()
+    # Files older than torch 0.4.1 lack counters.
     counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
-    complete = counters | dict(tensors)  # files older than torch 0.4.1 lack them
+    further = further_names(model)  # which files of before have too
+    complete = counters | {name: tensor for name, tensor in tensors.items() if name not in further}
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
         name = min(missing)
