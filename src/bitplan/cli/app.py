@@ -49,6 +49,7 @@ from bitplan.cli.steps import (
     on_device,
     only,
     priced,
+    read_rules,
     sureness,
 )
 from bitplan.core.defaults import CHOICES, COST
@@ -116,7 +117,6 @@ def plan(
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_rules
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
@@ -155,7 +155,6 @@ def frontier(
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_rules
     from bitplan.cli.show import show_frontier
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
@@ -184,7 +183,6 @@ def trace(
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_rules
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     graph = what_is(target, Beside(shape=input, values=values)).graph(rules, link)

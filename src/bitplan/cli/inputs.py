@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitplan.core.errors import InputError
-from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
 
@@ -31,7 +30,7 @@ def read_shape(shape: str) -> Any:
 
 
 def with_data(example: Any) -> Any:
-    """An example with numbers where it has only shapes: normally distributed ones, always the same; whole ones are 0."""
+    """An example with numbers where it has only shapes: normally distributed, always the same; whole ones are 0."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -45,19 +44,6 @@ def with_data(example: Any) -> Any:
         return torch.randn(tensor.shape, generator=numbers).to(tensor.dtype)
 
     return tree_map_only(torch.Tensor, drawn, example)
-
-
-def read_rules(choices: str, **written: Any) -> Rules:
-    """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
-    typed = {name: value for name, value in written.items() if value not in (None, [])}
-    return Rules.read(**typed).for_choices(choices) if choices else Rules.read(**typed)
-
-
-def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
-    """Refuse the rules that were typed and would have no effect."""
-    idle = [f"--{name}" for name in rules.model_fields_set if name not in but]
-    if idle:
-        raise InputError(f"{', '.join(sorted(idle))} would have no effect: {why}")
 
 
 def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from bitplan.cli.things import Typed
     from bitplan.core.record import Record
@@ -74,6 +74,21 @@ class Wanted:
         from bitplan.gains.base import make_gain
 
         return make_gain(self.method, self.options)[0]
+
+
+def read_rules(choices: str, **written: Any) -> Rules:
+    """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
+    from bitplan.core.rules import Rules
+
+    typed = {name: value for name, value in written.items() if value not in (None, [])}
+    return Rules.read(**typed).for_choices(choices) if choices else Rules.read(**typed)
+
+
+def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
+    """Refuse the rules that were typed and would have no effect."""
+    idle = [f"--{name}" for name in rules.model_fields_set if name not in but]
+    if idle:
+        raise InputError(f"{', '.join(sorted(idle))} would have no effect: {why}")
 
 
 def graph_and_gains(

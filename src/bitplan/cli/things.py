@@ -183,7 +183,7 @@ class RecordFile(Typed):
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """As it was traced, under the rules of then, with further patterns where some were typed."""
-        from bitplan.cli.inputs import refuse_rules
+        from bitplan.cli.steps import refuse_rules
         from bitplan.core.records import Graph
         from bitplan.core.store import load
         from bitplan.graph.rules import amend

@@ -29,7 +29,7 @@ from bitplan.cli.options import (
     Weights,
     WithValues,
 )
-from bitplan.cli.steps import fitting, limit_threads, progress_bar
+from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -71,7 +71,6 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_rules, refuse_rules
     from bitplan.core.records import Plan
     from bitplan.quant.convert import quantize as quantize_model
 
