@@ -98,6 +98,10 @@ def test_a_model_of_ones_own(run, own_model):
         (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
         (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
         (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
+        (("evaluate", "digits_resnet", "--task", "digits", "--fresh", "fc.*"), "which tensors --weights may lack"),
+        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--teacher-weights", "x.pth", "-o", "x"),
+         "--teacher-weights are those of --teacher"),
+        (("export", "bad.toml", "--model", "x", "--to", "mlx", "-o", "x"), "--model names the network of a checkpoint"),
         (("evaluate", "resnet20", "--task", "digits"), "does not fit the task digits: the example input does not fit "
                                                        "the model: in conv1 (Conv2d): "),
         (("finetune", "resnet20", "--task", "digits", *SHORT, "-o", "x"), "does not fit the task digits"),

@@ -147,3 +147,14 @@ def test_what_keeps_the_order_of_modules(tmp_path):
     shuffled = [names[index] for index in torch.randperm(len(names), generator=torch.Generator().manual_seed(1))]
     for others in (sorted(names), shuffled, [*names[::2], *names[1::2]][::-1]):
         assert not keeps_order({name: tensors[name] for name in others})
+
+
+def test_matrices_that_are_not_planned_are_named(tmp_path, caplog):
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3))
+    net = nn.Sequential(OrderedDict(stem=nn.Linear(4, 8), norm=nn.LayerNorm((2, 8)), head=spectral))
+    net.register_parameter("table", nn.Parameter(torch.ones(5, 4)))
+    torch.save(net.state_dict(), tmp_path / "net.pth")
+    with caplog.at_level(logging.WARNING):
+        graph = bitplan.trace(tmp_path / "net.pth", rules=bitplan.Rules(first=None, last=None))
+    assert [layer.name for layer in graph.layers] == ["stem"]
+    assert caplog.text.endswith("not named like weights: table, head.parametrizations.weight.original\n")

@@ -31,6 +31,10 @@ class Beside:
     seed: int = 0
     values: bool = False
 
+    def __post_init__(self) -> None:
+        if self.fresh and self.weights is None:
+            raise InputError("--fresh says which tensors --weights may lack: give --weights, or leave --fresh out")
+
 
 @dataclass(frozen=True)
 class Typed:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_handed, layer_of
+from bitplan.core.naming import is_handed, layer_of, layer_of_quantizer, split
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.ends import IMAGE, Ends, Sizes, find_ends
@@ -27,6 +27,7 @@ from bitplan.graph.rules import apply_rules
 from bitplan.weights.opened import OpenedCheckpoint, natural, open_checkpoint
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
 
+_SHOWN = 4
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +89,7 @@ def trace_checkpoint(
     """The graph of a checkpoint file, with the layers fixed that the rules fix; ends that are not known are said."""
     checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
     graph, ends = _read(checkpoint, names or Names())
+    _say_what_is_left_out(checkpoint, names or Names())
     used = rules or Rules()
     lacking = [end for end in ("first", "last") if getattr(ends, end) is None and getattr(used, end) is not None]
     if lacking:
@@ -96,6 +98,17 @@ def trace_checkpoint(
             "(in Python: Rules(fix=…))", checkpoint.path, " or the ".join(lacking), getattr(used, lacking[0]),
         )  # fmt: skip
     return apply_rules(graph, used, ends)
+
+
+def _say_what_is_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
+    """Name the matrices that may be weights: bare parameters, parametrized ones, tables of positions."""
+    matrices = [one for one in checkpoint.tensors.values() if len(one.shape) > 1 and one.dtype in FLOATS]
+    found = [one.name for one in matrices if not _is_weight(one, names) and layer_of_quantizer(one.name) is None]
+    left = [name for name in found if not re.search(names.norm, layer_of(name)) and split(name)[1] != "bias"]
+    if left:
+        rest = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        shown = ", ".join(left[:_SHOWN])
+        _log.warning("%s: not planned, since they are not named like weights: %s%s", checkpoint.path, shown, rest)
 
 
 def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) -> Graph:
