@@ -17,6 +17,7 @@ from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
 from bitplan.graph.shadow import Shadow
+from bitplan.graph.uses import told_uses
 from bitplan.graph.watch import Watch
 from bitplan.weights.opened import OpenedCheckpoint
 
@@ -58,6 +59,7 @@ def trace(
         ),
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
+        uses=told_uses(shadow.model, watch),
     )
     return apply_rules(graph, rules or Rules(), last=watch.last_weighted)
 

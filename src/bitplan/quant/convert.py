@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
-from bitplan.quant.install import Options, Quantizers, install_, quantizers_at, strip_
+from bitplan.quant.calls import WeightedCall
+from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
 from bitplan.quant.sites import Site, find_sites
 
@@ -53,7 +54,7 @@ def quantize(
     chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
     kept = strip_(quantized, _sites(quantized)) if hasattr(quantized, _PLAN) else {}
-    install_(quantized, plan, find_sites(quantized, _quantized_layers(plan)), chosen, kept)
+    install_(quantized, plan, find_sites(quantized, _quantized_layers(plan), plan.uses), chosen, kept)
     setattr(quantized, _PLAN, plan)
     setattr(quantized, _OPTIONS, chosen)
     return quantized
@@ -124,7 +125,8 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def _sites(model: nn.Module) -> dict[str, Site]:
     root = root_of(model)
-    return find_sites(root, _quantized_layers(getattr(root, _PLAN)))
+    plan: Plan = getattr(root, _PLAN)
+    return find_sites(root, _quantized_layers(plan), plan.uses)
 
 
 def _quantized_layers(plan: Plan) -> list[str]:
@@ -134,6 +136,7 @@ def _quantized_layers(plan: Plan) -> list[str]:
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:
     for layer, site in _sites(model).items():
-        quantizer, weight = quantizers_at(site).weight, site.weight
+        quantizer, call = quantizers_at(site).weight, call_at(site)
+        weight = call.multiplied(layer) if isinstance(call, WeightedCall) else site.weight
         if quantizer is not None and weight is not None:
             yield layer, quantizer, weight
