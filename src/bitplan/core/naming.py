@@ -28,9 +28,10 @@ ATTENTION = "scaled_dot_product_attention"
 MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 PRODUCT_NAMES = MATRIX_PRODUCTS | {ATTENTION}
 """The functions whose products of activations can be quantized."""
-WEIGHTED = MATRIX_PRODUCTS | {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)} | {
-    "linear", "embedding", "embedding_bag", "__getitem__", "index_select",
-    "mv", "dot", "inner", "tensordot", "addmv", "addbmm",
+LOOK_UPS = frozenset({"embedding", "embedding_bag", "__getitem__", "index_select"})
+"""The functions that take rows of a weight: what they read are indices."""
+WEIGHTED = MATRIX_PRODUCTS | LOOK_UPS | {"linear", "mv", "dot", "inner", "tensordot", "addmv", "addbmm"} | {
+    f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)
 }  # fmt: skip
 """The functions whose weights can be quantized."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from bitplan.core.naming import WEIGHTED, holder_of
+from bitplan.core.naming import LOOK_UPS, WEIGHTED, holder_of
 from bitplan.core.uses import Use, Uses
 from bitplan.graph.watch import Watch
 from bitplan.quant.sites import Held, own_name, usual_use
@@ -39,4 +39,4 @@ def _says_nothing(use: Use, usual: Use) -> bool:
     """Tell whether a use is the one that is taken for granted."""
     if use.module != usual.module or bool(use.function) != bool(usual.function):
         return False
-    return not use.function or (use.function in WEIGHTED and not use.computed)
+    return not use.function or (use.function in WEIGHTED - LOOK_UPS and not use.computed)

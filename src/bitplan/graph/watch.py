@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bitplan.core.naming import ATTENTION, function_name, inside, layer_of, product_name, split
 from bitplan.core.uses import Use
-from bitplan.graph.products import Product, product_of
-from bitplan.graph.values import Key, Values
+from bitplan.forward.operations import Operations, tensors_in, written
+from bitplan.forward.products import Product, product_of
+from bitplan.forward.values import Key, Values
 from bitplan.quant.functions import (
     MOVES,
     MULTIPLICATIONS,
@@ -97,7 +96,7 @@ class Watch:
             module.register_forward_hook(self._leave, always_call=False)
 
     def __enter__(self) -> Watch:
-        self._modes = (_Functions(self), _Operations(self))
+        self._modes = (_Functions(self), Operations(self.run_operation))
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -160,7 +159,7 @@ class Watch:
 
     def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         """Note one tensor operation that has run."""
-        inputs, outputs = _tensors(arguments) + _tensors(tuple(options.values())), _tensors((output,))
+        inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         for tensor in inputs:
             self.touched |= self.values.sources(tensor)
         is_layer = False
@@ -170,7 +169,7 @@ class Watch:
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
         origin = self._origin(inputs)
         self.values.made(outputs, inputs, by, is_layer, origin)
-        self.values.wrote(_written(operation, arguments), inputs, by, origin)
+        self.values.wrote(written(operation, arguments), inputs, by, origin)
         if operation.overloadpacket in _COPIES:
             self.values.copied(inputs[0], outputs[0])
 
@@ -259,17 +258,6 @@ class Watch:
         return seen
 
 
-def _tensors(tree: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _written(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors that an operation changes in place, as its signature marks them."""
-    declared = operation._schema.arguments  # optional ones at its end may not be given
-    pairs = zip(arguments, declared, strict=False)
-    return _tensors(tuple(value for value, about in pairs if about.alias_info and about.alias_info.is_write))
-
-
 class _Functions(TorchFunctionMode):
     """Sees calls of torch functions, before they are taken apart into operations."""
 
@@ -290,16 +278,3 @@ class _Functions(TorchFunctionMode):
             return result
         with self._watch.calling(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
-
-
-class _Operations(TorchDispatchMode):
-    """Sees tensor operations, after they were taken apart."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        self._watch.run_operation(func, args, kwargs or {}, output)
-        return output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
+from bitplan.core.naming import holder_of
 from bitplan.quant.quantizers import InputQuantizer
 
 
@@ -34,13 +36,7 @@ class WeightedCall(nn.Module):
     @property
     def sources(self) -> list[Tensor]:
         """The tensors that the weight is, or is computed from."""
-        holder: Any = self.holder
-        if self.name in getattr(holder, "parametrizations", ()):
-            return list(holder.parametrizations[self.name].parameters())
-        own = holder._parameters.get(self.name)
-        if own is None:  # torch's older norms and pruning compute it from others
-            return list(holder.parameters(recurse=False)) if self.computed else [getattr(holder, self.name)]
-        return [own]
+        return sources_of(self.holder, self.name)
 
     def quantized(self) -> Tensor:
         """The whole weight with quantized values."""
@@ -120,3 +116,18 @@ class AttentionCall(nn.Module):
             weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
         weights = torch.dropout(weights, dropout_p, dropout_p > 0.0).to(value.dtype)
         return torch.matmul(self.weights(weights), self.value(value))
+
+
+def sources_of(module: nn.Module, name: str) -> list[Tensor]:
+    """The tensors that a weight of a module is, or is computed from."""
+    if name in getattr(module, "parametrizations", ()):
+        parametrized: Any = module.parametrizations
+        return list(parametrized[name].parameters())
+    if name in module._parameters or not any(map(_stands_for(name), module._parameters)):
+        return [getattr(module, name)]
+    return [value for own, value in module.named_parameters(recurse=False) if _stands_for(name)(own)]
+
+
+def _stands_for(name: str) -> Callable[[str], bool]:
+    """Tell of a parameter whether it is kept instead of that weight, which is computed from it."""
+    return lambda own: own != name and holder_of(own)[1] == name

@@ -197,8 +197,7 @@ def _first_step(weight: Tensor, *, channels: Channels | None, bits: int, options
 def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: _Factory) -> None:
     assert site.parameter is not None
     weight = factory.weight(site, precision.weight_bits)
-    layer_type = type_at(site)
-    if layer_type is not None and not layer_type.float_input and len(site.places) == 1:
+    if not any(place.reads for place in site.places):
         inputs = nn.Identity()
     if isinstance(weight, nn.Identity) and isinstance(inputs, nn.Identity):
         return

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.naming import OWN_WEIGHT, holder_of, inside, is_product, layer_of, split
+from bitplan.core.naming import LOOK_UPS, OWN_WEIGHT, holder_of, inside, is_product, layer_of, split
 from bitplan.core.uses import Use, Uses
 from bitplan.quant.layers import kin, quantized_as
 
@@ -34,12 +34,13 @@ class Place:
     """Where a weight is multiplied: in the forward of a module, which is its counterpart's where it has the name `own`.
 
     Elsewhere the module's calls are quantized; `computed` says that what they are given is computed from the weight,
-    None that nobody looked.
+    None that nobody looked, and `reads` that they also read floats, not only indices.
     """
 
     module: nn.Module
     own: str = ""
     computed: bool | None = False
+    reads: bool = True
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _told_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules) 
             raise InputError(
                 f"the plan says that {use.module or 'the model'} uses {layer}, which it does not: trace again"
             )
-        places[Place(module, own, use.computed)] = None
+        places[Place(module, own, use.computed, _reads(module, own, use))] = None
     return tuple(places)
 
 
@@ -155,7 +156,17 @@ def _usual_places(held: Held, others: Iterable[Held], modules: Modules, *, compu
         if weight is not None and other.module is not held.module and other.module._parameters.get(other.name) is weight
     ]
     uses = [(each, usual_use(each, modules)) for each in (held, *tied)]
-    return tuple(Place(modules[use.module], "" if use.function else each.name, computed) for each, use in uses)
+    return tuple(_usual_place(each, use, modules[use.module], computed) for each, use in uses)
+
+
+def _usual_place(held: Held, use: Use, module: nn.Module, computed: bool | None) -> Place:
+    own = "" if use.function else held.name
+    return Place(module, own, computed, _reads(module, own, use))
+
+
+def _reads(module: nn.Module, own: str, use: Use) -> bool:
+    layer_type = quantized_as(module, own) if own else None
+    return use.function not in LOOK_UPS if layer_type is None else layer_type.float_input
 
 
 def _site(layer: str, held: Held, places: tuple[Place, ...], modules: Modules) -> Site:

@@ -63,7 +63,8 @@ class Values:
         return self._origins.get(self._storage(tensor))
 
     def add_parameter(self, tensor: torch.Tensor, name: str) -> None:
-        """Start to follow a parameter."""
+        """Start to follow a parameter, or anything else under a name of its own."""
+        self._activations.discard(self._storage(tensor))
         self._sources[self._storage(tensor)] = frozenset({name})
 
     def add_input(self, tensor: torch.Tensor, label: str) -> None:
