@@ -43,6 +43,7 @@ STEP = "step"
 OWN_WEIGHT = "weight"
 """The key of a call in which a module uses its own weight."""
 
+_COMPILED = "_orig_mod"
 _OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
 # A module's weight; and what torch's older norms, spectral norm and pruning keep instead of it.
 _WEIGHTS = (OWN_WEIGHT, "weight_orig", "weight_g", "weight_v")
@@ -76,6 +77,12 @@ def layer_of(parameter: str) -> str:
     if name == OWN_WEIGHT:
         return module or OWN_WEIGHT
     return inside(module, name.removesuffix("_weight") or name)
+
+
+def uncompiled(name: str) -> str:
+    """A name without what torch.compile puts around a model, or around a part of it."""
+    *modules, last = name.split(".")
+    return ".".join([*(module for module in modules if module != _COMPILED), last])
 
 
 def weight_names(layer: str) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Graph(_Used):
         return next((link for link in self.links if layer in link.layers), None)
 
 
-class _Rows(Record):
+class _PerGroup(Record):
     """One row per selectable group, one entry per choice."""
 
     choices: tuple[Precision, ...]
@@ -106,7 +106,7 @@ class _Rows(Record):
         return self
 
 
-class Gains(_Rows):
+class Gains(_PerGroup):
     """What each group gains at each choice over the lowest one, by one method.
 
     `seconds` are those of work: of jobs on all workers together, whether done now or found in a store.
@@ -145,7 +145,7 @@ class Gains(_Rows):
         return self
 
 
-class Costs(_Rows):
+class Costs(_PerGroup):
     """What each group costs at each choice, and each fixed layer, in whole numbers.
 
     They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0.

@@ -36,8 +36,8 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
         elif isinstance(module, WeightQuantizer):
             if id(module) not in layers:
                 raise InputError(f"{path} belongs to no layer of the plan: quantize the model again")
-            module.__class__ = _Weight
-            cast(_Weight, module).layer = layers[id(module)]
+            module.__class__ = _WeightMarker
+            cast(_WeightMarker, module).layer = layers[id(module)]
         elif isinstance(module, Adopted):
             _show_whole_weights_(module, path)
     _show_signature_(marked)
@@ -71,7 +71,7 @@ class _Input(InputQuantizer):
         return torch.onnx.ops.symbolic(f"{DOMAIN}::Quantize", (v,), attributes, dtype=v.dtype, shape=v.shape, version=1)
 
 
-class _Weight(WeightQuantizer):
+class _WeightMarker(WeightQuantizer):
     """A quantized weight as a node."""
 
     layer: str

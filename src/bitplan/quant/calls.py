@@ -45,7 +45,7 @@ class WeightedCall(nn.Module):
 
     def quantized_result(self, operand: Tensor) -> Tensor:
         """What was computed from the weight, with quantized values; in inference it is remembered for `multiplied`."""
-        if not self.training and not torch.compiler.is_compiling():
+        if not self.weight_quantizer.training and not torch.compiler.is_compiling():
             self.__dict__["_seen"] = (operand.detach(), self._versions())
         out: Tensor = self.weight_quantizer(operand)
         return out

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
+from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall
 from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
@@ -19,7 +20,10 @@ from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQua
 from bitplan.quant.root import OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
 from bitplan.quant.root import root_of as root_of
+from bitplan.quant.sharing import save_once_
 from bitplan.quant.sites import find_sites
+
+_ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
 def quantize(
@@ -59,8 +63,15 @@ def quantize(
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
-    kept = strip_(quantized, sites_of(quantized)) if hasattr(quantized, PLAN) else {}
+    kept: dict[str, Quantizers] = {}
+    if hasattr(quantized, PLAN):
+        kept = strip_(quantized, sites_of(quantized))
+    else:
+        save_once_(quantized)
     install_(quantized, plan, find_sites(quantized, quantized_layers(plan), plan.uses), chosen, kept)
+    for module in quantized.modules():
+        for added in _ADDED & module._modules.keys():
+            module.get_submodule(added).train(module.training)  # what is new is in the mode of what it is in
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
     take_proof_off_(quantized)
