@@ -28,6 +28,12 @@ ATTENTION = "scaled_dot_product_attention"
 MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 PRODUCT_NAMES = MATRIX_PRODUCTS | {ATTENTION}
 """The functions whose products of activations can be quantized."""
+LOOK_UPS = frozenset({"embedding", "embedding_bag", "__getitem__", "index_select"})
+"""The functions that take rows of a weight: what they read are indices."""
+WEIGHTED = MATRIX_PRODUCTS | LOOK_UPS | {"linear", "mv", "dot", "inner", "tensordot", "addmv", "addbmm"} | {
+    f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)
+}  # fmt: skip
+"""The functions whose weights can be quantized."""
 
 WEIGHT_QUANTIZER = "weight_quantizer"
 INPUT_QUANTIZER = "input_quantizer"
@@ -56,13 +62,19 @@ def split(layer: str) -> tuple[str, str]:
     return module, name
 
 
-def layer_of(parameter: str) -> str:
-    """The layer that a parameter is the weight of."""
+def holder_of(parameter: str) -> tuple[str, str]:
+    """The path of the module whose weight a parameter is, or helps to compute, and the weight's name there."""
     parametrized = _PARAMETRIZED.fullmatch(parameter)
     if parametrized:
         parameter = inside(parametrized["module"] or "", parametrized["parameter"])
     module, name = split(parameter)
-    if name in _WEIGHTS:
+    return module, OWN_WEIGHT if name in _WEIGHTS else name
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter is the weight of."""
+    module, name = holder_of(parameter)
+    if name == OWN_WEIGHT:
         return module or OWN_WEIGHT
     return inside(module, name.removesuffix("_weight") or name)
 
