@@ -170,7 +170,8 @@ class _Witness:
         for layer in self._layers:
             for name in layer.own:
                 self._known.setdefault(name, []).append(layer)
-        self._rows: dict[Key, list[_Layer]] = {}
+        self._rows: dict[Key, list[_Layer]] = {}  # of tables, looked up by what the model is given
+        self._parts: dict[Key, list[_Layer]] = {}  # looked up by constants: positions, or parts of a weight
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
         for module in model.modules():
@@ -190,10 +191,11 @@ class _Witness:
         if not v.is_floating_point():
             return v
         mark = _mark_of(quantizer)
-        waiting = self._rows.pop(self._values.key(v), [])  # rows of a table, which are quantized once looked up
-        as_planned = [layer.name for layer in waiting if any(mark in pair for pair in layer.pairs)]
+        key = self._values.key(v)  # rows of a table are quantized once looked up
+        rows, parts = self._rows.pop(key, []), self._parts.pop(key, [])
+        as_planned = [layer.name for layer in rows + parts if any(mark in pair for pair in layer.pairs)]
         self._quantized.update(as_planned)
-        self._in_float.update([] if as_planned else [layer.name for layer in waiting])
+        self._in_float.update([] if as_planned else [layer.name for layer in rows])
         marked = v.clone()
         self._values.add_parameter(marked, mark)
         return marked
@@ -220,8 +222,9 @@ class _Witness:
     def _judge_rows(self, layer: _Layer, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
-        elif self._values.is_activation(product.first):  # elsewhere a weight is only put together from its parts
-            self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
+        else:
+            waiting = self._rows if self._values.is_activation(product.first) else self._parts
+            waiting.setdefault(self._values.key(outputs[0]), []).append(layer)
 
     def _takes_part(self, layer: _Layer, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
         """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
