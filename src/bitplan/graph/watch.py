@@ -14,21 +14,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bitplan.core.naming import function_name, inside, layer_of, product_name
+from bitplan.core.naming import function_name, inside, is_recurrent, layer_of, product_name
 from bitplan.graph.products import Product, product_of
 from bitplan.graph.values import Key, Values
 from bitplan.quant.calls import is_parameter, open_attention
+from bitplan.quant.recurrence import OPENED, plain
 
 aten = torch.ops.aten
 
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
-_RECURRENT = {
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-}  # fmt: skip
 # Functions whose second matrix operand is a weight even where the first does not depend on the model's input
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
 _CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
-_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
+_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS}
 
 
 @dataclass
@@ -142,8 +140,8 @@ class Watch:
         sources = sorted(self.values.sources(weight))
         largest = max(sources, key=lambda name: self._sizes[name])  # of a matrix with a low-rank update: the matrix
         size = self._sizes[largest] if len(sources) == 1 else weight.numel()
-        kind = "recurrent" if self._function in _RECURRENT else None
-        return self._layer(layer_of(largest), product, size, kind)
+        name = layer_of(largest)
+        return self._layer(name, product, size, "recurrent" if is_recurrent(name) else None)
 
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
@@ -187,6 +185,9 @@ class _Functions(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
             with self:
                 return open_attention(*args, **(kwargs or {}))
+        if func in OPENED:
+            with self:
+                return OPENED[func](plain, *args, **(kwargs or {}))
         self._watch.call_function(getattr(func, "__name__", str(func)), args)
         return func(*args, **(kwargs or {}))
 

@@ -10,16 +10,19 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from bitplan.core.naming import ATTENTION, MATRIX_PRODUCTS, product_name
 from bitplan.quant.layers import Adopted
 from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recurrence import OPENED, Product, plain
 
 Function = Callable[..., Any]
 
@@ -43,7 +46,9 @@ _PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in 
     torch.Tensor.baddbmm: ("baddbmm", 1, 2),
 }
 assert {name for name, *_ in _PRODUCTS.values()} == MATRIX_PRODUCTS
-_UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_UNCOMPILED = (
+    nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.RNNBase, nn.RNNCellBase,
+)  # fmt: skip
 _SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 
 
@@ -194,6 +199,8 @@ class _Calls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             site = self._sites.get(self._next(ATTENTION))
             return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
+        if func in OPENED and any(map(self._site_of, tree_leaves(args))):
+            return OPENED[func](self._made_product, *args, **kwargs)
         if func in _WEIGHTED:
             return self._weighted(func, _WEIGHTED[func], args, kwargs)
         if func in _PRODUCTS:
@@ -219,12 +226,27 @@ class _Calls(TorchFunctionMode):
     def _weighted(self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = _positional(args, kwargs, 2)
         inputs, weight = where
-        for site in self._sites.values():
-            if isinstance(site, WeightedCall) and site.claims(args[weight], self._owner):
-                quantized = site.quantized(args[weight], self._owner)
-                args = _replaced(args, {inputs: site.input_quantizer(args[inputs]), weight: quantized})
-                break
+        site = self._site_of(args[weight])
+        if site is not None:
+            quantized = site.quantized(args[weight], self._owner)
+            args = _replaced(args, {inputs: site.input_quantizer(args[inputs]), weight: quantized})
         return func(*args, **kwargs)
+
+    def _site_of(self, operand: Any) -> WeightedCall | None:
+        """The call whose weight an operand is."""
+        if not isinstance(operand, Tensor):
+            return None
+        calls = (site for site in self._sites.values() if isinstance(site, WeightedCall))
+        return next((site for site in calls if site.claims(operand, self._owner)), None)
+
+    def _made_product(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """A product of a recurrent function: its weight is quantized here, once for all steps."""
+        site = self._site_of(weight)
+        if site is None:
+            return plain(weight, bias)
+        quantized, quantizer = site.quantized(weight, self._owner), site.input_quantizer
+        see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
+        return lambda x: F.linear(see(x), quantized, bias)
 
 
 def resolve(owner: nn.Module, path: str) -> Tensor:
