@@ -9,8 +9,8 @@ Trace, quantize, checkpoints, EAGL and exporters all go by this table, so that a
       that has a forward of its own       a            a.weight                             a.call_quantizers.weight
     a function given a parameter in a     a.matrix     a.matrix                             a.call_quantizers.matrix
       whose name ends in _weight          a.in_proj    a.in_proj_weight                     a.call_quantizers.in_proj
+      which is one of a recurrent a       a.weight_hh  a.weight_hh                          a.call_quantizers.weight_hh
     a child whose weight a hands out      a.out_proj   a.out_proj.weight                    a.call_quantizers.out_proj
-    a matrix of a recurrent module a      a.weight_ih_l0   a.weight_ih_l0                 a.call_quantizers.weight_ih_l0
     a product of activations in a         a.matmul     -                                    a.call_quantizers.matmul
       by the same function, once more     a.matmul_1   -                                    a.call_quantizers.matmul_1
 

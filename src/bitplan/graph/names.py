@@ -1,7 +1,7 @@
 """The graph of a checkpoint that comes without its model: what the names and shapes of its tensors tell.
 
 There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
-token (linear) or one output position (convolution), which is the number of weights, and 0 for an embedding,
+token (linear, recurrent) or one output position (convolution), which is the number of weights, and 0 for an embedding,
 which is a look-up; links follow rules on names; the order is that of the names (or of the file, where it
 keeps one), embeddings first and the head last. An expert of a mixture counts as if every token passed it,
 and experts are not linked to each other.

@@ -77,6 +77,8 @@ class _Sequences:
         """The rows of each step, multiplied for all of them at once; a quantizer sees samples first, (B, T, …)."""
         if self.packed is not None:
             return product(x).split(self.packed)
+        if isinstance(x.shape[0], torch.SymInt):
+            raise ValueError("it runs over a free dimension, the first one: give it sequences that are batch_first")
         return product(x.transpose(0, 1)).unbind(1)
 
     def joined(self, steps: Sequence[Tensor]) -> Tensor:
