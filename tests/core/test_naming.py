@@ -151,7 +151,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def graph(model):
-    computed = {"normed": bitplan.Precision.parse("w8a8")}  # a file has no such weight, only what it is computed from
+    computed = dict.fromkeys(("normed", "scaled"), bitplan.Precision.parse("w8a8"))  # no file has them
     return bitplan.trace(model, EXAMPLE, rules=bitplan.Rules(first=None, last=None, narrow=0, fix=computed))
 
 
@@ -211,7 +211,7 @@ def test_the_keys_of_a_saved_checkpoint_lead_to_the_same_layers(saved, quantized
 def test_eagl_from_the_file_alone_is_eagl_from_the_model(saved, quantized, graph, model):
     from_file = bitplan.estimate("eagl", saved, graph)
     assert from_file.rows == bitplan.estimate("eagl", quantized, graph).rows
-    assert set(from_file.rows) == WEIGHTED - {"normed", "table"}
+    assert set(from_file.rows) == WEIGHTED - {"normed", "scaled", "table"}
     assert from_file.counts["learned_steps"] == len(from_file.rows)
     assert set(bitplan.estimate("eagl", model, graph, steps="mse").rows) == set(from_file.rows)
 

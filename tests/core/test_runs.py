@@ -58,7 +58,13 @@ def test_two_files_that_were_exchanged_are_refused(run):
         run.trained.read(first.stem)
 
 
-@pytest.mark.parametrize("change", [('"seconds": 1.5', '"seconds": 1.6'), ('"score": 0.0', '"score": 8.0')])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"seconds": 1.5', '"seconds": 1.6'), ('"score": 0.0', '"score": 8.0'), ('"seconds": 1.5', '"seconds": NaN'),
+        ('"seconds": 1.5', '"seconds": -1.5'), ('"higher_is', '"hifher_is'), ('"score": 0.0', '"score": 1e999'),
+    ],
+)  # fmt: skip
 def test_a_changed_number_is_refused_also_where_no_id_depends_on_it(run, change):
     path = run.trained.path(trained(0).training)
     path.write_text(path.read_text().replace(*change))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bitplan
+from bitplan.tasks.classification import Classification
 
 RULES = bitplan.Rules(narrow=0)
 RECIPE = bitplan.Recipe(steps=60, batch_size=16, lr=0.05)
@@ -18,14 +19,12 @@ CHOICES = "w2a2,w4a4"
 
 
 @dataclass(frozen=True)
-class Stripes:
+class Stripes(Classification):
     """1×6×6 noise with a bright row: which of three? `slow` seconds per forward."""
 
     samples: int = 128
     slow: float = 0.0
     name = "stripes"
-    metric = "top-1"
-    higher_is_better = True
     version = 1
 
     def example(self):
@@ -52,25 +51,7 @@ class Stripes:
 
     def forward(self, model, batch):
         time.sleep(self.slow)
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return F.cross_entropy(outputs, batch[1])
-
-    def logits(self, outputs):
-        return (outputs,)
-
-    def batch_score(self, outputs, batch):
-        return 100 * (outputs.argmax(1) == batch[1]).float().mean().item()
-
-    @torch.no_grad()
-    def score(self, model):
-        was = model.training
-        model.eval()
-        images, labels = self.data("test")
-        right = (model(images).argmax(1) == labels).float().mean().item()
-        model.train(was)
-        return 100 * right
+        return super().forward(model, batch)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bitplan
+from bitplan.core import errors
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "bitplan").rglob("*.py"))
@@ -63,12 +64,30 @@ def test_names_say_what_is_inside(path):
 
 
 def test_one_class_has_one_name():
+    """A leading underscore makes no other name."""
     homes = {}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT / "src")))
+                homes.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT / "src")))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    """Every error that bitplan raises on purpose stands in the drawing, under the one that it is a kind of."""
+    drawn, above = {}, []
+    for indent, name in re.findall(r"^([│├└─ ]*)(\w+)", errors.__doc__.split("\n\n")[1], re.MULTILINE):
+        depth = len(indent) // 4
+        above[depth:] = [name]
+        drawn[name] = above[depth - 1] if depth else None
+    classes = [
+        node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    bases = {node.name: node.bases[0].id for node in classes if node.bases and isinstance(node.bases[0], ast.Name)}
+    real = {"BitplanError": None}
+    while more := {name: base for name, base in bases.items() if base in real and name not in real}:
+        real |= more
+    assert drawn == real
 
 
 def optional_libraries():
@@ -162,6 +181,15 @@ def test_the_set_up_takes_the_torch_that_is_at_hand():
 def test_the_readme_shows_public_names_only():
     text = (ROOT / "README.md").read_text()
     assert set(re.findall(r"bitplan\.([a-zA-Z_]\w*)\(", text)) <= set(bitplan.__all__)
+
+
+def test_the_tree_and_the_flow_name_every_room():
+    rooms = {path.parent.name for path in (ROOT / "src" / "bitplan").glob("*/__init__.py")}
+    tree = (ROOT / "README.md").read_text().split("\nsrc/bitplan/\n")[1].split("\ntests/")[0]
+    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
+    flow = (ROOT / "docs" / "flow.md").read_text()
+    assert {room for room in rooms - {"core"} if f"`{room}/`" not in flow} == set()
+    assert "`core/" in flow
 
 
 def test_documents_name_files_that_exist():

@@ -62,6 +62,16 @@ def test_the_plan_is_read_back_equal(plan):
     assert plan_of(quantized).id == given.id
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_quantizers_are_in_the_mode_of_their_layers(training, plan):
+    parts = nn.Sequential(Branches(), nn.MultiheadAttention(6, 2)).train(training)
+    at = "1.scaled_dot_product_attention"
+    model = quantize(
+        parts, plan(links=(("0.a", "0.b"),), **{"0.a": "w4a4", "0.b": "w4a4", "1.in_proj": "w4a4", at: "w8a8"})
+    )
+    assert {module.training for module in model.modules()} == {training}
+
+
 def test_a_float_model_has_no_plan():
     with pytest.raises(InputError, match=r"not quantized.*quantize\(model, plan\)"):
         plan_of(network())

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from bitplan.tasks.classification import Classification
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Classification):
     """Noise of 1×6×6, brighter on one side; `promised` is a size that is not kept."""
 
     samples: int = 64
     tests: int = 32
     promised: int | None = None
     name = "halves"
-    metric = "top-1"
-    higher_is_better = True
     version = 1
 
     def example(self):
@@ -41,27 +40,6 @@ class Halves:
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         for rows in order.split(batch_size):
             yield images[rows], labels[rows]
-
-    def forward(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return F.cross_entropy(outputs, batch[1])
-
-    def logits(self, outputs):
-        return (outputs,)
-
-    def batch_score(self, outputs, batch):
-        return 100 * (outputs.argmax(1) == batch[1]).float().mean().item()
-
-    @torch.no_grad()
-    def score(self, model):
-        was = model.training
-        model.eval()
-        images, labels = self.data("test")
-        right = (model(images).argmax(1) == labels).float().mean().item()
-        model.train(was)
-        return 100 * right
 
 
 def network(*, norm=True, dropout=0.0, classes=2):

@@ -90,6 +90,7 @@ TAKEN = (
     | {f"pth under {key}": pickled({key: STATE, "epoch": 3, "optimizer": {"lr": 0.1}}) for key in NESTED}
     | {f"pth under {key}, {prefix}": pickled({key: prefixed(prefix)}) for key in NESTED for prefix in PREFIXES}
     | {f"pth under {key} twice": pickled({"state_dict": {key: STATE}}) for key in NESTED}
+    | {"pth of compiled parts": pickled({name.replace(".", "._orig_mod.", 1): value for name, value in STATE.items()})}
     | {"pth with a number among the tensors": pickled(STATE | {"epoch": 3})}
     | {f"safetensors with {prefix}": safe(prefixed(prefix)) for prefix in PREFIXES}
     | {
@@ -119,9 +120,10 @@ def test_both_doors_take_the_same_files(tmp_path, case):
     }
     model = Net(seed=2)
     bitplan.load_weights_(model, path)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, STATE[name]), name
-        assert value.dtype == STATE[name].dtype
+    for filled in (model, bitplan.load_checkpoint(path, Net(seed=3))):
+        for name, value in filled.state_dict().items():
+            assert torch.equal(value, STATE[name]), name
+            assert value.dtype == STATE[name].dtype
 
 
 def raw(name, content):
@@ -151,6 +153,14 @@ def without(make, name):
     return less
 
 
+def own_packed(folder):
+    net = nn.Sequential(nn.Linear(8, 8))
+    graph = bitplan.trace(net, torch.empty(1, 8))
+    return bitplan.export(
+        bitplan.quantize(net, bitplan.Plan.uniform(graph, "w4a16")), folder / "a.safetensors", "packed"
+    )
+
+
 CODES = {"head.weight": torch.ones(5, 4, dtype=torch.int8)}
 ITSELF = {}
 ITSELF["model"] = ITSELF
@@ -172,6 +182,7 @@ REFUSED = {
     "pickled integers": pickled(STATE | CODES),
     "fp8": pickled(STATE | {"head.weight": torch.ones(5, 4).to(torch.float8_e4m3fn)}),
     "complex": pickled(STATE | {"head.weight": torch.ones(5, 4, dtype=torch.complex64)}),
+    "packed by bitplan": own_packed,
     "packed": safe({"head.qweight": torch.ones(5, 4, dtype=torch.int32)}),
     "sparse": pickled(STATE | {"head.weight": torch.eye(5).to_sparse()}),
     "gguf": raw("a.bin", b"GGUF\3\0\0\0"),
@@ -201,16 +212,44 @@ def test_a_layer_is_found_under_the_name_with_its_wrapper_too(tmp_path, make):
     assert opened.weight("module.neck") is None
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
 @pytest.mark.parametrize("make", [safe, pickled])
-def test_a_model_with_a_part_that_it_calls_module_is_filled_from_either_file(tmp_path, make, prefix):
+@pytest.mark.parametrize("part", ["module", "_orig_mod"])
+def test_a_model_with_a_part_that_it_calls_module_or_compiles_is_filled_from_either_file(tmp_path, part, make, prefix):
     path = make(prefixed(prefix))(tmp_path)
     model = nn.Module()
-    model.module = Net(seed=2)
+    setattr(model, part, Net(seed=2))
     for filled in (bitplan.load_checkpoint(path, model), model):
         if filled is model:
             bitplan.load_weights_(model, path)
-        assert all(torch.equal(value, STATE[name]) for name, value in filled.module.state_dict().items())
+        assert all(torch.equal(value, STATE[name]) for name, value in getattr(filled, part).state_dict().items())
+
+
+def test_names_that_would_be_one_without_a_wrapper_stay_as_they_are(tmp_path):
+    twice = {"head.weight": torch.ones(5, 4), "head._orig_mod.weight": torch.zeros(5, 4)}
+    assert set(open_checkpoint(pickled(twice)(tmp_path)).tensors) == set(twice)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.middle = nn.Embedding(10, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.words.weight
+
+
+def test_what_a_model_ties_may_stand_in_a_file_once(tmp_path):
+    """As Hugging Face's files have it, and bitplan's own."""
+    own = bitplan.save_checkpoint(Tied(), tmp_path / "own")
+    once = {name: value for name, value in Tied().state_dict().items() if name != "head.weight"}
+    for path in (own, safe(once)(tmp_path)):
+        assert {layer.name for layer in bitplan.trace(path).layers} == {"words", "middle"}
+        model = Tied()
+        bitplan.load_weights_(model, path)
+        assert torch.equal(model.head.weight, read_weights(path)["words.weight"])
+    lacking = safe({name: value for name, value in once.items() if name != "words.weight"}, "less.safetensors")
+    with pytest.raises(FileError, match="lacks words.weight"):
+        bitplan.load_weights_(Tied(), lacking(tmp_path))
 
 
 def test_a_checkpoint_of_bitplans_keeps_the_names_that_its_plan_has(tmp_path):

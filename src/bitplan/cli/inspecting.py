@@ -58,7 +58,7 @@ def validate(files: Files) -> None:
     for file in files:
         try:
             record = load(file, Record)
-            print(f"{file}: {record.kind()} {record.id}, format {record.format}, valid")
+            print(f"{file}: {record.kind()} {record.id}, valid")
         except FileError as error:
             bad += 1
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -10,7 +10,8 @@ BitplanError
     ├── TraceError         the model cannot be traced with this example input
     ├── Diverged           training gave a loss that is NaN or infinite
     ├── NothingToChoose    every layer is fixed by a rule, so there is nothing to select
-    └── MissingExtra       an optional library is not installed
+    ├── MissingExtra       an optional library is not installed
+    └── NeedsMore          a contract cannot be tried without what only its author has (`bitplan.testing`)
 """
 
 from __future__ import annotations

@@ -29,6 +29,12 @@ ATTENTION = "scaled_dot_product_attention"
 MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 PRODUCT_NAMES = MATRIX_PRODUCTS | {ATTENTION}
 """The functions whose products of activations can be quantized."""
+LOOK_UPS = frozenset({"embedding", "embedding_bag", "__getitem__", "index_select"})
+"""The functions that take rows of a weight: what they read are indices."""
+WEIGHTED = MATRIX_PRODUCTS | LOOK_UPS | {"linear", "mv", "dot", "inner", "tensordot", "addmv", "addbmm"} | {
+    f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)
+}  # fmt: skip
+"""The functions whose weights can be quantized."""
 
 WEIGHT_QUANTIZER = "weight_quantizer"
 INPUT_QUANTIZER = "input_quantizer"
@@ -38,6 +44,7 @@ STEP = "step"
 OWN_WEIGHT = "weight"
 """The key of a call in which a module uses its own weight."""
 
+_COMPILED = "_orig_mod"
 _OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
 # A module's weight; and what torch's older norms, spectral norm and pruning keep instead of it.
 _WEIGHTS = (OWN_WEIGHT, "weight_orig", "weight_g", "weight_v")
@@ -57,15 +64,27 @@ def split(layer: str) -> tuple[str, str]:
     return module, name
 
 
-def layer_of(parameter: str) -> str:
-    """The layer that a parameter is the weight of."""
+def holder_of(parameter: str) -> tuple[str, str]:
+    """The path of the module whose weight a parameter is, or helps to compute, and the weight's name there."""
     parametrized = _PARAMETRIZED.fullmatch(parameter)
     if parametrized:
         parameter = inside(parametrized["module"] or "", parametrized["parameter"])
     module, name = split(parameter)
-    if name in _WEIGHTS:
+    return module, OWN_WEIGHT if name in _WEIGHTS else name
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter is the weight of."""
+    module, name = holder_of(parameter)
+    if name == OWN_WEIGHT:
         return module or OWN_WEIGHT
     return inside(module, name.removesuffix("_weight") or name)
+
+
+def uncompiled(name: str) -> str:
+    """A name without what torch.compile puts around a model, or around a part of it."""
+    *modules, last = name.split(".")
+    return ".".join([*(module for module in modules if module != _COMPILED), last])
 
 
 def weight_names(layer: str) -> tuple[str, ...]:

@@ -97,7 +97,13 @@ class Record(Value):
         content = {key: value for key, value in whole.items() if key not in _HEAD}
         target = cls._target(whole.get("bitplan"))
         version = _check_format(target, whole.get("format"))
-        record = target.model_validate(content if version == target.format else target.older[version](dict(content)))
+        try:
+            today = content if version == target.format else target.older[version](dict(content))
+            record = target.model_validate(today)
+        except RecordError:
+            if sealed:  # nobody wrote it by hand, so that it is damaged is said, not what the damage made of it
+                _check_checksum(whole, sealed=True)
+            raise
         if "id" in whole:
             _check_seal(whole, record.id if version == target.format else identity(content, target), sealed=sealed)
         if version != target.format:  # from before files carried a checksum and said what they belong to
@@ -127,7 +133,7 @@ _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))  # NaN too: it is looked for, not written
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -139,15 +145,22 @@ def identity(content: Mapping[str, Any], target: type[Record]) -> str:
 
 def _check_seal(whole: Mapping[str, Any], own: str, *, sealed: bool) -> None:
     """Refuse a file whose content is not the one that its id or its checksum was made of."""
-    kind = whole["bitplan"]
-    advice = "the file was edited by hand or damaged; make it again, or delete its id line to accept the change"
-    if sealed:
-        advice = f"the file was edited by hand or damaged; {_REMAKE}"
     if whole["id"] != own:
-        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {advice}")
+        kind = whole["bitplan"]
+        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {_edited(sealed=sealed)}")
+    _check_checksum(whole, sealed=sealed)
+
+
+def _check_checksum(whole: Mapping[str, Any], *, sealed: bool) -> None:
+    """Refuse a file whose checksum is of another one; without an id line it was edited on purpose."""
     rest = {key: value for key, value in whole.items() if key != "checksum"}
-    if "checksum" in whole and whole["checksum"] != _digest(rest)[:32]:
-        raise FileError(f"the {kind}'s checksum does not fit its content: {advice}")
+    if {"id", "checksum"} <= whole.keys() and whole["checksum"] != _digest(rest)[:32]:
+        raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_edited(sealed=sealed)}")
+
+
+def _edited(*, sealed: bool) -> str:
+    advice = _REMAKE if sealed else "make it again, or delete its id line to accept the change"
+    return f"the file was edited by hand or damaged; {advice}"
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:

@@ -113,14 +113,14 @@ class Unit(ABC):
         """The reverse: the amount that so many units, spent on choosable layers, make."""
         return (spent + (self.aside(account) or 0)) / self.one(account)
 
-    def told(self, spent: int, account: Account, *, more: int = 0) -> str:
+    def told(self, spent: int, account: Account, *, more: int = 0, trim: bool = False) -> str:
         """What choosable layers spend, as an amount for people; with some more decimals where asked for."""
-        return self.text(self.amount(spent, account), more=more)
+        return self.text(self.amount(spent, account), more=more, trim=trim)
 
-    def text(self, amount: Fraction, *, more: int = 0) -> str:
-        """An amount, rounded, with its unit."""
+    def text(self, amount: Fraction, *, more: int = 0, trim: bool = False) -> str:
+        """An amount, rounded, with its unit; `trim` leaves out zeros behind the point that say nothing."""
         number = f"{float(amount):.{self.places(amount) + more}f}"
-        return (number if self.idle_zeros else trimmed(number)) + self.written
+        return (number if self.idle_zeros and not trim else trimmed(number)) + self.written
 
     def enough(self, spent: int, account: Account, *, fine: bool = False) -> str:
         """What they spend, rounded up, so that a budget so written allows it; `fine` is for an axis."""
@@ -194,7 +194,7 @@ class Plain(Unit):
         """What the cost counts."""
         return f"budget, {account.unit or account.cost}"
 
-    def told(self, spent: int, account: Account, *, more: int = 0) -> str:
+    def told(self, spent: int, account: Account, *, more: int = 0, trim: bool = False) -> str:
         """A bare number would not be understood as one of units."""
         return f"{spent} units"
 

@@ -26,6 +26,7 @@ from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.loading import fill_
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.weights.refusals import is_own_packed
 from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
@@ -95,7 +96,7 @@ class Packed(Exporter):
             _, header = map_with_texts(path)  # nothing but the header is read
         except FileError:
             return False
-        return "bitplan" in header and "packed" in header
+        return is_own_packed(header)
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """As a copy of the model that is filled from the file: every output must be equal."""

@@ -234,7 +234,7 @@ def _from_graph(graph: Graph | None, plan: Plan) -> dict[str, tuple[str, int]]:
 def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int]]:
     if model is None:
         return {}
-    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions).items()}
+    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions, plan.uses).items()}
 
 
 def _of_site(site: Site) -> tuple[str, int]:

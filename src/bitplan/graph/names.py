@@ -36,8 +36,8 @@ class LinkRule:
 
 _CROSS = r"encoder_attn|EncDecAttention|cross_?att"
 LINKS: tuple[LinkRule, ...] = (
-    LinkRule("q/k/v", r"(?<=[._])[qkv](_proj|_lin|_proj_weight)?$", unless=_CROSS),
-    LinkRule("k/v", r"(?<=[._])[kv](_proj|_lin|_proj_weight)?$"),
+    LinkRule("q/k/v", r"(?<=[._])[qkv](_proj|_lin)?$", unless=_CROSS),
+    LinkRule("k/v", r"(?<=[._])[kv](_proj|_lin)?$"),
     LinkRule("query/key/value", r"(?<=[._])(query|key|value)(_proj)?$", unless=_CROSS),
     LinkRule("key/value", r"(?<=[._])(key|value)(_proj)?$"),
     LinkRule("wq/wk/wv", r"(?<=[._])w[qkv]$"),

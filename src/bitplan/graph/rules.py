@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitplan.core.errors import InputError, suggestion
-from bitplan.core.naming import PRODUCT_NAMES, function_of
+from bitplan.core.naming import PRODUCT_NAMES, WEIGHTED, function_of
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import RuleName, Rules
+from bitplan.core.uses import Use
 
 
 class Ruling(NamedTuple):
@@ -27,7 +28,7 @@ def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: s
     _check_patterns(rules, names)
     weighted = [layer.name for layer in graph.layers if layer.weights]
     ends = (first or weighted[0], last or weighted[-1]) if weighted else ("", "")
-    layers = {layer.name: _apply(layer, rules, ends) for layer in graph.layers}
+    layers = {layer.name: _apply(layer, rules, ends, graph.uses_of(layer.name)) for layer in graph.layers}
     for link in graph.links:
         members = [layers[name] for name in link.layers]
         layers |= _fix_as_one(members)
@@ -36,6 +37,7 @@ def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: s
         layers=tuple(layers[name] for name in names),
         links=graph.links,
         unreached=graph.unreached,
+        uses=graph.uses,
     )
 
 
@@ -45,9 +47,10 @@ def _check_patterns(rules: Rules, names: list[str]) -> None:
             raise InputError(f"the pattern {pattern!r} matches no layer{suggestion(pattern, names)}")
 
 
-def _apply(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Layer:
+def _apply(layer: Layer, rules: Rules, ends: tuple[str, str], uses: Sequence[Use]) -> Layer:
     """The layer with what its rule says, or with nothing, whatever an earlier set of rules said."""
-    ruling = _ruling(layer, rules, ends)
+    ruling = _ruling_of_uses(uses) if layer.weights else None
+    ruling = ruling or _ruling(layer, rules, ends)
     said = {"fixed": None, "rule": None, "why": ""} if ruling is None else ruling._asdict()
     return layer.model_copy(update=said | {"linked_to": ""})
 
@@ -70,6 +73,16 @@ def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Ruling | None:
     if layer.in_features < rules.narrow:
         why = f"{layer.in_features} input features, fewer than {rules.narrow}"
         return Ruling(rules.narrow_at, "narrow", why)
+    return None
+
+
+def _ruling_of_uses(uses: Sequence[Use]) -> Ruling | None:
+    """What cannot be quantized because of what the network does with it is left alone, whatever else is said."""
+    unknown = [use.function for use in uses if use.function and use.function not in WEIGHTED]
+    if unknown:
+        return Ruling(LEFT_ALONE, "unquantized", f"{unknown[0]} is not quantized")
+    if len({use.computed for use in uses}) > 1:
+        return Ruling(LEFT_ALONE, "unquantized", "a weight used as it is and computed anew is not quantized")
     return None
 
 

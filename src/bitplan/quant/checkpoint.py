@@ -17,11 +17,11 @@ from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
-from bitplan.quant.loading import aligned, fill_
+from bitplan.quant.loading import fill_, read_for
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.weights.opened import check_weights
-from bitplan.weights.torch_tensors import read_safetensors, read_weights, write_tensors
+from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
 
 def save_checkpoint(
@@ -52,7 +52,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Read a checkpoint folder; a foreign `.pth` or `.safetensors` file needs `model` and fills a copy.
+    """Read a checkpoint folder; a foreign file or folder of weights needs `model` and fills a copy.
 
     Without `model`, the checkpoint must name a model of the zoo. Pickles are read by torch's weights-only
     loader.
@@ -60,11 +60,11 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     source = Path(path)
     if not source.exists():
         raise FileError(f"cannot read {source}: there is no such file or folder")
-    if source.is_file():
-        if model is None:
-            raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
+    if source.is_file() and model is None:
+        raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
+    if model is not None and not (source / ABOUT).exists():
         filled = copy.deepcopy(model)
-        fill_(filled, aligned(read_weights(source), filled.state_dict()), source)
+        fill_(filled, read_for(filled, source), source)
         return filled
     about = load(source / ABOUT, Checkpoint)
     base = from_zoo(about.spec, source) if model is None else model

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import is_quantized, options_of, plan_of
+from bitplan.quant.sharing import state_in_full
 from bitplan.weights.torch_tensors import hash_of_tensors
 
 
@@ -22,7 +23,7 @@ class Fingerprint:
 
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Both hashes; two models that have the same compute the same."""
-    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in model.state_dict().items()]
+    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_in_full(model).items()]
     plan = (plan_of(model).id, options_of(model)) if is_quantized(model) else None
     return Fingerprint(hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12], hash_of_weights(model))
 

@@ -56,6 +56,8 @@ class LayerType(ABC):
     modules: ClassVar[tuple[type[nn.Module], ...]] = ()
     quantized: ClassVar[type[Adopted] | None] = None
     weights: ClassVar[str] = "weight"
+    hands_out: ClassVar[tuple[str, ...]] = ()
+    """Modules inside whose weights its forward gives to functions, instead of calling them."""
     layout: ClassVar[WeightLayout] = "out_in"
     float_input: ClassVar[bool] = True
     """False where the input is no float tensor, such as indices, so that only weights are quantized."""
@@ -130,7 +132,7 @@ def release_(module: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _KnownTypes:
     """All types in the order of their names, and those that name classes by class."""
 
     types: tuple[LayerType, ...]
@@ -138,7 +140,7 @@ class _Table:
 
 
 @cache
-def _table(known: tuple[tuple[str, Any], ...]) -> _Table:
+def _table(known: tuple[tuple[str, Any], ...]) -> _KnownTypes:
     """All types that the registry knows; made anew where one was registered since."""
     names = [name for name, _ in known]
     if "linear" not in names:  # without its own types bitplan would take every module for one of an unknown type
@@ -151,7 +153,7 @@ def _table(known: tuple[tuple[str, Any], ...]) -> _Table:
                 other = LAYERS.name_of(by_class[kind])
                 raise InputError(f"the layer types {other!r} and {name!r} both quantize {kind.__name__}: keep one")
             by_class[kind] = found
-    return _Table(tuple(types.values()), by_class)
+    return _KnownTypes(tuple(types.values()), by_class)
 
 
 def _made(name: str) -> LayerType:

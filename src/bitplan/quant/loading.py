@@ -11,8 +11,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.naming import uncompiled
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
+from bitplan.quant.fingerprint import state_once
+from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
@@ -37,7 +40,7 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
     expected = model.state_dict()
     kept = _kept(expected, fresh)
     _check_settings(model, source)
-    tensors = aligned(read_weights(source), expected)
+    tensors = read_for(model, source)
     aside = {name for name in tensors if name in kept or (name not in expected and _is_spare(name))}
     if aside:
         _log.info("%s: left aside %s", source, ", ".join(sorted(aside)))
@@ -51,8 +54,10 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
 def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Give a model all of its tensors; one too few, too many or of another shape is refused before any is copied."""
     expected = model.state_dict()
+    # Files older than torch 0.4.1 lack counters.
     counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
-    complete = counters | dict(tensors)  # files older than torch 0.4.1 lack them
+    further = further_names(model)  # which files of before have too
+    complete = counters | {name: tensor for name, tensor in tensors.items() if name not in further}
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
         name = min(missing)
@@ -65,15 +70,25 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
     model.load_state_dict(complete)
 
 
-def aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTensors:
+def read_for(model: nn.Module, source: Path) -> TorchTensors:
+    """The tensors of a file or folder under the model's names; those that the model ties may stand there once."""
+    tensors = _aligned(read_weights(source), model.state_dict())
+    _, tied = state_once(model)
+    return tensors | {name: tensors[first] for name, first in tied.items() if name not in tensors and first in tensors}
+
+
+def _aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTensors:
     """The tensors under the model's names: old names of norms, and a bare network's inside one with a head.
 
-    The same brings a name back inside a part that the model calls `module`, which the reader takes for a wrapper.
+    The same brings a name back inside a part that the model calls `module`, or that is compiled, which the reader takes
+    for wrappers.
     """
-    parts = dict.fromkeys(name.partition(".")[0] for name in expected if "." in name)  # the model's outermost ones
+    plain = {uncompiled(name): name for name in expected}
+    parts = dict.fromkeys(name.partition(".")[0] for name in plain if "." in name)  # the model's outermost ones
 
     def inside(prefix: str) -> TorchTensors:
-        return {_known(prefix + name, expected): tensor for name, tensor in tensors.items()}
+        known = {_known(prefix + name, plain): tensor for name, tensor in tensors.items()}
+        return {plain.get(name, name): tensor for name, tensor in known.items()}
 
     candidates = [inside(""), *(inside(f"{part}.") for part in parts)]
     return max(candidates, key=lambda named: len(named.keys() & expected.keys()))
@@ -115,7 +130,7 @@ def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
     return kept
 
 
-def _known(name: str, expected: Mapping[str, Tensor]) -> str:
+def _known(name: str, expected: Mapping[str, object]) -> str:
     """The name by which the model knows a tensor: a norm's old one (gamma, beta) may be in the file."""
     stem, dot, last = name.rpartition(".")
     modern = f"{stem}{dot}{_OLD_NAMES.get(last, last)}"

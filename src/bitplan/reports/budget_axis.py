@@ -10,7 +10,6 @@ from fractions import Fraction
 from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
-from bitplan.core.units import trimmed
 from bitplan.costs.base import price
 from bitplan.costs.totals import FLOAT_BITS
 from bitplan.plan.base import select
@@ -167,8 +166,7 @@ def _digits(picks: Picks) -> str:
 def used(subject: Subject, spent: int) -> str:
     """What choosable layers spend, as budgets are written, without idle zeros."""
     unit = Budget.parse(subject.budget).unit.on_axis
-    number = unit.told(spent, subject.account, more=1).removesuffix(unit.written)
-    return trimmed(number) + unit.written
+    return unit.told(spent, subject.account, more=1, trim=True)
 
 
 def _sums(subject: Subject, cost: str, selections: Sequence[Picks]) -> list[int]:

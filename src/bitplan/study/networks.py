@@ -75,7 +75,8 @@ def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
     """Train once more, under the lease that a sweep would take for it."""
     run = setting.run
     if not run.starts.has(job.start):
-        raise FileError(f"{run.path} no longer has the network that its trials start from (starts/{job.start})")
+        place = run.starts.path(job.start)
+        raise FileError(f"{run.path} no longer has the network that its trials start from ({place})")
     with held(run.trained.lease(job.id)) as mine:
         if not mine:
             place = run.networks.path(job.id)

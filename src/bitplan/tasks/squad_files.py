@@ -36,7 +36,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class _Answer(_Strict):
+class _GivenAnswer(_Strict):
     text: str
     answer_start: int
 
@@ -44,7 +44,7 @@ class _Answer(_Strict):
 class _Asked(_Strict):
     id: str
     question: str
-    answers: list[_Answer]
+    answers: list[_GivenAnswer]
     is_impossible: bool | None = None  # version 2.0 has it
 
 

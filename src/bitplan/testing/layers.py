@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.naming import weight_names
 from bitplan.core.records import Graph
 from bitplan.core.registry import LAYERS
 from bitplan.core.rules import Rules
@@ -132,7 +133,7 @@ def _with_weights(network: nn.Module, weights: Mapping[str, Tensor], x: Tensor) 
 def _parameter_of(layer: str, network: nn.Module) -> str:
     """The name of the parameter that a layer is called after."""
     names = {name for name, _ in network.named_parameters()}
-    return next(name for name in (f"{layer}.weight", layer, f"{layer}_weight") if name in names)
+    return next(name for name in weight_names(layer) if name in names)
 
 
 @torch.no_grad()

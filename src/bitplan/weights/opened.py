@@ -9,9 +9,9 @@ the same ones.
     a folder                          model.safetensors.index.json, model.safetensors, pytorch_model.bin, or else the
                                       only file in it with one of the endings above
 
-Wrappers around the names are taken off, wherever every name has them: `module.` of data-parallel training, `_orig_mod.`
-of torch.compile. Formats without plain weights are refused by name (refusals.py). Do not shorten a file that is open:
-the operating system ends a process that reads mapped bytes which are no longer there.
+Wrappers around the names are taken off: `module.` of data-parallel training where every name has it, `_orig_mod.` of
+torch.compile also around parts of a model. Formats without plain weights are refused by name (refusals.py). Do not
+shorten a file that is open: the operating system ends a process that reads mapped bytes which are no longer there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 from bitplan.core.checkpoints import ABOUT, ENDINGS, TENSORS
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import FileError
-from bitplan.core.naming import step_keys, weight_names
+from bitplan.core.naming import step_keys, uncompiled, weight_names
 from bitplan.core.records import Plan
 from bitplan.core.store import load, sha256_of
-from bitplan.weights.refusals import refuse_foreign, refuse_packed, unreadable
-from bitplan.weights.safetensors import map_safetensors
+from bitplan.weights.refusals import refuse_foreign, refuse_own_packed, refuse_packed, unreadable
+from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.shards import INDEX, lacking, read_index
 from bitplan.weights.tensors import FLOATS, Tensor
 
 _IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
-_WRAPPERS = ("module.", "_orig_mod.")
+_PARALLEL = "module."
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ def _open_file(path: Path) -> dict[str, Tensor]:
     if path.name.endswith(".index.json"):
         return _open_shards(path)
     if path.suffix == ".safetensors" or start[8:9] == b"{":  # behind the header's length its JSON begins
-        return _in_order(map_safetensors(path))
+        tensors, texts = map_with_texts(path)
+        refuse_own_packed(path, texts)
+        return _in_order(tensors)
     from bitplan.weights.pickled import load_pickled  # here, since it needs torch and safetensors does not
 
     return load_pickled(path)
@@ -137,16 +139,18 @@ def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_wrapper(name: str) -> str:
-    """One name without the wrappers in front of it."""
-    while name.startswith(_WRAPPERS):
-        name = name.partition(".")[2]
+    """One name without the wrappers in it; wrappers may be around wrappers."""
+    name = uncompiled(name)
+    while name.startswith(_PARALLEL):
+        name = name.removeprefix(_PARALLEL)
     return name
 
 
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names that the model itself gives them; wrappers may be around wrappers."""
-    common = [wrapper for wrapper in _WRAPPERS if all(name.startswith(wrapper) for name in tensors)]
-    if not tensors or not common:
+    """The tensors under the names that the model itself gives them."""
+    shorter = {name: uncompiled(name) for name in tensors}
+    while shorter and all(name.startswith(_PARALLEL) for name in shorter.values()):
+        shorter = {name: short.removeprefix(_PARALLEL) for name, short in shorter.items()}
+    if len(set(shorter.values())) < len(tensors):  # two would have one name
         return tensors
-    shorter = {name.removeprefix(common[0]): tensor for name, tensor in tensors.items()}
-    return _without_wrappers({name: replace(tensor, name=name) for name, tensor in shorter.items()})
+    return {shorter[name]: replace(tensor, name=shorter[name]) for name, tensor in tensors.items()}

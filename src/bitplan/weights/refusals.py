@@ -44,6 +44,20 @@ def _refuse_type(path: Path, weight: Tensor) -> None:
         raise FileError(f"{path} stores {weight.name!r} as {weight.dtype}; bitplan reads fp64, fp32, fp16 and bf16")
 
 
+def is_own_packed(texts: Mapping[str, str]) -> bool:
+    """Whether the header of a safetensors file says that bitplan packed it, in whichever format."""
+    return "bitplan" in texts and "packed" in texts
+
+
+def refuse_own_packed(path: Path, texts: Mapping[str, str]) -> None:
+    """Raise if bitplan itself packed the file: its codes need the plan beside them."""
+    if is_own_packed(texts):
+        raise FileError(
+            f"{path} is a network that bitplan packed: read it with load_packed, or give the checkpoint that it was "
+            "exported from"
+        )
+
+
 def refuse_foreign(path: Path, start: bytes) -> None:
     """Raise if the first bytes or the ending are those of a file that holds no plain tensors."""
     if start[:4] == b"GGUF" or path.suffix == ".gguf":

@@ -32,13 +32,8 @@ class _Span:
     end: int
 
 
-def map_safetensors(path: Path) -> dict[str, Tensor]:
-    """Name → tensor, every one a view of the mapped file."""
-    return map_with_texts(path)[0]
-
-
 def map_with_texts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, and the texts that a writer may add to the header."""
+    """Name → tensor, every one a view of the mapped file, and the texts that a writer may add to the header."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

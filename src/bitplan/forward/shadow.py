@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 
 from bitplan.core.errors import TraceError
-from bitplan.quant.convert import unquantized
 
 # Some of what `running` switches belongs to the process, not to the thread.
 _ONE_AT_A_TIME = threading.RLock()
@@ -51,23 +50,25 @@ class Shadow:
 
     def fake_example(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Split an example into positional and keyword arguments, without data, on the model's device."""
-        given = dict(example) if isinstance(example, Mapping) else example
-        arguments = tree_map_only(torch.Tensor, lambda tensor: self._fake(tensor, self._device), given)
-        if isinstance(arguments, dict):
-            return (), arguments
-        return (tuple(arguments) if isinstance(arguments, tuple | list) else (arguments,)), {}
+        return self.fake_arguments(arguments_of(example))
 
-    def running(self) -> AbstractContextManager[Any]:
+    def fake_arguments(self, arguments: Any) -> Any:
+        """The same arguments without data, on the model's device."""
+        return tree_map_only(torch.Tensor, lambda tensor: self._fake(tensor, self._device), arguments)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
-        stack = ExitStack()
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_without_mkldnn())
-        stack.enter_context(_quiet(logging.getLogger(FakeTensorMode.__module__)))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(unquantized(self.model))  # a quantized network is traced as the float one it was
-        stack.enter_context(self.mode)
-        return stack
+        quiet = _quiet(logging.getLogger(FakeTensorMode.__module__))
+        with _ONE_AT_A_TIME, torch.no_grad(), _without_mkldnn(), quiet, sdpa_kernel(SDPBackend.MATH), self.mode:
+            yield
+
+
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments: an example is a tensor, a tuple of the former or a mapping of the latter."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 @contextmanager
