@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,8 +34,12 @@ from bitplan.quant.functions import (
     with_operands_in_place,
 )
 from bitplan.quant.layers import Adopted
+from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recurrence import OPENED, Product, plain
 
-_UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_UNCOMPILED = (
+    nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.RNNBase, nn.RNNCellBase,
+)  # fmt: skip
 BORROWED = "borrowed_calls"
 """Calls whose quantizers another module has: a plain list, so that they are nobody's twice."""
 
@@ -118,6 +123,8 @@ class _Calls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and is_own:
             site = self._sites.get(self._next(ATTENTION))
             return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
+        if func in OPENED and self._looks_into(args, kwargs, is_own=is_own):
+            return OPENED[func](self._made_product, *args, **kwargs)
         if func is torch.einsum:
             return self._einsum(*operands_of_einsum(args), is_own=is_own)
         if func in MULTIPLICATIONS:
@@ -161,6 +168,15 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs)
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         return func(*replaced(args, new), **kwargs)
+
+    def _made_product(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """A product of a recurrent function: its weight is quantized here, once for all steps."""
+        held = self._weight(weight)
+        if held is None:
+            return plain(weight, bias)
+        quantized, quantizer = self._operand(weight, held), held.calls[0].input_quantizer
+        see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
+        return lambda x: F.linear(see(x), quantized, bias)
 
     def _weight(self, operand: Any) -> _Weight | None:
         """What an operand holds of the weights of calls."""
