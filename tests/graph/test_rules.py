@@ -132,7 +132,7 @@ def test_a_pattern_that_can_only_be_ignored_is_refused():
             x = self.stem(x)
             return self.head(x @ (x.transpose(0, 1) @ x))
 
-    with pytest.raises(InputError, match=r"'mat\*' matches only matmul, which has no weights to choose for"):
+    with pytest.raises(InputError, match=r"'mat\*' matches only matmul, which is not chosen for"):
         bitplan.trace(Products(), empty(4, 200), rules=bitplan.Rules(fix={"mat*": "w8a8"}))
 
 

@@ -56,6 +56,7 @@ TaskOption = Annotated[
 ]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="How to train: a .toml file with a recipe's keys.")]
 Set = Annotated[list[str], typer.Option("--set", help="A value of the recipe, over the file's: epochs=6. Repeats.")]
+Unreached = Annotated[str, typer.Option(help="Layers of the plan that the task never runs: raise, or warn.")]
 Weights = Annotated[str | None, typer.Option(help="Float weights: .pth, .safetensors, a Hugging Face folder.")]
 Fresh = Annotated[list[str], typer.Option(help="Tensors that --weights may lack: 'qa_outputs.*'. Repeats.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="The network of a checkpoint folder that names none.")]

@@ -1,7 +1,7 @@
 """The graph of a checkpoint that comes without its model: what the names and shapes of its tensors tell.
 
 There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
-token (linear) or one output position (convolution), which is the number of weights, and 0 for an embedding,
+token (linear, recurrent) or one output position (convolution), which is the number of weights, and 0 for an embedding,
 which is a look-up; links follow rules on names; the order is that of the file where it keeps one, else that of the
 names, embeddings first and encoders before decoders. Which layers are the first and the last, `graph/ends.py` finds. An
 expert of a mixture counts as if every token passed it, and experts are not linked to each other.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_handed, layer_of, layer_of_quantizer, split
+from bitplan.core.naming import is_handed, is_recurrent, layer_of, layer_of_quantizer, split
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.ends import IMAGE, Ends, Sizes, find_ends
@@ -51,6 +51,7 @@ LINKS: tuple[LinkRule, ...] = (
     LinkRule("gate/up", r"(?<=[._])(gate|up)_proj$"),
     LinkRule("w1/w3", r"(?<=[._])w[13]$"),
     LinkRule("wi_0/wi_1", r"(?<=[._])wi_[01]$"),
+    LinkRule("forward/reverse", r"((?<=weight_ih_l\d)|(?<=weight_ih_l\d\d))(_reverse)?$"),
 )
 
 
@@ -64,7 +65,7 @@ class Names:
     """
 
     weight: str = (
-        r"(^|\.)weight$|(^|\.)weight_[ih]h_l\d+(_reverse)?$|(^|\.)(in|[qkv])_proj_weight$"
+        r"(^|\.)weight$|(^|\.)weight_(ih|hh|hr)(_l\d+(_reverse)?)?$|(^|\.)(in|[qkv])_proj_weight$"
         r"|experts\.(gate_up|gate|up|down)_proj$"
     )
     norm: str = r"(^|[._])((layer|batch|group|rms|instance)?_?norm\w*|ln_?\w{0,5}|bn\d*)$"
@@ -167,6 +168,8 @@ def _kind(tensor: Tensor, names: Names) -> str:
     name, dimensions = layer_of(tensor.name), len(tensor.shape)
     if is_handed(tensor.name):
         return "parameter"
+    if is_recurrent(name):
+        return "recurrent"
     if dimensions > 2 and names.layout(name, tensor.shape) != "stacked_in_out":
         return f"conv{dimensions - 2}d"
     return "embedding" if dimensions == 2 and re.search(names.embedding, name) else "linear"

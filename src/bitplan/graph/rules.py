@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitplan.core.errors import InputError, suggestion
-from bitplan.core.naming import PRODUCT_NAMES, function_of
+from bitplan.core.naming import PRODUCT_NAMES, WEIGHTED, function_of
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import RuleName, Rules
+from bitplan.core.uses import Use
 from bitplan.graph.ends import Ends
 
 
@@ -30,13 +31,13 @@ def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
     _check_patterns(rules, graph)
     weighted = [layer.name for layer in graph.layers if layer.weights]
     used = ends or (Ends(weighted[0], weighted[-1]) if weighted else Ends(None, None))
-    return _ruled(graph, {layer.name: _ruling(layer, rules, used) for layer in graph.layers})
+    return _ruled(graph, {layer.name: _ruling(layer, rules, used, graph) for layer in graph.layers})
 
 
 def amend(graph: Graph, rules: Rules) -> Graph:
     """Fix and free by the patterns of some rules what a graph's own rules say otherwise; the rest stays as it is."""
     _check_patterns(rules, graph)
-    return _ruled(graph, {layer.name: _pattern_or(_own_ruling(layer), layer, rules) for layer in graph.layers})
+    return _ruled(graph, {layer.name: _pattern_or(_own_ruling(layer), layer, rules, graph) for layer in graph.layers})
 
 
 def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
@@ -45,23 +46,29 @@ def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
     for link in graph.links:
         members = [layers[name] for name in link.layers]
         layers |= _fix_as_one(members)
-    return Graph(model=graph.model, layers=tuple(layers.values()), links=graph.links, unreached=graph.unreached)
+    return Graph(
+        model=graph.model,
+        layers=tuple(layers.values()),
+        links=graph.links,
+        unreached=graph.unreached,
+        uses=graph.uses,
+    )
 
 
 def _check_patterns(rules: Rules, graph: Graph) -> None:
     """Refuse a pattern that has no effect."""
     names = [layer.name for layer in graph.layers]
-    ruled = {layer.name for layer in graph.layers if _takes_patterns(layer)}
+    ruled = {layer.name for layer in graph.layers if _takes_patterns(layer, graph)}
     for pattern in [*rules.fix, *rules.free]:
         found = fnmatch.filter(names, pattern)
         if not found:
             raise InputError(f"the pattern {pattern!r} matches no layer{suggestion(pattern, names)}")
         if ruled.isdisjoint(found):
-            raise InputError(f"the pattern {pattern!r} matches only {found[0]}, which has no weights to choose for")
+            raise InputError(f"the pattern {pattern!r} matches only {found[0]}, which is not chosen for")
 
 
-def _takes_patterns(layer: Layer) -> bool:
-    return bool(layer.weights) and layer.kind != "recurrent"
+def _takes_patterns(layer: Layer, graph: Graph) -> bool:
+    return bool(layer.weights) and _ruling_of_uses(graph.uses_of(layer.name)) is None
 
 
 def _with(ruling: Ruling | None, layer: Layer) -> Layer:
@@ -77,9 +84,9 @@ def _own_ruling(layer: Layer) -> Ruling | None:
     return Ruling(layer.fixed, layer.rule, layer.why)
 
 
-def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules) -> Ruling | None:
+def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Graph) -> Ruling | None:
     """What the first pattern says that matches a layer; where none does, what is said otherwise."""
-    if not _takes_patterns(layer):
+    if not _takes_patterns(layer, graph):
         return otherwise
     if any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in rules.free):
         return None
@@ -89,13 +96,12 @@ def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules) -> Ruling 
     return otherwise
 
 
-def _ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
+def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | None:
     """What the first rule says that speaks of a layer; None where none does."""
     if not layer.weights:
         return _ruling_of_product(layer, rules)
-    if layer.kind == "recurrent":
-        return Ruling(LEFT_ALONE, "unquantized", "recurrent layers are not quantized")
-    return _pattern_or(_usual_ruling(layer, rules, ends), layer, rules)
+    alone = _ruling_of_uses(graph.uses_of(layer.name))
+    return alone or _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
 
 
 def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
@@ -108,6 +114,16 @@ def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
     if layer.in_features < rules.narrow:
         why = f"{layer.in_features} input features, fewer than {rules.narrow}"
         return Ruling(rules.narrow_at, "narrow", why)
+    return None
+
+
+def _ruling_of_uses(uses: Sequence[Use]) -> Ruling | None:
+    """What cannot be quantized because of what the network does with it is left alone, whatever else is said."""
+    unknown = [use.function for use in uses if use.function and use.function not in WEIGHTED]
+    if unknown:
+        return Ruling(LEFT_ALONE, "unquantized", f"{unknown[0]} is not quantized")
+    if len({use.computed for use in uses}) > 1:
+        return Ruling(LEFT_ALONE, "unquantized", "a weight used as it is and computed anew is not quantized")
     return None
 
 

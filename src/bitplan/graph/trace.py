@@ -13,12 +13,14 @@ from bitplan.core.errors import InputError, TraceError
 from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import Rules
+from bitplan.forward.shadow import Shadow
 from bitplan.graph.ends import Ends
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
-from bitplan.graph.shadow import Shadow
+from bitplan.graph.uses import told_uses
 from bitplan.graph.watch import Watch
+from bitplan.quant.convert import unquantized
 from bitplan.weights.opened import OpenedCheckpoint
 
 
@@ -65,6 +67,7 @@ def trace(
         ),
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
+        uses=told_uses(shadow.model, watch),
     )
     weighted = next((layer.name for layer in graph.layers if layer.weights), None)
     return apply_rules(graph, rules or Rules(), Ends(weighted, watch.last_weighted))
@@ -79,7 +82,7 @@ def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
             if hasattr(tensor, "untyped_storage"):
                 watch.values.add_input(tensor, label)
     try:
-        with shadow.running(), watch:
+        with shadow.running(), unquantized(shadow.model), watch:  # a quantized network is the float one it was
             shadow.model(*positional, **keyword)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TraceError(

@@ -216,4 +216,5 @@ def make_plan(
             "gains": gains.id,
             **{cost.name: cost.id for cost in costs if cost.name != WEIGHT_BITS},
         },
+        uses=graph.uses,
     )

@@ -9,7 +9,7 @@ import copy
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitplan.adapters.torch import float_type
 from bitplan.core.errors import TraceError
-from bitplan.quant.convert import unquantized
 
 # Some of what `running` switches belongs to the process, not to the thread.
 _ONE_AT_A_TIME = threading.RLock()
@@ -64,27 +63,31 @@ class Shadow:
         """An example split into positional and keyword arguments, on the model's device; float32 in its type."""
         if self._values and any(tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)):
             raise TraceError("the example has shapes only, and this trace follows values: give one with data")
+        positional, keyword = self.arguments(arguments_of(given))
+        return positional, keyword
+
+    def arguments(self, given: Any) -> Any:
+        """The same arguments on the model's device, without data unless values count; float32 in the model's type."""
         floats = float_type(self.model)
 
         def like(tensor: torch.Tensor) -> torch.Tensor:
             return self._like(tensor, self._device, floats if tensor.dtype == torch.float32 else tensor.dtype)
 
-        arguments = tree_map_only(torch.Tensor, like, dict(given) if isinstance(given, Mapping) else given)
-        if isinstance(arguments, dict):
-            return (), arguments
-        return (tuple(arguments) if isinstance(arguments, tuple | list) else (arguments,)), {}
+        return tree_map_only(torch.Tensor, like, given)
 
-    def running(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
-        stack = ExitStack()
-        stack.enter_context(_ONE_AT_A_TIME)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_without_mkldnn())
-        stack.enter_context(_quiet(logging.getLogger(FakeTensorMode.__module__)))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(unquantized(self.model))  # a quantized network is traced as the float one it was
-        stack.enter_context(self.mode)
-        return stack
+        quiet = _quiet(logging.getLogger(FakeTensorMode.__module__))
+        with _ONE_AT_A_TIME, torch.no_grad(), _without_mkldnn(), quiet, sdpa_kernel(SDPBackend.MATH), self.mode:
+            yield
+
+
+def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments: an example is a tensor, a tuple of the former or a mapping of the latter."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 @contextmanager
