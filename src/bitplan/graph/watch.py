@@ -41,7 +41,6 @@ _RECURRENT = {
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
 _CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
 _LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
-_INDEXING = {"__getitem__", "index_select"}  # look-ups only where the data say of what
 
 
 @dataclass
@@ -229,8 +228,7 @@ class Watch:
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
         first, second = product.first, product.second
-        chosen = product.kind != "embedding" or self._function not in _INDEXING or self.values.is_activation(first)
-        if self._function == ATTENTION or not chosen:
+        if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
             return first, None
         only_second = product.kind == "embedding" or product.kind.startswith("conv")
         takes_weights = only_second or self._function in _LAYER_FUNCTIONS

@@ -208,7 +208,9 @@ class _Witness:
 
     def _judge(self, product: Product, outputs: list[Tensor]) -> None:
         """See whether a multiplication is one of a layer's, and as planned."""
-        first, second = (frozenset(self._values.sources(operand)) for operand in (product.first, product.second))
+        if product.by_data and not self._values.is_activation(product.first):
+            return
+        first, second = self._values.sources(product.first), self._values.sources(product.second)
         for layer in dict.fromkeys(layer for name in first | second for layer in self._known.get(name, ())):
             if product.kind == "embedding" and layer.own & second:
                 self._judge_rows(layer, product, outputs)
@@ -220,7 +222,7 @@ class _Witness:
     def _judge_rows(self, layer: _Layer, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
-        elif self._values.is_activation(product.first):  # elsewhere a weight is only put together from its parts
+        else:
             self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
 
     def _takes_part(self, layer: _Layer, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
