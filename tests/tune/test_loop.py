@@ -72,7 +72,8 @@ def test_the_order_of_batches_depends_on_seed_and_epoch_only():
 
     class Watched(Halves):
         def batches(self, split, batch_size, seed=None):
-            seen.append((batch_size, seed))
+            if batch_size == 16:  # a few others are only looked at
+                seen.append(seed)
             return super().batches(split, batch_size, seed)
 
     finetune_(network(), Watched(), recipe(epochs=2))
@@ -120,7 +121,8 @@ def test_it_is_the_plain_loop():
 
     class Watched(Halves):
         def batches(self, split, batch_size, seed=None):
-            seeds.append(seed)
+            if batch_size == 16:  # a few others are only looked at
+                seeds.append(seed)
             return super().batches(split, batch_size, seed)
 
     finetune_(model, Watched(), options)

@@ -19,6 +19,7 @@ from torch import nn
 from bitplan.core.errors import FileError
 from bitplan.core.trials import Recipe
 from bitplan.tune import resume
+from bitplan.tune.judge import Judge
 from bitplan.tune.log import read_log
 from bitplan.tune.loop import finetune_
 
@@ -214,7 +215,7 @@ def stops_after(steps):
 def test_checkpoints_come_at_intervals_and_leave_no_other_files(tmp_path, monkeypatch):
     saved = []
     plain = resume.TrainingFolder.save
-    monkeypatch.setattr(resume.TrainingFolder, "save", lambda *given: (saved.append(given[-1].step), plain(*given)))
+    monkeypatch.setattr(resume.TrainingFolder, "save", lambda *given: (saved.append(given[3].step), plain(*given)))
     finetune_(network(), TASK, RECIPE, folder=tmp_path / "rare")
     assert saved == [20]
     saved.clear()
@@ -229,7 +230,7 @@ def test_writing_takes_a_small_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
     folder = resume.TrainingFolder(tmp_path, resume.describe_run(network(), TASK, RECIPE, None, 0))
     model = network()
-    folder.save(model, torch.optim.SGD(model.parameters()), resume.Mark(1, 1.0))
+    folder.save(model, torch.optim.SGD(model.parameters()), resume.Mark(1, 1.0), Judge(list, 1, 1))
     assert not folder.due()
     time.sleep(folder._cost / resume.SAVE_SHARE + 0.01)
     assert folder.due()

@@ -72,6 +72,8 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
+    from bitplan.core.records import Plan
+    from bitplan.core.rules import Rules
     from bitplan.quant.convert import quantize as quantize_model
 
     if (plan is None) == (to is None):
@@ -80,14 +82,8 @@ def quantize(
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed))
     floating = network.model
-    if plan is not None:
-        chosen = what_is(plan).plan
-    else:
-        from bitplan.core.records import Plan
-        from bitplan.core.rules import Rules
-
-        rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-        chosen = Plan.uniform(network.graph(rules), to or "")
+    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    chosen = what_is(plan).plan if plan is not None else Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(floating, chosen, **told)
     if task is not None:

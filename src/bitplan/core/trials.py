@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.precision import Precision
@@ -23,7 +23,8 @@ class Recipe(Record):
 
     A step sees `batch_size` samples, in `accumulate` pieces that fit into memory; the result is the same up to
     rounding. `step_lr` multiplies the rate of LSQ's steps, `warmup` is a share of all steps, `decay_vectors`
-    False spares biases and norms from weight decay, `distill` is the teacher's share of the loss.
+    False spares biases and norms from weight decay, `distill` is the teacher's share of the loss. `held_out` is a share
+    of the training samples that is not trained on: the weights that score best on it are kept.
     """
 
     epochs: Positive | None = None
@@ -44,6 +45,13 @@ class Recipe(Record):
     temperature: Positive = 1.0
     precision: Literal["no", "bf16"] = "no"
     channels_last: bool = True
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
+        """A recipe that holds nothing out is written, and has its id, as before there was a word for it."""
+        content: dict[str, JsonValue] = handler(self)
+        return {name: value for name, value in content.items() if name != "held_out" or value}
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

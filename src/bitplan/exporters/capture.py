@@ -57,7 +57,7 @@ class _Input(InputQuantizer):
     scale: float
     limits: tuple[int, int]
 
-    def forward(self, v: Tensor) -> Tensor:
+    def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
         """One node, and around it the mask of attention scores."""
         if not v.is_floating_point():
             return v

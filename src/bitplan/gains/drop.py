@@ -20,9 +20,10 @@ from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
-from bitplan.gains.measuring import By, check_by, check_task, draw, finish, measure_, options_of_task, sign_of, try_task
+from bitplan.gains.measuring import By, check_by, check_task, finish, options_of_task, sign_of, try_task
 from bitplan.quant.fingerprint import fingerprint
 from bitplan.tasks.base import Batch, Task, title_of
+from bitplan.tasks.measured import draw, measure_
 
 Job = TypeVar("Job", bound=Dropped)
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
-from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError, WriteError
 from bitplan.core.jobs import Dropped, Lowered
 from bitplan.core.probes import Probes
@@ -23,7 +19,8 @@ from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import Context
-from bitplan.tasks.base import Batch, Task, WithLoss
+from bitplan.tasks.base import Task, WithLoss
+from bitplan.tasks.measured import draw, measure_
 
 By = Literal["loss", "score"]
 Job = TypeVar("Job", bound=Lowered | Dropped | Probes)
@@ -76,27 +73,6 @@ def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
         raise InputError(f"the loss of task {task.name} is {losses[0]} for the model as it is: train it first")
     if by == "score" and scores is None:
         raise InputError(f"task {task.name} has no score for a batch: use by=loss")
-
-
-def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None) -> list[Batch]:
-    """The first batches of the training split in the order of a seed, where the model is."""
-    device = device_of(model)
-    batches = list(itertools.islice(task.batches("train", batch_size, seed=seed), count))
-    if len(batches) < count:
-        raise InputError(f"task {task.name} ran out of batches after {len(batches)} of {count}: check its data")
-    return [tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch) for batch in batches]
-
-
-@torch.no_grad()
-def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
-    """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
-    model.eval()
-    losses, scores = [], []
-    for batch in batches:
-        outputs = task.forward(model, batch)
-        losses.append(float(task.loss(outputs, batch)))
-        scores.append(float(task.batch_score(outputs, batch)))
-    return losses, scores if all(map(math.isfinite, scores)) else None
 
 
 def options_of_task(task: Task) -> dict[str, str]:

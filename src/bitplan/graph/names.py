@@ -1,7 +1,7 @@
 """The graph of a checkpoint that comes without its model: what the names and shapes of its tensors tell.
 
 There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
-token (linear) or one output position (convolution), which is the number of weights, and 0 for an embedding,
+token (linear, recurrent) or one output position (convolution), which is the number of weights, and 0 for an embedding,
 which is a look-up; links follow rules on names; the order is that of the names (or of the file, where it
 keeps one), embeddings first and the head last. An expert of a mixture counts as if every token passed it,
 and experts are not linked to each other.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_handed, layer_of
+from bitplan.core.naming import is_handed, is_recurrent, layer_of
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.rules import apply_rules
@@ -45,6 +45,7 @@ LINKS: tuple[LinkRule, ...] = (
     LinkRule("gate/up", r"(?<=[._])(gate|up)_proj$"),
     LinkRule("w1/w3", r"(?<=[._])w[13]$"),
     LinkRule("wi_0/wi_1", r"(?<=[._])wi_[01]$"),
+    LinkRule("forward/reverse", r"((?<=weight_ih_l\d)|(?<=weight_ih_l\d\d))(_reverse)?$"),
 )
 
 
@@ -58,7 +59,7 @@ class Names:
     """
 
     weight: str = (
-        r"(^|\.)weight$|(^|\.)weight_[ih]h_l\d+(_reverse)?$|(^|\.)(in|[qkv])_proj_weight$"
+        r"(^|\.)weight$|(^|\.)weight_(ih|hh|hr)(_l\d+(_reverse)?)?$|(^|\.)(in|[qkv])_proj_weight$"
         r"|experts\.(gate_up|gate|up|down)_proj$"
     )
     norm: str = r"(^|[._])((layer|batch|group|rms|instance)?_?norm\w*|ln_?\w{0,5}|bn\d*)$"
@@ -139,6 +140,7 @@ def _layer(name: str, shape: tuple[int, ...], names: Names, *, first: bool) -> L
         return Layer(name=name, kind="embedding", macs=0, weights=weights, in_features=shape[0])
     stacked = layout == "stacked_in_out"
     kind = "linear" if len(shape) == 2 or stacked else f"conv{len(shape) - 2}d"
+    kind = "recurrent" if is_recurrent(name) else kind
     inputs = shape[0] if layout == "in_out" else shape[1]
     if kind != "linear" and inputs == 1 and not first:
         inputs = shape[0]

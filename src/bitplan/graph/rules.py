@@ -59,8 +59,6 @@ def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Ruling | None:
     """What the first rule says that speaks of a layer; None where none does."""
     if not layer.weights:
         return _ruling_of_product(layer, rules)
-    if layer.kind == "recurrent":
-        return Ruling(LEFT_ALONE, "unquantized", "recurrent layers are not quantized")
     if any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in rules.free):
         return None
     for pattern, precision in rules.fix.items():

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from bitplan.core.naming import ATTENTION, function_name, inside, layer_of, product_name, split
+from bitplan.core.naming import ATTENTION, function_name, inside, is_recurrent, layer_of, product_name, split
 from bitplan.core.uses import Use
 from bitplan.forward.operations import Operations, tensors_in, written
 from bitplan.forward.products import Product, product_of
@@ -29,18 +29,16 @@ from bitplan.quant.functions import (
     with_operands_in_place,
 )
 from bitplan.quant.layers import original
+from bitplan.quant.recurrence import OPENED, plain
 
 aten = torch.ops.aten
 
 _UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
-_RECURRENT = {
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-}  # fmt: skip
 # Functions whose second matrix operand is a weight even where the first does not depend on the model's input
 # (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
 _CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
-_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
+_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS}
 
 
 @dataclass
@@ -215,8 +213,7 @@ class Watch:
             parts = {largest: size}
         else:
             parts = {name: self._sizes[name] for name in sources}
-        kind = "recurrent" if self._function in _RECURRENT else None
-        layers = [self._layer(layer_of(name), product, size, kind) for name, size in parts.items()]
+        layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
         shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
         use = Use(module=shared[-1].path, function=self._function, computed=origin.computed)
         for seen, (name, size) in zip(layers, parts.items(), strict=True):
@@ -247,6 +244,9 @@ class Watch:
         alone = [names for path, names in within.items() if len(names) > 1 and path not in self._softmaxes]
         return [name for names in alone for name in names]
 
+    def _matrix(self, name: str, product: Product, weights: int) -> SeenLayer:
+        return self._layer(name, product, weights, "recurrent" if is_recurrent(name) else None)
+
     def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> SeenLayer:
         seen = self.layers.get(name)
         if seen is None:
@@ -267,6 +267,9 @@ class _Functions(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
             with self:
                 return open_attention(*args, **(kwargs or {}))
+        if func in OPENED:
+            with self:
+                return OPENED[func](plain, *args, **(kwargs or {}))
         if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
             equation, operands = operands_of_einsum(args)
             result = operands[0]

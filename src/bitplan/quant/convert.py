@@ -63,15 +63,7 @@ def quantize(
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
     quantized = copy.deepcopy(model)
-    kept: dict[str, Quantizers] = {}
-    if hasattr(quantized, PLAN):
-        kept = strip_(quantized, sites_of(quantized))
-    else:
-        save_once_(quantized)
-    install_(quantized, plan, find_sites(quantized, quantized_layers(plan), plan.uses), chosen, kept)
-    for module in quantized.modules():
-        for added in _ADDED & module._modules.keys():
-            module.get_submodule(added).train(module.training)  # what is new is in the mode of what it is in
+    _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
     take_proof_off_(quantized)
@@ -80,6 +72,19 @@ def quantize(
     elif plan.uses is None:
         prove_when_run_(quantized)
     return quantized
+
+
+def _install_(model: nn.Module, plan: Plan, options: Options) -> None:
+    """Put quantizers in, in the place of those of an earlier plan; what is new is in the mode of what it is in."""
+    kept: dict[str, Quantizers] = {}
+    if hasattr(model, PLAN):
+        kept = strip_(model, sites_of(model))
+    else:
+        save_once_(model)
+    install_(model, plan, find_sites(model, quantized_layers(plan), plan.uses), options, kept)
+    for module in model.modules():
+        for added in _ADDED & module._modules.keys():
+            module.get_submodule(added).train(module.training)
 
 
 def plan_of(model: nn.Module) -> Plan:

@@ -27,7 +27,7 @@ class Adopted(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         mixin, base = type(self).__bases__
-        return _revive, (mixin, base), self.__dict__
+        return _revive, (mixin, base), self.__getstate__()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -33,8 +34,12 @@ from bitplan.quant.functions import (
     with_operands_in_place,
 )
 from bitplan.quant.layers import Adopted
+from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recurrence import OPENED, Product, plain
 
-_UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+_UNCOMPILED = (
+    nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.RNNBase, nn.RNNCellBase,
+)  # fmt: skip
 BORROWED = "borrowed_calls"
 """Calls whose quantizers another module has: a plain list, so that they are nobody's twice."""
 
@@ -77,7 +82,7 @@ class Bystander(Adopted):
             stack.pop()
 
 
-class _Weight(NamedTuple):
+class _Handed(NamedTuple):
     """What a tensor holds: the weights of these calls, quantized already, or what was computed from that of one."""
 
     calls: tuple[WeightedCall, ...]
@@ -98,8 +103,8 @@ class _Calls(TorchFunctionMode):
         self._softmax = next((site.softmax for site in products if site.softmax is not None), None)
         calls = [site for site in self._sites.values() if isinstance(site, WeightedCall)]
         calls += vars(owner).get(BORROWED, [])
-        self._sources = {source: _Weight((call,), quantized=False) for call in calls for source in call.sources}
-        self._weights: dict[Tensor, _Weight] = {}
+        self._sources = {source: _Handed((call,), quantized=False) for call in calls for source in call.sources}
+        self._weights: dict[Tensor, _Handed] = {}
         self._constants: dict[Tensor, None] = {}
         self._follows_all = any(call.computed is not False for call in calls)
         self._made: dict[tuple[WeightedCall, bool], Tensor] = {}
@@ -118,6 +123,8 @@ class _Calls(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and is_own:
             site = self._sites.get(self._next(ATTENTION))
             return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
+        if func in OPENED and self._looks_into(args, kwargs, is_own=is_own):
+            return OPENED[func](self._made_product, *args, **kwargs)
         if func is torch.einsum:
             return self._einsum(*operands_of_einsum(args), is_own=is_own)
         if func in MULTIPLICATIONS:
@@ -162,7 +169,16 @@ class _Calls(TorchFunctionMode):
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         return func(*replaced(args, new), **kwargs)
 
-    def _weight(self, operand: Any) -> _Weight | None:
+    def _made_product(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """A product of a recurrent function: its weight is quantized here, once for all steps."""
+        held = self._weight(weight)
+        if held is None:
+            return plain(weight, bias)
+        quantized, quantizer = self._operand(weight, held), held.calls[0].input_quantizer
+        see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
+        return lambda x: F.linear(see(x), quantized, bias)
+
+    def _weight(self, operand: Any) -> _Handed | None:
         """What an operand holds of the weights of calls."""
         if not isinstance(operand, Tensor):
             return None
@@ -171,7 +187,7 @@ class _Calls(TorchFunctionMode):
             held = self._sources.get(operand._base)
         return held
 
-    def _operand(self, operand: Tensor, held: _Weight) -> Tensor:
+    def _operand(self, operand: Tensor, held: _Handed) -> Tensor:
         """The operand with quantized values."""
         if held.quantized:
             return operand
@@ -199,18 +215,18 @@ class _Calls(TorchFunctionMode):
             named = dict(zip(kwargs, _mapped(kwargs.values(), self._as_quantized), strict=True))
             out = func(*_mapped(args, self._as_quantized), **named)
             calls = tuple(dict.fromkeys(call for weight in held for call in weight.calls))
-            self._weights.update((made, _Weight(calls, quantized=True)) for made in _tensors((out,)))
+            self._weights.update((made, _Handed(calls, quantized=True)) for made in _tensors((out,)))
             return out
         out = func(*args, **kwargs)
         if self._follows_all:
             self._note(held, given, args[:1] if out is None else (out,))  # without a result, what was written to
         return out
 
-    def _note(self, held: list[_Weight], given: list[Tensor], made: Arguments) -> None:
+    def _note(self, held: list[_Handed], given: list[Tensor], made: Arguments) -> None:
         """Remember what was computed from a weight and from nothing that depends on data; and from nothing at all."""
         calls = [call for weight in held for call in weight.calls if call.computed is not False]
         if calls and all(self._is_constant(tensor) or not tensor.is_floating_point() for tensor in given):
-            self._weights.update((each, _Weight((calls[0],), quantized=False)) for each in _tensors(made))
+            self._weights.update((each, _Handed((calls[0],), quantized=False)) for each in _tensors(made))
         elif not calls and all(map(self._is_constant, given)):
             self._constants.update((each, None) for each in _tensors(made))
 

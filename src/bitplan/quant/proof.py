@@ -144,7 +144,7 @@ def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _Planned:
     """What the two operands of a layer are called where they are as planned, in pairs.
 
     `own` are the names of what no other layer multiplies: its weight, as planned or not, or both of a product's.
@@ -166,11 +166,11 @@ class _Witness:
         for name, parameter in model.named_parameters():
             self._values.add_parameter(parameter, name)
         self._layers = [_described(site, names) for site in sites_of(model).values()]
-        self._known: dict[str, list[_Layer]] = {}
+        self._known: dict[str, list[_Planned]] = {}
         for layer in self._layers:
             for name in layer.own:
                 self._known.setdefault(name, []).append(layer)
-        self._rows: dict[Key, list[_Layer]] = {}
+        self._rows: dict[Key, list[_Planned]] = {}
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
         for module in model.modules():
@@ -219,13 +219,13 @@ class _Witness:
             elif self._takes_part(layer, product, first, second):
                 self._in_float[layer.name] += 1
 
-    def _judge_rows(self, layer: _Layer, product: Product, outputs: list[Tensor]) -> None:
+    def _judge_rows(self, layer: _Planned, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
         else:
             self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
 
-    def _takes_part(self, layer: _Layer, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
+    def _takes_part(self, layer: _Planned, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
         """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
         for operand, others, other in ((first, second, product.second), (second, first, product.first)):
             if operand & layer.own and (
@@ -235,21 +235,21 @@ class _Witness:
         return False
 
 
-def _described(site: Site, names: Mapping[int, str]) -> _Layer:
+def _described(site: Site, names: Mapping[int, str]) -> _Planned:
     both, call = quantizers_at(site), call_at(site)
     if site.kind == "product":
         operands = [_mark_of(quantizer) for quantizer in both.inputs]
         if isinstance(call, AttentionCall):
             query, key, _, weights, value = operands
-            return _Layer(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
-        return _Layer(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
+            return _Planned(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
+        return _Planned(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
     assert site.parameter is not None
     raw = frozenset(names[id(source)] for source in sources_of(site.module, split(site.parameter)[1]))
     inputs = _mark_of(both.inputs[0]) if both.inputs else ""
     if both.weight is None:  # only what it reads is quantized
-        return _Layer(site.layer, tuple((name, inputs) for name in raw), raw)
+        return _Planned(site.layer, tuple((name, inputs) for name in raw), raw)
     weight = _mark_of(both.weight)
-    return _Layer(site.layer, ((weight, inputs),), raw | {weight})
+    return _Planned(site.layer, ((weight, inputs),), raw | {weight})
 
 
 def _meet(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:

@@ -144,8 +144,8 @@ class InputQuantizer(nn.Module):
             self._read_sign()
         return self._range
 
-    def forward(self, v: Tensor) -> Tensor:
-        """Fake-quantize; while calibrating, look and pass on."""
+    def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
+        """Fake-quantize; while calibrating, look and pass on. `times` says how often for each sample."""
         if not self.enabled or not v.is_floating_point():
             return v
         if self.observation is not None:
@@ -153,10 +153,10 @@ class InputQuantizer(nn.Module):
             return v
         if self._range is None:
             self._start(v)
-        if self._range is None:  # an empty batch says nothing
+        if self._range is None:  # nothing was said of its size yet
             return v
         low, high = self._range
-        count = v.numel()
+        count = v.numel() * times
         if self.features == "sample" and v.dim() > 1:
             count //= max(1, v.shape[0])
         scale = _gradient_scale(count, high)
@@ -198,13 +198,17 @@ class InputQuantizer(nn.Module):
         if self._range is not None or v.numel() == 0:
             return
         if not self.training:
+            if not v.any():  # zeros, such as a first hidden state: any step leaves them as they are
+                return
             raise InputError(
                 f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or "
                 "train for one batch, before the model is evaluated"
             )
         seen = self.new_observation()
         self._look(seen, v)
-        self.settle_(seen.agreed())
+        seen = seen.agreed()
+        if seen.mean_magnitude > 0:
+            self.settle_(seen)
 
     def _look(self, seen: Observation, v: Tensor) -> None:
         if not seen.add(v[v >= MASK] if self.masked else v):

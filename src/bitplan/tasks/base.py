@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
+from bitplan.core.errors import InputError
 from bitplan.core.protocols import check_is
 from bitplan.core.registry import TASKS
 
@@ -76,6 +77,13 @@ class Task(WithAnswers, WithLoss, Protocol):
     def scores(self, model: nn.Module) -> Mapping[str, float]:
         """All figures of the test split by name, `metric` first, such as F1 and exact match."""
         return {self.metric: self.score(model)}
+
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """The task with a share of its training samples left out, and one whose test split they are."""
+        raise InputError(
+            f"task {self.name} cannot hold out a part of its training samples: train without held_out, or give the "
+            "task a method hold_out (docs/extend.md)"
+        )
 
 
 def title_of(task: Task) -> str:

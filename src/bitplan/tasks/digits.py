@@ -15,6 +15,7 @@ from bitplan.adapters import sklearn
 from bitplan.tasks.base import Split
 from bitplan.tasks.classification import Classification, Labelled
 from bitplan.tasks.images import Images, Scale, Shifts, batches_of, check_request
+from bitplan.tasks.splits import Splits
 
 _SPLIT_SEED = 0
 _EVERY = 5  # one image in five is a test image
@@ -23,7 +24,7 @@ _TOP = 16  # digits have 17 shades of grey
 
 @final
 @dataclass(frozen=True)
-class Digits(Classification):
+class Digits(Splits[Images], Classification):
     """1,437 training and 360 test images, both with every digit in equal shares; (B, 1, 8, 8), mean 0 and deviation 1.
 
     Training images are shifted by up to one pixel.
@@ -36,30 +37,22 @@ class Digits(Classification):
         """One image."""
         return torch.empty(1, 1, 8, 8, device="meta")
 
-    def size(self, split: Split) -> int:
-        """How many samples a split has."""
-        check_request(split, 1)
-        return len(self._splits[split])
-
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
         """One pass over a split."""
         check_request(split, batch_size)
         augment = Shifts(1, mirror=False) if split == "train" else None
-        return batches_of(self._splits[split], self._scale, batch_size, seed, augment)
+        return batches_of(self._data(split), self._scale, batch_size, seed, augment)
 
-    @cached_property
-    def _splits(self) -> dict[str, Images]:
+    def _read(self, split: Split) -> Images:
         pixels, labels = sklearn.digits()
         ticket = np.random.RandomState(_SPLIT_SEED).permutation(len(labels))  # numpy keeps this stream for ever
         by_digit = np.lexsort((ticket, labels))
         test = np.zeros(len(labels), dtype=bool)
         test[by_digit[::_EVERY]] = True
-        return {
-            split: Images(torch.from_numpy(pixels[rows])[:, None], torch.from_numpy(labels[rows]))
-            for split, rows in (("train", ~test), ("test", test))
-        }
+        rows = test if split == "test" else ~test
+        return Images(torch.from_numpy(pixels[rows])[:, None], torch.from_numpy(labels[rows]))
 
     @cached_property
     def _scale(self) -> Scale:
-        shades = self._splits["train"].pixels.double() / _TOP
+        shades = self._read("train").pixels.double() / _TOP  # all of them, also where some are held out
         return Scale(_TOP, (float(shades.mean()),), (float(shades.std()),))

@@ -34,6 +34,10 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, rows: Sequence[int]) -> Encoded:
+        """Some of them."""
+        return Encoded([self.names[row] for row in rows], [self.sources[row] for row in rows], self.labels[rows])
+
     def read(self, row: int, view: Callable[[pillow.Image], T], on_corrupt: OnCorrupt) -> T | None:
         """What `view` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
         return readable(self.names[row], lambda: view(pillow.decode(self.sources[row])), on_corrupt)

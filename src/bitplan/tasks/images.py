@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,6 +46,10 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, rows: Sequence[int]) -> Images:
+        """Some of them."""
+        return Images(self.pixels[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from bitplan.core.errors import InputError
 from bitplan.tasks.base import Split, Task
 from bitplan.tasks.images import check_counts, check_request, generator_of, order
 from bitplan.tasks.spans import MARKS, Batch, Best, Shape, Windows, best_spans, cut, gather
-from bitplan.tasks.splits import Splits
+from bitplan.tasks.splits import Splits, held_out
 from bitplan.tasks.squad_files import Question, read_questions
 from bitplan.tasks.squad_metric import exact_match, f1
 
@@ -156,12 +157,23 @@ class Squad(Splits[Windows], Task):
                 "take the tokenizer of the model"
             )
 
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """Whole questions are held out, with all of their windows."""
+        questions = self._train_questions
+        stay, held = ([questions[row] for row in rows] for rows in held_out(len(questions), share))
+        judging = copy.copy(self)
+        judging.__dict__["_test_questions"] = held
+        return self._with("train", self._cut(stay)), judging
+
     def _read(self, split: Split) -> Windows:
-        if split == "test":
-            questions = self._test_questions
-        else:
-            questions = _drawn(read_questions(Path(self.data), "train"), self.questions)
+        return self._cut(self._test_questions if split == "test" else self._train_questions)
+
+    def _cut(self, questions: list[Question]) -> Windows:
         return cut(questions, self._pieces, Shape(self.tokens, self.stride, self.question_tokens))
+
+    @property
+    def _train_questions(self) -> list[Question]:
+        return _drawn(read_questions(Path(self.data), "train"), self.questions)
 
     @cached_property
     def _test_questions(self) -> list[Question]:

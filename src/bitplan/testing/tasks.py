@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -33,9 +34,10 @@ def check_task(task: Task, *, model: nn.Module | None = None) -> None:
     splits: tuple[Split, ...] = get_args(Split)
     for split in splits:
         _check_passes(contract, task, split)
-    seen = [{row.numpy().tobytes() for batch in _passed(task, split) for row in batch[0]} for split in splits]
-    contract.clause("the splits are disjoint", not seen[0] & seen[1], f"{len(seen[0] & seen[1])} samples are in both")
+    in_both = _rows(task, splits[0]).keys() & _rows(task, splits[1]).keys()
+    contract.clause("the splits are disjoint", not in_both, f"{len(in_both)} samples are in both")
     _check_sent(contract, task)
+    _check_held_out(contract, task)
     network = classifier_for(task.example()) if model is None else model
     if network is None or (model is None and not _fits(task, network)):
         raise NeedsMore(f"{contract.thing} is no classification of tensors: check_task(task, model=…)")
@@ -68,6 +70,18 @@ def _check_sent(contract: Contract, task: Task) -> None:
         sent = pickle.loads(pickle.dumps(task))
     contract.clause(clause, sent == task, "what arrives is not equal")
     contract.clause(clause, _same(_passed(sent, "test"), _passed(task, "test")), "it has other data there")
+
+
+def _check_held_out(contract: Contract, task: Task) -> None:
+    """Where the task can."""
+    if getattr(type(task), "hold_out", Task.hold_out) is Task.hold_out or task.size("train") < 2:
+        return
+    clause = "what is held out of the training split, and what stays, make it up"
+    with contract.works(clause):
+        trained, judging = task.hold_out(0.3)
+        stay, held = _rows(trained, "train"), _rows(judging, "test")
+    made_up = stay + held == _rows(task, "train")
+    contract.clause(clause, bool(stay and held and made_up), f"{held.total()} and {stay.total()} samples")
 
 
 def _check_network(contract: Contract, task: Task, network: nn.Module) -> None:
@@ -110,6 +124,11 @@ def _fits(task: Task, network: nn.Module) -> bool:
     except Exception:  # whatever a task says to a network that is not its own
         return False
     return True
+
+
+def _rows(task: Any, split: str) -> Counter[bytes]:
+    """How often each sample is in a split, by the bytes of its first tensor."""
+    return Counter(row.numpy().tobytes() for batch in _passed(task, split) for row in batch[0])
 
 
 def _passed(task: Any, split: str, seed: int | None = None) -> Leaves:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import GradientAccumulationPlugin, send_to_device
+from accelerate.utils import GradientAccumulationPlugin, broadcast_object_list, send_to_device
 from torch import Tensor, nn
 
 from bitplan.core.errors import Diverged, InputError
@@ -23,11 +24,14 @@ from bitplan.core.trials import Recipe
 from bitplan.tasks.base import Batch, Task
 from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
+from bitplan.tune.judge import Judge, judge_of
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
 from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, rate, set_rate_
 from bitplan.tune.prepare import deterministic, layout, modes
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
+
+_log = logging.getLogger(__name__)
 
 
 def finetune_(
@@ -49,7 +53,8 @@ def finetune_(
     """
     check_teacher(model, teacher, recipe)
     accelerator = _accelerator(recipe)
-    pace = _pace(task, recipe, accelerator.num_processes)
+    trained_on, judging = _parts(task, recipe)
+    pace = _pace(trained_on, recipe, accelerator.num_processes)
     home = None
     if folder is not None:
         run = describe_run(model, task, recipe, teacher, seed).model_copy(update={"processes": pace.processes})
@@ -60,8 +65,9 @@ def finetune_(
         if teacher is not None:
             teacher.to(accelerator.device)
         optimizer = build_optimizer(model, recipe)
-        point = home.restore_(model, optimizer) if home else Mark()
-        loop = _Loop(wrapped, optimizer, task, recipe, teacher, seed, pace, accelerator)
+        judge = judge_of(trained_on, judging, recipe, pace.total, pace.per_epoch)
+        point = home.restore_(model, optimizer, judge) if home else Mark()
+        loop = _Loop(wrapped, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge)
         with deterministic(accelerator.device):
             return _run_(loop, model, home, point, progress, stop)
 
@@ -75,7 +81,7 @@ def evaluate(model: nn.Module, task: Task) -> float:
 
 def steps_of(task: Task, recipe: Recipe) -> int:
     """How many steps a training by this recipe takes, in one process."""
-    return _pace(task, recipe, 1).total
+    return _pace(_parts(task, recipe)[0], recipe, 1).total
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,21 @@ class _Loop:
     seed: int
     pace: _Pace
     accelerator: Accelerator
+    judge: Judge
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Outputs and loss of a batch, in the recipe's precision."""
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
             outputs = self.task.forward(self.model, batch)
             return outputs, objective(self.task, outputs, batch, self.teacher, self.recipe)
+
+    def look(self, step: int) -> None:
+        """Let the judge look where it is time; all processes hear what the main one saw."""
+        if not self.judge.is_due(step, self.pace.total):
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        scores = [self.judge.scores(model) if self.accelerator.is_main_process else ()]
+        self.judge.note(model, step, broadcast_object_list(scores)[0])
 
 
 def _run_(
@@ -127,6 +142,7 @@ def _run_(
         if home and main:
             file = stack.enter_context(contextlib.closing(LogFile(home.log, lines)))
         step = point.step
+        loop.look(step)
         while step < total and not (stop is not None and stop()):
             start = time.perf_counter()
             loss, score, lr = _step_(loop, batches, step)
@@ -139,14 +155,25 @@ def _run_(
             meter.tell(line)
             if file:
                 file.add(line)
+            loop.look(step)
             if home and file and home.due() and step < total:
                 file.sync()
-                home.save(model, loop.optimizer, Mark(step, seconds))
+                home.save(model, loop.optimizer, Mark(step, seconds), loop.judge)
         if home and file and step > point.step:
             file.sync()
-            home.save(model, loop.optimizer, Mark(step, seconds))
+            home.save(model, loop.optimizer, Mark(step, seconds), loop.judge)
     loop.accelerator.wait_for_everyone()
+    if step == total:
+        _conclude_(loop, model)
     return TrainLog(tuple(lines), complete=step == total)
+
+
+def _conclude_(loop: _Loop, model: nn.Module) -> None:
+    """Give the model its best weights, if they were kept; say so if training did harm."""
+    told = loop.judge.conclude_(model)
+    if told and loop.accelerator.is_main_process:
+        advice = "" if loop.judge.keeps else ", or let held_out keep the best weights"
+        _log.warning("training %s; lower lr (%g)%s", told, loop.recipe.lr, advice)
 
 
 def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
@@ -220,6 +247,11 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     if accelerator.distributed_type.value in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
         raise InputError(f"training on {accelerator.distributed_type.value} is not supported: launch with --multi_gpu")
     return accelerator
+
+
+def _parts(task: Task, recipe: Recipe) -> tuple[Task, Task | None]:
+    """What is trained on, and the task that scores what is held out of it."""
+    return task.hold_out(recipe.held_out) if recipe.held_out else (task, None)
 
 
 def _pace(task: Task, recipe: Recipe, processes: int) -> _Pace:

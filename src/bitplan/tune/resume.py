@@ -23,6 +23,7 @@ from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
+from bitplan.tune.judge import Judge, Look
 from bitplan.tune.log import LOG, hash_of_lines
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
@@ -65,17 +66,19 @@ class TrainingFolder:
         """Whether it is time for a checkpoint."""
         return time.perf_counter() - self._saved >= max(SAVE_SECONDS, self._cost / SAVE_SHARE)
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Mark) -> None:
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Mark, judge: Judge) -> None:
         """Write a checkpoint, whole or not at all; the one before it stays until then."""
         start = time.perf_counter()
         tensors, scalars = _optimizer_state(optimizer)
         tensors |= {f"model/{name}": value for name, value in state_once(model)[0].items()}
+        tensors |= {f"best/{name}": value for name, value in judge.best.items()}
         stored = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         about = {
             "run": self._run.id,
             "step": point.step,
             "seconds": point.seconds,
             "optimizer": scalars,
+            "looks": [[look.step, *look.scores] for look in judge.looks],
             "tensors": hash_of_tensors(dict(sorted(stored.items()))),
             "log": hash_of_lines(self.log, point.step),
         }
@@ -84,8 +87,8 @@ class TrainingFolder:
         self._saved = time.perf_counter()
         self._cost = self._saved - start
 
-    def restore_(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Mark:
-        """Put model and optimizer where the checkpoint was taken; without one, leave them."""
+    def restore_(self, model: nn.Module, optimizer: torch.optim.Optimizer, judge: Judge) -> Mark:
+        """Put model, optimizer and judge where the checkpoint was taken; without one, leave them."""
         if not self._state.exists():
             return Mark()
         about, tensors = _read(self._state)
@@ -97,6 +100,8 @@ class TrainingFolder:
             weights = {name: tensors[f"model/{name}"] for name in own}
             model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
             _fill_optimizer_(optimizer, tensors, about["optimizer"])
+            judge.best = {name: tensors[f"best/{name}"] for name in own if f"best/{name}" in tensors}
+            judge.looks = [Look(step, tuple(scores)) for step, *scores in about.get("looks", ())]
             return Mark(int(about["step"]), float(about["seconds"]))
         except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             line = first_line(error)
@@ -176,7 +181,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
 def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
     parameters = _parameters(optimizer)
     for name, value in (tensors | scalars).items():
-        kind, index, key = name.split("/", 2) if not name.startswith("model/") else ("model", "0", "")
+        kind, index, key = name.split("/", 2) if not name.startswith(("model/", "best/")) else ("model", "0", "")
         if kind == "group":
             optimizer.param_groups[int(index)][key] = value
         elif kind == "state":
