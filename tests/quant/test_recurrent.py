@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 
@@ -14,6 +16,7 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of, unquantized, weight_steps
 from bitplan.quant.lsq import codes, first_step
+from bitplan.quant.proof import Proof
 from bitplan.quant.recurrence import OPENED, plain
 from nets import Net
 
@@ -246,6 +249,42 @@ def test_a_function_that_is_given_any_matrices_is_quantized_too():
     model = quantized(network).eval()
     assert set(bitplan.integer_weights(model)) == {"start", "into", "back"}
     assert all(not torch.equal(quantized(network, precision=p).eval()(X), model(X)) for p in ("w2a4", "w4a2"))
+
+
+class Updated(nn.Module):
+    """A low-rank update of a matrix."""
+
+    def __init__(self, rows, columns):
+        super().__init__()
+        self.down, self.up = nn.Parameter(torch.randn(2, columns) / 4), nn.Parameter(torch.randn(rows, 2) / 4)
+
+    def forward(self, weight):
+        return weight + self.up @ self.down
+
+
+@pytest.mark.parametrize(
+    "parametrize",
+    [weight_norm, spectral_norm, lambda rnn, name: register_parametrization(rnn, name, Updated(15, 5))],
+    ids=["weight norm", "spectral norm", "low-rank update"],
+)
+def test_what_a_parametrization_computes_is_quantized_and_not_what_it_is_computed_from(parametrize):
+    network = sequence(nn.GRU).eval()
+    parametrize(network.rnn, "weight_hh_l0")
+    model = quantized(network).eval()
+    assert bitplan.prove(model, X) == Proof({"rnn.weight_ih_l0": 1, "rnn.weight_hh_l0": 7}, {})
+    model(X)
+    codes = bitplan.integer_weights(model)["rnn.weight_hh_l0"]
+    computed = network.rnn.weight_hh_l0
+    step = weight_steps(model)["rnn.weight_hh_l0"]
+    assert torch.equal(codes, (computed / step).clamp(-8, 7).round().to(torch.int8))
+    model.train()(X).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    network(X)  # torch keeps what it computed, with its gradient
+    with pytest.raises(InputError, match=r"First cannot be copied to be quantized .*under torch\.no_grad"):
+        bitplan.quantize(network, bitplan.plan_of(model))
+    with torch.no_grad():
+        network(X)
+    bitplan.quantize(network, bitplan.plan_of(model))
 
 
 @pytest.mark.parametrize("to", ["packed", "onnx"])

@@ -20,6 +20,7 @@ from bitplan.forward.operations import Operations, tensors_in, written
 from bitplan.forward.products import Product, product_of
 from bitplan.forward.values import Key, Values
 from bitplan.quant.functions import (
+    LAYER_FUNCTIONS,
     MOVES,
     MULTIPLICATIONS,
     SOFTMAX,
@@ -35,11 +36,6 @@ aten = torch.ops.aten
 
 _UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
-# Functions whose second matrix operand is a weight even where the first does not depend on the model's input
-# (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
-_CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
-_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS}
-_INDEXING = {"__getitem__", "index_select"}  # look-ups only where the data say of what
 
 
 @dataclass
@@ -226,11 +222,10 @@ class Watch:
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
         first, second = product.first, product.second
-        chosen = product.kind != "embedding" or self._function not in _INDEXING or self.values.is_activation(first)
-        if self._function == ATTENTION or not chosen:
+        if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
             return first, None
         only_second = product.kind == "embedding" or product.kind.startswith("conv")
-        takes_weights = only_second or self._function in _LAYER_FUNCTIONS
+        takes_weights = only_second or self._function in LAYER_FUNCTIONS
         if self.values.sources(second) and (takes_weights or self.values.is_activation(first)):
             return first, second
         if self.values.sources(first) and self.values.is_activation(second) and not only_second:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
@@ -62,7 +63,7 @@ def quantize(
     before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
-    quantized = copy.deepcopy(model)
+    quantized = _copied(model)
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
@@ -72,6 +73,16 @@ def quantize(
     elif plan.uses is None:
         prove_when_run_(quantized)
     return quantized
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied to be quantized ({first_line(error, 60)}): if it has run with a "
+            "weight that it computes, run it once more under torch.no_grad()"
+        ) from error
 
 
 def _install_(model: nn.Module, plan: Plan, options: Options) -> None:

@@ -19,6 +19,10 @@ from bitplan.core.naming import MATRIX_PRODUCTS, WEIGHTED, function_name
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 
+LAYER_FUNCTIONS = frozenset(name for name in WEIGHTED if name in ("linear", "addmm") or name.startswith("conv"))
+"""Functions whose second matrix operand is a weight even where the first does not depend on the model's input (learned
+queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update, a spectral norm)."""
+
 SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from bitplan.core.naming import ATTENTION, product_name
 from bitplan.quant.calls import ProductCall, WeightedCall
 from bitplan.quant.functions import (
+    LAYER_FUNCTIONS,
     MOVES,
     MULTIPLICATIONS,
     SOFTMAX,
@@ -158,16 +159,23 @@ class _Calls(TorchFunctionMode):
         args, kwargs = with_operands_in_place(about, args, kwargs)
         for inputs, weight in about.orders:
             held = self._weight(args[weight])
+            if held is not None and self._is_computed_by(about, held, args[inputs]):
+                return self._followed(func, args, kwargs)
             if held is not None:
                 new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
                 return func(*replaced(args, new), **kwargs)
         if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
-            return func(*args, **kwargs)
+            return self._followed(func, args, kwargs)  # a weight may be computed so
         site = self._sites.get(self._next(about.name))
         if site is None:
-            return func(*args, **kwargs)
+            return self._followed(func, args, kwargs)
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         return func(*replaced(args, new), **kwargs)
+
+    def _is_computed_by(self, about: Multiplication, held: _Handed, other: Tensor) -> bool:
+        """Tell whether a weight is still being computed, as by a spectral norm: multiplied by what no data made."""
+        by_layers = about.name in LAYER_FUNCTIONS  # which may also be given learned queries
+        return held.calls[0].computed is not False and not by_layers and self._is_constant(other)
 
     def _made_product(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
         """A product of a recurrent function: its weight is quantized here, once for all steps."""

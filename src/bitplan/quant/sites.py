@@ -126,6 +126,7 @@ def _weights(modules: Modules) -> Iterator[Held]:
     """Every matrix that a module has, or that is computed for it; its `weight` last, which gives a layer its name."""
     for path, module in modules.items():
         names = [name for name, value in module.named_parameters(recurse=False) if value.dim() >= 2]
+        names += [name for name in getattr(module, "parametrizations", ()) if getattr(module, name).dim() >= 2]
         plain = [name for name in names if holder_of(name)[1] == name != OWN_WEIGHT]
         yield from (Held(path, module, name) for name in plain if split(layer_of(inside(path, name)))[0] == path)
     for path, module in modules.items():
