@@ -28,9 +28,9 @@ from bitplan.cli.options import (
     Threads,
     Unreached,
     Weights,
+    WithValues,
 )
-from bitplan.cli.steps import limit_threads, progress_bar
-from bitplan.core.defaults import END, NARROW
+from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -62,27 +62,29 @@ def quantize(
     fresh: Fresh = [],
     model: ModelName = None,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
     from bitplan.core.records import Plan
-    from bitplan.core.rules import Rules
     from bitplan.quant.convert import quantize as quantize_model
 
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
     warn = _only_warns(unreached)
     limit_threads(threads)
-    network = what_is(source, Beside(input, weights, fresh, model, seed))
+    network = what_is(source, Beside(input, weights, fresh, model, seed, values))
     floating = network.model
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
+    rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
+    if plan is not None:
+        refuse_rules(rules, f"{plan} says what every layer gets")
     chosen = what_is(plan).plan if plan is not None else Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(floating, chosen, **told)
@@ -125,7 +127,7 @@ def finetune(
     if _only_warns(unreached) and is_quantized(trained):
         allow_unreached_(trained)
     work = output.with_name(f"{output.name}.training")
-    with progress_bar("fine-tuning") as progress:
+    with progress_bar("fine-tuning") as progress, fitting(trained, chosen):
         log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
     _keep(trained, output, network.spec)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
@@ -167,7 +169,8 @@ def _calibrate_(model: Any, task: str, written: list[str], samples: int, *, seed
     chosen = read_task(task, written)
     size = min(64, samples, chosen.size("train"))
     batches = itertools.islice(chosen.batches("train", size, seed), -(-samples // size))
-    calibrate_(model, batches, forward=chosen.forward, unreached="warn" if warn else "raise")
+    with fitting(model, chosen):
+        calibrate_(model, batches, forward=chosen.forward, unreached="warn" if warn else "raise")
 
 
 def _uncalibrated(model: Any) -> bool:
@@ -188,4 +191,6 @@ def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
     """Evaluate, and say so."""
     from bitplan.cli.show import show_score
 
-    show_score(task, task.scores(model), facts, as_json=json)
+    with fitting(model, task):
+        scores = task.scores(model)
+    show_score(task, scores, facts, as_json=json)

@@ -206,9 +206,12 @@ class Limit(Value):
 class Plan(_Used):
     """A precision for every layer, and how it came about.
 
-    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven).
+    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven). So much of the
+    gap as is `rounding` only says that gains were rounded to whole numbers, for which the plan is that much nearer.
     `uses` are those of the graph it was made from.
     """
+
+    outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -218,7 +221,17 @@ class Plan(_Used):
     limits: tuple[Limit, ...] = ()
     gain: float = 0.0
     gap: Annotated[float, Field(ge=0)] | None = None
+    rounding: Annotated[float, Field(ge=0)] = 0.0
     sources: dict[str, str] = {}
+
+    @property
+    def proof(self) -> str:
+        """What is proven of it, in words."""
+        if self.gap is None:
+            return "not proven"
+        if self.gap > self.rounding:
+            return f"at most {self.gap:.2g} of gain below the best"
+        return f"proven best up to the rounding of gains ({self.gap:.1g})" if self.gap else "proven best"
 
     @model_validator(mode="after")
     def _linked_alike(self) -> Self:
@@ -242,6 +255,11 @@ class Plan(_Used):
             sources={"graph": graph.id},
             uses=graph.uses,
         )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told = _leave_out(dump(self), "rounding", unless=self.rounding > 0)
+        return _leave_out(told, "uses", unless=self.uses is not None)
 
 
 def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:

@@ -1,4 +1,7 @@
-"""A copy of a model that has shapes but no data, so that any model can be run anywhere, for nothing."""
+"""A copy of a model that has shapes but no data, so that any model can be run anywhere, for nothing.
+
+Or one with data, for models that decide by values.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import copy
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map_only
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bitplan.adapters.torch import float_type
 from bitplan.core.errors import TraceError
 
 # Some of what `running` switches belongs to the process, not to the thread.
@@ -24,15 +29,18 @@ _ONE_AT_A_TIME = threading.RLock()
 class Shadow:
     """A structural copy of a model on fake tensors; the model itself is never run nor changed.
 
-    `parameters` maps the storage-carrying fake parameters to their qualified names.
+    With `values` it has the model's parameters and copies of its other tensors, and is really run. `parameters` maps
+    the storage-carrying parameters to their qualified names.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, values: bool = False) -> None:
         if isinstance(model, torch.jit.ScriptModule):
             raise TraceError("a scripted module has no Python forward pass to follow: pass the original model")
         original = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        memo: dict[int, Any] = {id(tensor): self._fake(tensor, tensor.device) for tensor in _tensors(original)}
+        _check_there(original, values)
+        self.mode: AbstractContextManager[Any] = nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True)
+        self._values = values
+        memo: dict[int, Any] = {id(tensor): self._like(tensor, tensor.device) for tensor in _tensors(original)}
         try:
             self.model: nn.Module = copy.deepcopy(original, memo)
         except Exception as error:
@@ -41,20 +49,31 @@ class Shadow:
         self.parameters = dict(self.model.named_parameters())
         self._device = next((tensor.device for tensor in _tensors(original)), torch.device("cpu"))
 
-    def _fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def _like(self, tensor: torch.Tensor, device: torch.device, kind: torch.dtype | None = None) -> torch.Tensor:
+        """What stands for a tensor: without data, unless values count; a parameter stays, as it is not written to."""
+        if self._values:
+            return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().to(device, kind, copy=True)
         # What is on "meta" is treated as on the CPU, like the constants that a model makes as it runs.
         device = torch.device("cpu") if device.type == "meta" else device
         with self.mode:
-            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+            fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=kind or tensor.dtype, device=device)
         return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
 
-    def fake_example(self, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Split an example into positional and keyword arguments, without data, on the model's device."""
-        return self.fake_arguments(arguments_of(example))
+    def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """An example split into positional and keyword arguments, on the model's device; float32 in its type."""
+        if self._values and any(tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)):
+            raise TraceError("the example has shapes only, and this trace follows values: give one with data")
+        positional, keyword = self.arguments(arguments_of(given))
+        return positional, keyword
 
-    def fake_arguments(self, arguments: Any) -> Any:
-        """The same arguments without data, on the model's device."""
-        return tree_map_only(torch.Tensor, lambda tensor: self._fake(tensor, self._device), arguments)
+    def arguments(self, given: Any) -> Any:
+        """The same arguments on the model's device, without data unless values count; float32 in the model's type."""
+        floats = float_type(self.model)
+
+        def like(tensor: torch.Tensor) -> torch.Tensor:
+            return self._like(tensor, self._device, floats if tensor.dtype == torch.float32 else tensor.dtype)
+
+        return tree_map_only(torch.Tensor, like, given)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -89,6 +108,15 @@ def _without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = before
+
+
+def _check_there(model: nn.Module, values: bool) -> None:
+    """Refuse a model whose parameters have no shape yet, or no data where that is followed."""
+    for name, tensor in model.named_parameters():
+        if is_lazy(tensor):
+            raise TraceError(f"{name} has no shape before the model has run: call it once, model(example), then trace")
+        if values and tensor.is_meta:
+            raise TraceError(f"{name} is on the meta device, and this trace follows values: load the model's weights")
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:

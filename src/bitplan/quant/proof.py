@@ -97,7 +97,7 @@ def prove(model: nn.Module, example: Any) -> Proof:
 def _prove(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
     shadow = Shadow(root)
     try:
-        return _Witness(shadow.model).watch(shadow.running(), *shadow.fake_arguments((args, kwargs)))
+        return _Witness(shadow.model).watch(shadow.running(), *shadow.arguments((args, kwargs)))
     except (DataDependentOutputException, DynamicOutputShapeException):
         return _Witness(copy.deepcopy(root).eval()).watch(nullcontext(), args, kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,19 @@ MASK = -5000.0
 """Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
 
 
-class WeightQuantizer(nn.Module):
+class _Quantizer(nn.Module):
+    """What both have in common: a model that is cast to half precision keeps their steps, as codes depend on them."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def wide(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if made.dtype in (torch.float16, torch.bfloat16) else made
+
+        super()._apply(wide, recurse)
+        return self
+
+
+class WeightQuantizer(_Quantizer):
     """Signed codes with one step, or one per output channel: weight → fake-quantized, of the same shape.
 
     A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
@@ -103,7 +115,7 @@ class WeightQuantizer(nn.Module):
         return f"bits={self.bits}, steps={self.step.numel()}"
 
 
-class InputQuantizer(nn.Module):
+class InputQuantizer(_Quantizer):
     """One step for an activation; its value and its sign come from calibration or the first training batch.
 
     The buffer `signed` is −1 until then, afterwards 0 or 1; a buffer follows checkpoints, averages and
