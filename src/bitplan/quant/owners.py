@@ -172,7 +172,7 @@ class _Calls(TorchFunctionMode):
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         return func(*replaced(args, new), **kwargs)
 
-    def _is_computed_by(self, about: Multiplication, held: _Weight, other: Tensor) -> bool:
+    def _is_computed_by(self, about: Multiplication, held: _Handed, other: Tensor) -> bool:
         """Tell whether a weight is still being computed, as by a spectral norm: multiplied by what no data made."""
         by_layers = about.name in LAYER_FUNCTIONS  # which may also be given learned queries
         return held.calls[0].computed is not False and not by_layers and self._is_constant(other)
