@@ -169,7 +169,10 @@ BROKEN = [
     ("it can be sent to another process", lambda: check_task(Local())),
     ("it can be sent to another process", lambda: check_task(Elsewhere())),
     ("it can be sent to another process", broken(__reduce__=failing)),
-    ("what is held out of the training split, and what stays, make it up", broken(hold_out=lambda self, share: (self, self))),
+    (
+        "what is held out of the training split, and what stays, make it up",
+        broken(hold_out=lambda self, share: (self, self)),
+    ),
     ("a network can be run on a batch", lambda: check_task(Sides(), model=nn.Linear(3, 2))),
     ("the loss is one number", broken(loss=lambda self, outputs, batch: outputs)),
     ("the loss is finite", broken(loss=lambda self, outputs, batch: outputs.sum() / 0)),

@@ -20,6 +20,7 @@ from bitplan.graph.rules import apply_rules
 from bitplan.graph.uses import told_uses
 from bitplan.graph.watch import Watch
 from bitplan.quant.convert import unquantized
+from bitplan.quant.layers import original
 from bitplan.weights.opened import OpenedCheckpoint
 
 
@@ -47,7 +48,7 @@ def trace(
         raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")
     keys = {key: watch.values.producer(key) for seen in watch.layers.values() for key in seen.inputs}
     graph = Graph(
-        model=name or type(model).__name__,
+        model=name or original(model).__name__,
         layers=tuple(
             Layer(
                 name=seen.name,

@@ -36,7 +36,6 @@ aten = torch.ops.aten
 
 _UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
-_INDEXING = {"__getitem__", "index_select"}  # look-ups only where the data say of what
 
 
 @dataclass
@@ -223,8 +222,7 @@ class Watch:
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
         first, second = product.first, product.second
-        chosen = product.kind != "embedding" or self._function not in _INDEXING or self.values.is_activation(first)
-        if self._function == ATTENTION or not chosen:
+        if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
             return first, None
         only_second = product.kind == "embedding" or product.kind.startswith("conv")
         takes_weights = only_second or self._function in LAYER_FUNCTIONS

@@ -165,10 +165,10 @@ class _Calls(TorchFunctionMode):
                 new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
                 return func(*replaced(args, new), **kwargs)
         if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
-            return func(*args, **kwargs)
+            return self._followed(func, args, kwargs)  # a weight may be computed so
         site = self._sites.get(self._next(about.name))
         if site is None:
-            return func(*args, **kwargs)
+            return self._followed(func, args, kwargs)
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         return func(*replaced(args, new), **kwargs)
 

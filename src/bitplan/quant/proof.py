@@ -170,8 +170,7 @@ class _Witness:
         for layer in self._layers:
             for name in layer.own:
                 self._known.setdefault(name, []).append(layer)
-        self._rows: dict[Key, list[_Planned]] = {}  # of tables, looked up by what the model is given
-        self._parts: dict[Key, list[_Planned]] = {}  # looked up by constants: positions, or parts of a weight
+        self._rows: dict[Key, list[_Planned]] = {}
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
         for module in model.modules():
@@ -191,11 +190,10 @@ class _Witness:
         if not v.is_floating_point():
             return v
         mark = _mark_of(quantizer)
-        key = self._values.key(v)  # rows of a table are quantized once looked up
-        rows, parts = self._rows.pop(key, []), self._parts.pop(key, [])
-        as_planned = [layer.name for layer in rows + parts if any(mark in pair for pair in layer.pairs)]
+        waiting = self._rows.pop(self._values.key(v), [])  # rows of a table, which are quantized once looked up
+        as_planned = [layer.name for layer in waiting if any(mark in pair for pair in layer.pairs)]
         self._quantized.update(as_planned)
-        self._in_float.update([] if as_planned else [layer.name for layer in rows])
+        self._in_float.update([] if as_planned else [layer.name for layer in waiting])
         marked = v.clone()
         self._values.add_parameter(marked, mark)
         return marked
@@ -210,7 +208,9 @@ class _Witness:
 
     def _judge(self, product: Product, outputs: list[Tensor]) -> None:
         """See whether a multiplication is one of a layer's, and as planned."""
-        first, second = (frozenset(self._values.sources(operand)) for operand in (product.first, product.second))
+        if product.by_data and not self._values.is_activation(product.first):
+            return
+        first, second = self._values.sources(product.first), self._values.sources(product.second)
         for layer in dict.fromkeys(layer for name in first | second for layer in self._known.get(name, ())):
             if product.kind == "embedding" and layer.own & second:
                 self._judge_rows(layer, product, outputs)
@@ -223,8 +223,7 @@ class _Witness:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
         else:
-            waiting = self._rows if self._values.is_activation(product.first) else self._parts
-            waiting.setdefault(self._values.key(outputs[0]), []).append(layer)
+            self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
 
     def _takes_part(self, layer: _Planned, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
         """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
