@@ -28,7 +28,7 @@ class Splits(ABC, Generic[T]):
     def hold_out(self, share: float) -> tuple[Self, Self]:
         """The task with a share of its training samples left out, and one whose test split they are."""
         whole: Any = self._data("train")
-        parts = [
+        parts: list[Any] = [
             [whole[row] for row in rows] if isinstance(whole, list) else whole.part(rows)
             for rows in held_out(len(whole), share)
         ]
