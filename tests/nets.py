@@ -1,5 +1,6 @@
 """Small networks that several folders of tests build; pytest finds this file because a conftest stands beside it."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -60,3 +61,10 @@ class GatedType(LayerType):
 
     def example(self):
         return Gated(), torch.randn(5, 6)
+
+
+def dynamo(test):
+    """The compiler uses what torch deprecates, and looks at .grad where a graph breaks."""
+    for warning in (":DeprecationWarning", "The .grad attribute:UserWarning"):
+        test = pytest.mark.filterwarnings(f"ignore:{warning}")(test)
+    return test

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.loading import load_weights_ as load_weights_
     from bitplan.quant.parameters import parameter_groups as parameter_groups
+    from bitplan.quant.proof import Proof as Proof
+    from bitplan.quant.proof import prove as prove
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
     from bitplan.stats.agreement import rank_correlation as rank_correlation
@@ -95,6 +97,7 @@ _HOMES = {
     "Names": "graph.names",
     "Plan": "core.records",
     "Precision": "core.precision",
+    "Proof": "quant.proof",
     "Recipe": "core.trials",
     "Result": "core.trials",
     "Rules": "core.rules",
@@ -122,6 +125,7 @@ _HOMES = {
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",
     "price": "costs.base",
+    "prove": "quant.proof",
     "quantize": "quant.convert",
     "rank_correlation": "stats.agreement",
     "read_study": "study.spec",

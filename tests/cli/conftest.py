@@ -40,6 +40,9 @@ def body():
 def with_example():
     return body(), torch.empty(1, 200)
 
+def three():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+
 def wrong():
     return 42
 

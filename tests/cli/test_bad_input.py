@@ -1,6 +1,8 @@
 """Bad input: one clear line with what to do, exit code 2, no traceback."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.records import Plan
@@ -28,9 +30,18 @@ def files(graph, tmp_path, monkeypatch):
     (tmp_path / "negative.csv").write_text("layer,w2a2,w4a4\na,1,-2\nside,1,1\nb,1,1\nc,1,1\n")
     (tmp_path / "fraction.csv").write_text("layer,w2a2,w4a4\na,1,2.5\nside,1,1\nb,1,1\nc,1,1\n")
     (tmp_path / "cut.safetensors").write_bytes(b"\x40\x00\x00\x00\x00\x00\x00\x00{")
+    save_file({"a.weight": torch.ones(2, 2)}, tmp_path / "net.safetensors")
     (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00")
     (tmp_path / "empty").mkdir()
     (tmp_path / "raises.py").write_text("raise RuntimeError('my own bug')\n")
+    (tmp_path / "factories.py").write_text(
+        "from torch import nn\n"
+        "class Decides(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.one = nn.Linear(4, 4)\n"
+        "    def forward(self, x): return self.one(x) if x.sum() < 100 else x\n"
+        "def decides(): return Decides()\n"
+        "def needs(width, depth, *, bias=True): ...\ndef fails(): return {}['weights']\ndef half(): raise OSError\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,31 @@ def files(graph, tmp_path, monkeypatch):
         (("trace", "users_model:not_callable"), "unknown factory"),
         (("trace", "users_model:wrong"), "returned int, not a torch model"),
         (("trace", "users_model:body"), "gives no example input: add --input"),
+        (
+            ("trace", "factories:needs"),
+            "factories:needs needs the arguments width, depth, and a factory is",
+        ),
+        (("trace", "factories:fails"), "factories:fails cannot be built, its code raised KeyError: 'weights'"),
+        (("trace", "factories:half"), "cannot be built, its code raised OSError"),
         (("trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
+        (("plan", "nowhere/weights", "--budget", "70%"), "there is no file or folder nowhere/weights"),
+        (("plan", "nowhere.ckpt", "--budget", "70%"), "there is no file or folder nowhere.ckpt"),
+        (("plan", "resnet5O", "--budget", "70%"), "unknown model 'resnet5O'; did you mean"),
+        (("plan", "graph.json", "--fix", "nolayer=w8a8", *UNIFORM), "the pattern 'nolayer' matches no layer"),
+        (("plan", "graph.json", "--free", "nolayer", *UNIFORM), "the pattern 'nolayer' matches no layer"),
+        (("plan", "graph.json", "--first", "w4a4", *UNIFORM), "--first would have no effect: graph.json was traced"),
+        (("plan", "graph.json", "--narrow", "0", *UNIFORM), "--narrow would have no effect: graph.json was traced"),
+        (("frontier", "graph.json", "--last", "free", "--gain", "uniform"), "--last would have no effect"),
+        (
+            ("quantize", "digits_resnet", "--plan", "plan.json", "--fix", "a=w8a8", "-o", "q"),
+            "--fix would have no effect",
+        ),
+        (("plan", "graph.json", "--input", "1x3", *UNIFORM), "--input would have no effect: graph.json is a record"),
+        (
+            ("plan", "net.safetensors", "--values", "--budget", "70%"),
+            "--values would have no effect: net.safetensors is",
+        ),
+        (("trace", "factories:decides", "--input", "1x4"), "trace it with data, --values (in Python"),
         (("trace", "plan.json"), "this is a plan, where a graph is needed"),
         (("price", "bmac", "cut.json"), "cut.json: cut off"),
         (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
@@ -111,3 +146,9 @@ def test_wrong_usage_exits_with_two(run, words):
     code, _, err = run(*words)
     assert code == 2
     assert "Error" in err
+
+
+def test_a_model_that_decides_by_values_is_traced_with_some(run):
+    code, out, err = run("trace", "factories:decides", "--input", "1x4", "--values", "--json")
+    assert (code, err) == (0, "")
+    assert '"name": "one"' in out

@@ -42,6 +42,32 @@ def planned(run):
     return plan
 
 
+@pytest.mark.parametrize("to", RECIPES)
+def test_the_weight_only_plan_of_the_readme_can_be_exported(run, to):
+    """Beside choices that leave inputs alone, rules leave them alone as well."""
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in BLOCK.items()}
+    shapes |= {"model.embed_tokens": (320, 256), "lm_head": (320, 256)}
+    save_file({f"{name}.weight": torch.randn(shape) / 16 for name, shape in shapes.items()}, "model.safetensors")
+    words = ("--budget", "3.2bpw", "--choices", "w2a16,w3a16,w4a16", "-o", "plan.json")
+    code, _, err = run("plan", "model.safetensors", *words)
+    assert code == 0, err
+    precisions = load("plan.json", bitplan.Plan).precisions
+    assert str(precisions["model.embed_tokens"]) == str(precisions["lm_head"]) == "w8a16"
+    options = ("--widen",) if to == "torchao" else ()  # it has no 3 bits for activations of 16
+    assert run("export", "plan.json", "--to", to, *options, "-o", "recipe")[0] == 0
+
+
+def test_every_verb_that_has_choices_makes_rules_for_them(run):
+    save_file({f"{name}.weight": torch.randn(8, 8) for name in ("stem", "middle", "head")}, "net.safetensors")
+    rules = ("--narrow", 0, "--fix", "stem=w8a16")
+    assert run("trace", "net.safetensors", *rules, "-o", "usual.json")[0] == 0
+    assert run("trace", "net.safetensors", "--choices", "w2a16,w4a16", "-o", "alone.json")[0] == 0
+    assert {str(layer.fixed) for layer in load("alone.json", bitplan.Graph).layers} <= {"w8a16", "w4a16"}
+    assert run("quantize", "digits_resnet", "--to", "w4a16", "-o", "q")[0] == 0
+    precisions = bitplan.plan_of(bitplan.load_checkpoint("q")).precisions.values()
+    assert {precision.act_bits for precision in precisions} == {16}
+
+
 def changed(plan, layer, precision):
     """The plan with one layer at another precision, as a file."""
     precisions = dict(plan.precisions) | {layer: Precision.parse(precision)}

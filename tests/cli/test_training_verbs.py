@@ -98,11 +98,20 @@ def test_a_model_of_ones_own(run, own_model):
         (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
         (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
         (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
+        (("evaluate", "digits_resnet", "--task", "digits", "--fresh", "fc.*"), "which tensors --weights may lack"),
+        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--teacher-weights", "x.pth", "-o", "x"),
+         "--teacher-weights are those of --teacher"),
+        (("export", "bad.toml", "--model", "x", "--to", "mlx", "-o", "x"), "--model names the network of a checkpoint"),
+        (("evaluate", "resnet20", "--task", "digits"), "does not fit the task digits: the example input does not fit "
+                                                       "the model: in conv1 (Conv2d): "),
+        (("finetune", "resnet20", "--task", "digits", *SHORT, "-o", "x"), "does not fit the task digits"),
+        (("finetune", "users_model:three", "--task", "digits", *SHORT, "-o", "x"), "by its classes: Target "),
+        (("quantize", "users_model:three", "--to", "w4a4", "-o", "q"), "gives no example input: add --input"),
         (("evaluate", "empty", "--task", "digits"), "not a checkpoint that bitplan wrote"),
         (("estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(run, tmp_path, words, said):
+def test_bad_input_is_one_line(run, own_model, tmp_path, words, said):
     (tmp_path / "bad.toml").write_text("epochs = = 3")
     (tmp_path / "empty").mkdir()
     code, out, err = run(*words)

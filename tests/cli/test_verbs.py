@@ -116,7 +116,7 @@ def test_weight_only_choices(run, own_model):
     words = ("--choices", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
     code, out, err = run("plan", f"{own_model}:with_example", *words)
     assert code == 0, err
-    assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16, 8}
+    assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16}
 
 
 def a_checkpoint(path):

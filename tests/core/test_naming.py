@@ -123,18 +123,22 @@ class Everything(nn.Module):
         self.normed = weight_norm(nn.Linear(16, 16))
         self.scaled = Scaled(16, 16)
         self.scores = Scores()
+        self.gru = nn.GRU(16, 16, batch_first=True)
+        self.cell = nn.LSTMCell(16, 16)
         self.head = nn.Linear(16, 4)
 
     def forward(self, tokens):
         x = self.stem(self.table(tokens))
         x = torch.matmul(x, self.matrix)
         x = x + self.attention(x, x, x, need_weights=False)[0]
-        return self.head(self.scores(self.scaled(self.normed(x))))
+        x = self.gru(self.scores(self.scaled(self.normed(x))))[0]
+        return self.head(self.cell(x[:, -1])[0])
 
 
 EXAMPLE = torch.arange(10).reshape(2, 5)
 WEIGHTED = {
     "table", "stem", "matrix", "attention.in_proj", "attention.out_proj", "normed", "scaled", "scores.mix", "head",
+    "gru.weight_ih_l0", "gru.weight_hh_l0", "cell.weight_ih", "cell.weight_hh",
 }  # fmt: skip
 PRODUCTS = {"attention.scaled_dot_product_attention", "scores.matmul", "scores.matmul_1"}
 
@@ -147,7 +151,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def graph(model):
-    computed = {"normed": bitplan.Precision.parse("w8a8")}  # a file has no such weight, only what it is computed from
+    computed = dict.fromkeys(("normed", "scaled"), bitplan.Precision.parse("w8a8"))  # no file has them
     return bitplan.trace(model, EXAMPLE, rules=bitplan.Rules(first=None, last=None, narrow=0, fix=computed))
 
 
@@ -207,7 +211,7 @@ def test_the_keys_of_a_saved_checkpoint_lead_to_the_same_layers(saved, quantized
 def test_eagl_from_the_file_alone_is_eagl_from_the_model(saved, quantized, graph, model):
     from_file = bitplan.estimate("eagl", saved, graph)
     assert from_file.rows == bitplan.estimate("eagl", quantized, graph).rows
-    assert set(from_file.rows) == WEIGHTED - {"normed", "table"}
+    assert set(from_file.rows) == WEIGHTED - {"normed", "scaled", "table"}
     assert from_file.counts["learned_steps"] == len(from_file.rows)
     assert set(bitplan.estimate("eagl", model, graph, steps="mse").rows) == set(from_file.rows)
 
@@ -221,8 +225,10 @@ def test_a_parametrized_weight_is_not_in_a_file_which_is_said_by_the_layers_name
 def test_the_graph_of_a_file_has_the_names_of_the_graph_of_its_model(saved, quantized):
     graph = read_graph(saved)
     kinds = {layer.name: layer.kind for layer in graph.layers}
-    assert set(kinds) == {"table", "stem", "attention.in_proj", "attention.out_proj", "scaled", "head"}
+    recurrent = {"gru.weight_ih_l0", "gru.weight_hh_l0", "cell.weight_ih", "cell.weight_hh"}
+    assert set(kinds) == {"table", "stem", "attention.in_proj", "attention.out_proj", "scaled", "head"} | recurrent
     assert kinds["attention.in_proj"] == "parameter"
+    assert {kinds[name] for name in recurrent} == {"recurrent"}
     planned = bitplan.quantize(quantized, bitplan.Plan.uniform(graph, "w2a2"))
     assert set(quantizers_of(planned)) == set(kinds)
 

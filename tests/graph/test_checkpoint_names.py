@@ -112,12 +112,12 @@ def test_gpt2_lies_the_other_way_round():
 def test_convolutions():
     graph = read_graph(checkpoint({
         "conv1.weight": (16, 1, 7, 7), "fc.weight": (10, 64), "fc.bias": (10,), "bn1.weight": (16,),
-        "layer1.0.dw.weight": (32, 1, 3, 3), "layer2.weight": (8, 4, 5), "layer3.weight": (8, 4, 1, 2, 3),
+        "layer1.0.dw.weight": (32, 1, 3, 3), "layer2.weight": (8, 7, 5), "layer3.weight": (8, 7, 1, 2, 3),
         "layer4.norm.weight": (8, 4, 4), "layer5.bias": (3, 3),
     }, "F32"))  # fmt: skip
     assert [(layer.name, layer.kind, layer.in_features, layer.macs) for layer in graph.layers] == [
-        ("conv1", "conv2d", 1, 784), ("layer1.0.dw", "conv2d", 32, 288), ("layer2", "conv1d", 4, 160),
-        ("layer3", "conv3d", 4, 192), ("fc", "linear", 64, 640),
+        ("conv1", "conv2d", 1, 784), ("fc", "linear", 64, 640), ("layer1.0.dw", "conv2d", 32, 288),
+        ("layer2", "conv1d", 7, 280), ("layer3", "conv3d", 7, 336),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@ from torch import empty, nn
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.graph.rules import amend
 from nets import Net
 
 
@@ -104,3 +105,49 @@ def test_reasons_are_worded_as_ever_since_the_ids_of_graphs_depend_on_them():
     model, example = bitplan.load_model("digits_resnet")
     graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=48), name="digits_resnet")
     assert graph.id == "5ee174712b29"  # as before rules were fields
+
+
+AMENDMENTS = [{}, {"fix": ["wide=w2a8"]}, {"fix": ["twin=w8a8"]}, {"free": ["narrow"]}, {"free": ["narrow", "twin"]}]
+AMENDMENTS += [{"fix": ["*=w4a4"], "free": ["head"]}, {"free": ["*"]}, {"fix": ["st*=w3a3", "wide=w2a2"]}]
+
+
+@pytest.mark.parametrize("patterns", AMENDMENTS)
+@pytest.mark.parametrize("before", [{}, {"narrow": 0}, {"fix": ["wide=w8a8"]}])
+def test_patterns_on_a_graph_do_what_they_do_when_it_is_traced(before, patterns):
+    """Those of the amendment come before the graph's own, as if they had been written first."""
+    graph = traced(bitplan.Rules.read(**before))
+    first, then = (bitplan.Rules.read(**one).fix for one in (patterns, before))
+    own = first | {pattern: precision for pattern, precision in then.items() if pattern not in first}
+    together = bitplan.Rules.read(**before | patterns | {"fix": own})
+    assert amend(graph, bitplan.Rules.read(**patterns)) == traced(together)
+
+
+def test_a_pattern_that_can_only_be_ignored_is_refused():
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.head = nn.Linear(200, 200), nn.Linear(200, 10)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.head(x @ (x.transpose(0, 1) @ x))
+
+    with pytest.raises(InputError, match=r"'mat\*' matches only matmul, which is not chosen for"):
+        bitplan.trace(Products(), empty(4, 200), rules=bitplan.Rules(fix={"mat*": "w8a8"}))
+
+
+@pytest.mark.parametrize("choices", ["w2a16, w4a16", ["w4a16"], ("w2a16", bitplan.Precision.parse("w3a16"))])
+def test_beside_choices_that_leave_inputs_alone_rules_do_so_too(choices):
+    rules = bitplan.Rules().for_choices(choices)
+    assert list(map(str, (rules.first, rules.last, rules.narrow_at, rules.embeddings))) == ["w8a16"] * 2 + [
+        "w4a16",
+        "w8a16",
+    ]
+    assert rules.products.left_alone
+
+
+def test_what_was_said_and_what_quantizes_inputs_stays():
+    usual = bitplan.Rules()
+    assert usual.for_choices("w2a2,w4a16") == usual
+    said = bitplan.Rules.read(first="w8a8", last="free", fix=["stem=w4a4"]).for_choices("w2a16,w4a16")
+    assert (str(said.first), said.last, str(said.fix["stem"]), str(said.narrow_at)) == ("w8a8", None, "w4a4", "w4a16")

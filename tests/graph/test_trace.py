@@ -385,3 +385,11 @@ def test_models_that_cannot_be_traced_say_why():
         traced(lambda net, x: net.a(x), a=conv(), lock=__import__("threading").Lock())
     with pytest.warns(DeprecationWarning), pytest.raises(TraceError, match="scripted"):
         bitplan.trace(torch.jit.script(nn.Linear(8, 8)), T)
+
+
+def test_a_lazy_model_is_told_from_one_that_has_run():
+    model, example = nn.Sequential(nn.LazyLinear(8), nn.LazyLinear(3)), torch.ones(2, 4)
+    with pytest.raises(TraceError, match=r"0\.weight has no shape before the model has run: call it once"):
+        bitplan.trace(model, example)
+    model(example)
+    assert [layer.in_features for layer in bitplan.trace(model, example).layers] == [4, 8]

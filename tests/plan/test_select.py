@@ -1,5 +1,6 @@
 import itertools
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ import bitplan
 from bitplan.core.errors import BudgetError, InputError, NothingToChoose, RecordError, UnknownName
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link
+from bitplan.core.store import load, save
 from bitplan.plan.integers import to_integers
 from bitplan.plan.problem import Selection
 
@@ -181,6 +183,33 @@ def networks(draw):
     if draw(st.booleans()):
         budgets.append(f"memory={draw(st.integers(90, 100))}%")
     return graph, gains, budgets
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "words"),
+    [
+        ([1, 2, 3], {}, "proven best"),
+        ([0.1, 1e-30, 0.3], {}, r"proven best up to the rounding of gains \(\d(\.\d+)?e-\d\d\)"),
+        ([0.1, 1e-30, 0.3], {"levels": 3}, r"proven best up to the rounding of gains \(0\.\d\)"),
+        ([1, 2, 3], {"selector": lambda problem: Selection((0, 0, 0), 5)}, "at most 5 of gain below the best"),
+        (
+            [0.1, 1e-30, 0.3],
+            {"selector": lambda problem: Selection((0, 0, 0), 2**58)},
+            "at most 0.* of gain below the best",
+        ),
+        ([1, 2, 3], {"selector": "greedy"}, "not proven"),
+    ],
+)
+def test_what_is_proven_is_said(graph, values, options, words, tmp_path):
+    plan = bitplan.select(graph, gains_of(graph, values), bitplan.price("bmac", graph), budget="70%", **options)
+    assert re.fullmatch(words, plan.proof)
+    assert load(save(plan, tmp_path / "plan.json"), bitplan.Plan).proof == plan.proof
+
+
+def test_rounding_is_no_part_of_a_plans_id(graph):
+    plan = bitplan.select(graph, gains_of(graph, [0.1, 1e-30, 0.3]), bitplan.price("bmac", graph), budget="70%")
+    assert plan.rounding > 0
+    assert plan.id == plan.model_copy(update={"rounding": 0.0}).id
 
 
 @settings(max_examples=400, deadline=None)

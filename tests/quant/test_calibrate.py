@@ -107,7 +107,11 @@ def test_layers_never_reached_stay_unset_and_are_named(plan, caplog):
         def forward(self, x):
             return self.used(x)
 
-    quantized = quantize(Half(), plan(used="w4a4", unused="w4a4"))
-    calibrate_(quantized, [torch.randn(2, 4)])
-    assert quantized.unused.input_quantizer.range is None
-    assert "never reached the input of layer unused" in caplog.text
+    for precision in ("w4a4", "w4a16"):
+        quantized = quantize(Half(), plan(used="w4a4", unused=precision))
+        with pytest.raises(InputError, match=r"never ran layer unused of its plan.*--unreached warn"):
+            calibrate_(quantized, [torch.randn(2, 4)])
+        caplog.clear()
+        calibrate_(quantized, [torch.randn(2, 4)], unreached="warn")
+        assert "never ran layer unused" in caplog.text
+        assert not hasattr(quantized.unused.input_quantizer, "range") or quantized.unused.input_quantizer.range is None

@@ -61,7 +61,7 @@ def test_a_missing_head_must_be_allowed(bare):
     with pytest.raises(FileError, match=r"^[^\n]+$") as refused:
         bitplan.load_weights_(model, bare)
     assert "lacks qa_outputs.weight (2, 16), qa_outputs.bias (2,), which the model has" in str(refused.value)
-    assert "pass fresh=('qa_outputs.*',)" in str(refused.value)
+    assert "add --fresh 'qa_outputs.*' (in Python: fresh=('qa_outputs.*',))" in str(refused.value)
     assert same(state(model), before)
 
 

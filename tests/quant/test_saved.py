@@ -124,7 +124,7 @@ def test_replaces_checkpoints_only(quantized, saved, tmp_path):
 
 def test_no_zoo_name_needs_a_model(quantized, tmp_path):
     path = save_checkpoint(quantized, tmp_path / "run")
-    with pytest.raises(InputError, match="pass the model it belongs to as model="):
+    with pytest.raises(InputError, match="give the one it belongs to, --model"):
         load_checkpoint(path)
 
 
@@ -203,7 +203,7 @@ def test_foreign_pth(wrap, tmp_path):
     model = two_convolutions().eval()
     torch.save(wrap({f"module.{name}": value for name, value in model.state_dict().items()}), tmp_path / "a.pth")
     assert torch.equal(load_checkpoint(tmp_path / "a.pth", two_convolutions()).eval()(X), model(X))
-    with pytest.raises(InputError, match="pass the model"):
+    with pytest.raises(InputError, match="give the one it belongs to"):
         load_checkpoint(tmp_path / "a.pth")
 
 

@@ -16,6 +16,7 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import plan_of, quantize
 from bitplan.quant.lsq import lsq
 from bitplan.quant.parameters import parameter_groups
+from nets import dynamo
 
 PLAN = {"0": "w8a8", "3": "w4a4", "8": "w8a8"}
 
@@ -91,13 +92,6 @@ def test_accelerates_loop_learns(quantized):
             losses.append(loss.item())
     assert losses[-1] < 0.3 < losses[0]
     assert plan_of(accelerator.unwrap_model(model)) == plan_of(quantized)
-
-
-def dynamo(test):
-    """The compiler uses what torch deprecates, and looks at .grad where a graph breaks."""
-    for warning in (":DeprecationWarning", "The .grad attribute:UserWarning"):
-        test = pytest.mark.filterwarnings(f"ignore:{warning}")(test)
-    return test
 
 
 @dynamo

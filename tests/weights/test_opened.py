@@ -257,7 +257,7 @@ def test_other_files_by_name(tmp_path):
     (tmp_path / "m.bin").write_bytes(b"GGUF\3\0\0\0")
     refused(tmp_path / "m.bin", "GGUF")
     (tmp_path / "m.onnx").write_bytes(b"\x08\x07")
-    refused(tmp_path / "m.onnx", ".onnx")
+    refused(tmp_path / "m.onnx", "m.onnx is an ONNX file: give the PyTorch model")
     refused(tmp_path / "none.safetensors", "there is no such file or folder")
     (tmp_path / "folder").mkdir()
     refused(tmp_path / "folder", "neither model.safetensors nor")

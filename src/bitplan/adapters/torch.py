@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bitplan.core.naming import layer_of_quantizer
+
 
 @contextmanager
 def modes_kept(*models: nn.Module) -> Iterator[None]:
@@ -31,3 +33,14 @@ def inference(model: nn.Module) -> Iterator[None]:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model is; one without parameters is on the CPU."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def float_type(model: nn.Module) -> torch.dtype:
+    """The type that a model computes in: that of its first weight; steps of quantizers are float32 in any model."""
+    weights = (value for name, value in model.named_parameters() if layer_of_quantizer(name) is None)
+    return next((weight.dtype for weight in weights if weight.is_floating_point()), torch.get_default_dtype())
+
+
+def as_floats_of(model: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
+    """A float tensor in the type that a model computes in; other tensors as they are."""
+    return tensor.to(float_type(model)) if tensor.is_floating_point() else tensor

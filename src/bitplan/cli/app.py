@@ -38,6 +38,7 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    WithValues,
 )
 from bitplan.cli.steps import (
     MethodOptions,
@@ -48,9 +49,10 @@ from bitplan.cli.steps import (
     on_device,
     only,
     priced,
+    read_rules,
     sureness,
 )
-from bitplan.core.defaults import CHOICES, COST, END, NARROW
+from bitplan.core.defaults import CHOICES, COST
 from bitplan.core.errors import InputError
 
 app = typer.Typer(
@@ -91,12 +93,13 @@ def plan(
     levels: Levels = None,
     seed: Seed = 0,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     threads: Threads = None,
     device: Device = "cpu",
     task: TaskName = None,
@@ -114,11 +117,10 @@ def plan(
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.core.rules import Rules
     from bitplan.plan.base import select as select_plan
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
     setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
     graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
     costs = priced(graph, cost, budget, choices)
@@ -142,23 +144,23 @@ def frontier(
     option: Option = [],
     seed: Seed = 0,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
     from bitplan.cli.door import Beside, what_is
     from bitplan.cli.show import show_frontier
-    from bitplan.core.rules import Rules
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input)), Wanted(gain, choices, option)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
     graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
@@ -168,21 +170,22 @@ def frontier(
 def trace(
     target: Target,
     input: Input = None,
+    values: WithValues = False,
+    choices: Choices = CHOICES,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
     """Find a model's layers, their links and what is fixed: model → graph."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.core.rules import Rules
 
-    rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph = what_is(target, Beside(shape=input)).graph(rules, link)
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    graph = what_is(target, Beside(shape=input, values=values)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 

@@ -27,6 +27,7 @@ class WeightsFile(Typed):
         """By the names of its tensors."""
         from bitplan.graph.names import LinkRule, Names, trace_checkpoint
 
+        self.refuse_inputs()
         asked = tuple(LinkRule(pattern, pattern) for pattern in link if pattern != "none")
         return trace_checkpoint(self.weights, rules, names=Names(links=asked) if link else Names())
 
@@ -55,7 +56,7 @@ class OwnCheckpoint(Typed):
         """Of its network where it is known, else by the names of its tensors."""
         if self._network is None:
             return self._file.graph(rules, link)
-        return trace_model(self.model, self.example, self._network, rules, link)
+        return trace_model(self.model, self.example, self._network, rules, link, values=self.beside.values)
 
     @cached_property
     def model(self) -> Any:
@@ -115,7 +116,7 @@ class OwnCheckpoint(Typed):
 
     @cached_property
     def _file(self) -> WeightsFile:
-        return WeightsFile(self.written)
+        return WeightsFile(self.written, self.beside)
 
     @cached_property
     def _about(self) -> Checkpoint:

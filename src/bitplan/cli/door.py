@@ -28,10 +28,13 @@ _WEIGHTS = (*ENDINGS, ".index.json")
 def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None = None) -> Typed:
     """Tell what a thing is by its name and by what lies there; `pick` says which network of a run."""
     typed, path, about = str(written), Path(written), beside or Beside()
+    own = (path / ABOUT).is_file()
+    if about.model is not None and not own:
+        raise InputError(f"--model names the network of a checkpoint folder, and {typed} is none")
     if RunFolder.is_one(path):
         return RunNetwork(typed, about, pick or Pick())
     _refuse_pick(typed, pick or Pick())
-    if (path / ABOUT).is_file():
+    if own:
         return OwnCheckpoint(typed, about)
     if path.is_dir() or typed.endswith(_WEIGHTS):
         return WeightsFile(typed, about)
@@ -39,17 +42,17 @@ def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None
         return RecordFile(typed, about)
     if path.is_file():  # of whatever name: PyTorch's files have many
         return WeightsFile(typed, about)
-    if about.model is not None:
-        raise InputError(f"--model names the network of a checkpoint folder, and {typed} is none")
     return BuiltModel(typed, about)
 
 
 def teacher_of(written: str | None, weights: str | None, model: str | None = None) -> Any:
     """The float network that teaches, with its weights; None where none was typed."""
     if written is None:
+        if weights is not None:
+            raise InputError("--teacher-weights are those of --teacher: name it too, or leave them out")
         return None
-    is_folder = Path(written).is_dir()  # --model is about the network of a folder
-    teacher = what_is(written, Beside(weights=weights, model=model if is_folder else None))
+    own = (Path(written) / ABOUT).is_file()  # --model is about the network of such a folder
+    teacher = what_is(written, Beside(weights=weights, model=model if own else None))
     if teacher.has_random_weights:
         raise InputError(f"{written} from the zoo has random weights, which teach nothing: add --teacher-weights")
     return teacher.model

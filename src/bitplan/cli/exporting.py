@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Input, Json, Threads
+from bitplan.cli.steps import fitting
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def verify(
     data = data or thing.task
     if data is None:
         raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
-    verdict = compare(exported, network, data, limit=limit)
+    with fitting(network, data):
+        verdict = compare(exported, network, data, limit=limit)
     if json:
         print(verdict.to_json(), end="")
     else:

@@ -29,6 +29,23 @@ def read_shape(shape: str) -> Any:
     return tuple(tensors)
 
 
+def with_data(example: Any) -> Any:
+    """An example with numbers where it has only shapes: normally distributed, always the same; whole ones are 0."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    numbers = torch.Generator().manual_seed(0)
+
+    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.randn(tensor.shape, generator=numbers).to(tensor.dtype)
+
+    return tree_map_only(torch.Tensor, drawn, example)
+
+
 def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:
     """Read KEY=VALUE texts; numbers and true/false become what they say."""
     options: dict[str, Any] = {}

@@ -7,13 +7,19 @@ from typing import Annotated
 
 import typer
 
-from bitplan.core.defaults import NARROW_AT
+from bitplan.core.defaults import END, NARROW, NARROW_AT
 
 Target = Annotated[
     str, typer.Argument(help="A zoo name, package.module:factory, a checkpoint, or a graph file (.json).")
 ]
 Files = Annotated[list[Path], typer.Argument(help="Record files (.json).")]
 Input = Annotated[str | None, typer.Option("--input", help="Example input, such as 1x3x224x224 or 1x128:int64.")]
+WithValues = Annotated[
+    bool,
+    typer.Option(
+        "--values", help="Run the model to trace it, for one that decides by values: the example's, or drawn."
+    ),
+]
 Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]
 Free = Annotated[list[str], typer.Option(help="Exempt layers from the rules: 'fc'. Repeats.")]
 Link = Annotated[
@@ -22,9 +28,13 @@ Link = Annotated[
         help="For checkpoints: layers whose names differ only in what REGEX matches are linked; 'none'. Repeats."
     ),
 ]
-First = Annotated[str, typer.Option(help="Precision of the first layer, or 'free'.")]
-Last = Annotated[str, typer.Option(help="Precision of the last layer, or 'free'.")]
-Narrow = Annotated[int, typer.Option(min=0, help=f"Fix layers with fewer input features at {NARROW_AT}; 0 for none.")]
+_UNSAID = f"[default: {END}, inputs alone where all choices leave them alone]"
+First = Annotated[str | None, typer.Option(help=f"Precision of the first layer, or 'free'. {_UNSAID}")]
+Last = Annotated[str | None, typer.Option(help=f"Precision of the last layer, or 'free'. {_UNSAID}")]
+Narrow = Annotated[
+    int | None,
+    typer.Option(min=0, help=f"Fix layers with fewer input features at {NARROW_AT}; 0 for none. [default: {NARROW}]"),
+]
 Choices = Annotated[str, typer.Option(help="Precisions to choose from, ascending.")]
 Cost = Annotated[list[str], typer.Option(help="A cost by name, or a table (.csv, .json). Repeats.")]
 Budgets = Annotated[
@@ -46,6 +56,7 @@ TaskOption = Annotated[
 ]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="How to train: a .toml file with a recipe's keys.")]
 Set = Annotated[list[str], typer.Option("--set", help="A value of the recipe, over the file's: epochs=6. Repeats.")]
+Unreached = Annotated[str, typer.Option(help="Layers of the plan that the task never runs: raise, or warn.")]
 Weights = Annotated[str | None, typer.Option(help="Float weights: .pth, .safetensors, a Hugging Face folder.")]
 Fresh = Annotated[list[str], typer.Option(help="Tensors that --weights may lack: 'qa_outputs.*'. Repeats.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="The network of a checkpoint folder that names none.")]

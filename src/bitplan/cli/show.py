@@ -112,7 +112,7 @@ def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     """What was asked for and what it comes to, a line each."""
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
-    lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({_proof(plan)})")
+    lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({plan.proof})")
     figures = total(plan, graph)
     lines.append(
         f"{figures.bops / 1e9:.4g} GBOPs ({figures.bops_without_ends / 1e9:.4g} without first and last layer), "
@@ -131,12 +131,6 @@ def _limit_line(limit: Limit, account: Account | None) -> str:
     used, fixed = (budget.unit.told(spent, account) for spent in (limit.cost, 0))
     left = budget.unit.text(limit.slack / budget.unit.one(account))
     return f"{budget.words(limit.cost_name)}: {used} used, {fixed} of it by fixed layers, {left} left; {more}"
-
-
-def _proof(plan: Plan) -> str:
-    if plan.gap is None:
-        return "no bound"
-    return "proven best" if plan.gap == 0 else f"at most {plan.gap:.2g} below the best"
 
 
 def _chosen(plan: Plan, graph: Graph) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from bitplan.cli.things import Typed
     from bitplan.core.record import Record
@@ -76,6 +76,21 @@ class Wanted:
         return make_gain(self.method, self.options)[0]
 
 
+def read_rules(choices: str, **written: Any) -> Rules:
+    """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
+    from bitplan.core.rules import Rules
+
+    typed = {name: value for name, value in written.items() if value not in (None, [])}
+    return Rules.read(**typed).for_choices(choices) if choices else Rules.read(**typed)
+
+
+def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
+    """Refuse the rules that were typed and would have no effect."""
+    idle = [f"--{name}" for name in rules.model_fields_set if name not in but]
+    if idle:
+        raise InputError(f"{', '.join(sorted(idle))} would have no effect: {why}")
+
+
 def graph_and_gains(
     target: Typed, rules: Rules, link: Sequence[str], wanted: Wanted, device: str, setting: MethodOptions
 ) -> tuple[Graph, Gains]:
@@ -118,7 +133,7 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions
     limit_threads(setting.threads)
     context = setting.context()
     _announce(wanted, weights, graph, context)
-    with progress_bar("estimating") as progress:
+    with progress_bar("estimating") as progress, fitting(weights, context.task):
         told = replace(context, progress=progress)
         return estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
 
@@ -175,6 +190,29 @@ def emit(record: Record, output: Path | None, json: bool) -> bool:
     if json:
         print(record.to_json(), end="")
     return json
+
+
+@contextmanager
+def fitting(model: Any, task: Any) -> Iterator[None]:
+    """Say of a network that fails on a task's data where it does not fit; what fails otherwise is let through."""
+    try:
+        yield
+    except (RuntimeError, IndexError, TypeError) as error:
+        if task is None or not hasattr(model, "named_modules"):
+            raise
+        from bitplan.adapters.foreign import first_line
+        from bitplan.core.errors import TraceError
+        from bitplan.graph.trace import trace
+
+        try:
+            trace(model, task.example())
+        except TraceError as refused:
+            raise InputError(f"the network does not fit the task {task.name}: {refused}") from error
+        if not isinstance(error, IndexError):
+            raise
+        raise InputError(
+            f"the network does not fit the task {task.name}, such as by its classes: {first_line(error)}"
+        ) from error
 
 
 def limit_threads(threads: int | None) -> None:

@@ -19,13 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Beside:
-    """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed."""
+    """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed.
+
+    `values` says that the network decides by the values of its input, and is traced with some.
+    """
 
     shape: str | None = None
     weights: str | None = None
     fresh: Sequence[str] = ()
     model: str | None = None
     seed: int = 0
+    values: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.weights is None:
+            raise InputError("--fresh says which tensors --weights may lack: give --weights, or leave --fresh out")
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,14 @@ class Typed:
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """Its layers, with those fixed that the rules fix; `link` says how names tell links where there is no model."""
         raise self._without("graph")
+
+    def refuse_inputs(self) -> None:
+        """Refuse what is typed about the input of a network, where none is run."""
+        idle = [flag for flag, said in (("--input", self.beside.shape), ("--values", self.beside.values)) if said]
+        if idle:
+            raise InputError(
+                f"{' and '.join(idle)} would have no effect: {self.written} is {self.is_a}, which is not run"
+            )
 
     def check_plannable(self) -> None:
         """Refuse, without loading anything, what has no graph to plan on."""
@@ -110,8 +126,8 @@ class BuiltModel(Typed):
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """Of the network itself where it is loaded, else of one without weights, in no time."""
-        model, _ = self._at_hand
-        return trace_model(model, self.example, self.written, rules, link)
+        model, _ = self._filled if self.beside.values else self._at_hand
+        return trace_model(model, self.example, self.written, rules, link, values=self.beside.values)
 
     @property
     def model(self) -> Any:
@@ -120,8 +136,10 @@ class BuiltModel(Typed):
 
     @property
     def has_random_weights(self) -> bool:
-        """A factory may load what it likes."""
-        return self.spec is not None and self.beside.weights is None
+        """A factory may load what it likes; of a name that leads nowhere nothing is said but that."""
+        from bitplan.models.zoo import find_factory
+
+        return self.spec is not None and self.beside.weights is None and bool(find_factory(self.spec))
 
     @property
     def example(self) -> Any:
@@ -168,12 +186,18 @@ class RecordFile(Typed):
     is_a: ClassVar[str] = "a record"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """As it was traced, under the rules of then."""
+        """As it was traced, under the rules of then, with further patterns where some were typed."""
+        from bitplan.cli.steps import refuse_rules
         from bitplan.core.records import Graph
         from bitplan.core.store import load
+        from bitplan.graph.rules import amend
 
         refuse_links(link)
-        return load(self.written, Graph)
+        self.refuse_inputs()
+        graph = load(self.written, Graph)
+        why = f"{self.written} was traced under its own; trace again, or name layers by --fix and --free"
+        refuse_rules(rules, why, but=("fix", "free"))
+        return amend(graph, rules)
 
     @property
     def model(self) -> Any:
@@ -198,14 +222,17 @@ class RecordFile(Typed):
         return self.plan
 
 
-def trace_model(model: Any, example: Any, name: str, rules: Rules, link: Sequence[str]) -> Graph:
-    """The graph of a model that can be run on an example."""
+def trace_model(
+    model: Any, example: Any, name: str, rules: Rules, link: Sequence[str], *, values: bool = False
+) -> Graph:
+    """The graph of a model that can be run on an example; `values` an example lacks are drawn."""
+    from bitplan.cli.inputs import with_data
     from bitplan.graph.trace import trace
 
     refuse_links(link)
     if example is None:
         raise InputError(f"{name} gives no example input: add --input, such as --input 1x3x224x224")
-    return trace(model, example, rules=rules, name=name)
+    return trace(model, with_data(example) if values else example, rules=rules, name=name, values=values)
 
 
 def refuse_links(link: Sequence[str]) -> None:

@@ -26,10 +26,11 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    Unreached,
     Weights,
+    WithValues,
 )
-from bitplan.cli.steps import limit_threads, progress_bar
-from bitplan.core.defaults import END, NARROW
+from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -56,39 +57,39 @@ def quantize(
     percentile: Annotated[float | None, typer.Option(help="For faq: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
     fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,
+    unreached: Unreached = "raise",
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
     input: Input = None,
+    values: WithValues = False,
     fix: Fix = [],
     free: Free = [],
-    first: First = END,
-    last: Last = END,
-    narrow: Narrow = NARROW,
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
+    from bitplan.core.records import Plan
     from bitplan.quant.convert import quantize as quantize_model
 
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
+    warn = _only_warns(unreached)
     limit_threads(threads)
-    network = what_is(source, Beside(input, weights, fresh, model, seed))
+    network = what_is(source, Beside(input, weights, fresh, model, seed, values))
     floating = network.model
+    rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:
-        chosen = what_is(plan).plan
-    else:
-        from bitplan.core.records import Plan
-        from bitplan.core.rules import Rules
-
-        rules = Rules.read(first=first, last=last, narrow=narrow, fix=fix, free=free)
-        chosen = Plan.uniform(network.graph(rules), to or "")
+        refuse_rules(rules, f"{plan} says what every layer gets")
+    chosen = what_is(plan).plan if plan is not None else Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     made = quantize_model(floating, chosen, **told)
     if task is not None:
-        _calibrate_(made, task, task_option, samples, None if plain else seed)
+        _calibrate_(made, task, task_option, samples, seed=None if plain else seed, warn=warn)
     elif _uncalibrated(made):
         print("no --task: the first training batch will set the input steps", file=sys.stderr)
     _keep(made, output, network.spec)
@@ -103,6 +104,7 @@ def finetune(
     teacher: Teacher = None,
     teacher_weights: TeacherWeights = None,
     task_option: TaskOption = [],
+    unreached: Unreached = "raise",
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
@@ -113,6 +115,8 @@ def finetune(
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
+    from bitplan.quant.proof import allow_unreached_
+    from bitplan.quant.root import is_quantized
     from bitplan.tune.log import LOG
     from bitplan.tune.loop import finetune_
 
@@ -120,8 +124,10 @@ def finetune(
     limit_threads(threads)
     network = what_is(source, Beside(None, weights, fresh, model, seed))
     trained, guide = network.model, teacher_of(teacher, teacher_weights, model)
+    if _only_warns(unreached) and is_quantized(trained):
+        allow_unreached_(trained)
     work = output.with_name(f"{output.name}.training")
-    with progress_bar("fine-tuning") as progress:
+    with progress_bar("fine-tuning") as progress, fitting(trained, chosen):
         log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
     _keep(trained, output, network.spec)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
@@ -148,7 +154,13 @@ def evaluate(
     _score(what_is(source, Beside(None, weights, fresh, model, seed)).model, chosen, json)
 
 
-def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: int | None) -> None:
+def _only_warns(unreached: str) -> bool:
+    if unreached not in ("raise", "warn"):
+        raise InputError(f"--unreached is raise or warn, not {unreached!r}")
+    return unreached == "warn"
+
+
+def _calibrate_(model: Any, task: str, written: list[str], samples: int, *, seed: int | None, warn: bool) -> None:
     import itertools
 
     from bitplan.cli.inputs import read_task
@@ -157,7 +169,8 @@ def _calibrate_(model: Any, task: str, written: list[str], samples: int, seed: i
     chosen = read_task(task, written)
     size = min(64, samples, chosen.size("train"))
     batches = itertools.islice(chosen.batches("train", size, seed), -(-samples // size))
-    calibrate_(model, batches, forward=chosen.forward)
+    with fitting(model, chosen):
+        calibrate_(model, batches, forward=chosen.forward, unreached="warn" if warn else "raise")
 
 
 def _uncalibrated(model: Any) -> bool:
@@ -178,4 +191,6 @@ def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
     """Evaluate, and say so."""
     from bitplan.cli.show import show_score
 
-    show_score(task, task.scores(model), facts, as_json=json)
+    with fitting(model, task):
+        scores = task.scores(model)
+    show_score(task, scores, facts, as_json=json)

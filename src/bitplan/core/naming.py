@@ -9,6 +9,7 @@ Trace, quantize, checkpoints, EAGL and exporters all go by this table, so that a
       that has a forward of its own       a            a.weight                             a.call_quantizers.weight
     a function given a parameter in a     a.matrix     a.matrix                             a.call_quantizers.matrix
       whose name ends in _weight          a.in_proj    a.in_proj_weight                     a.call_quantizers.in_proj
+      which is one of a recurrent a       a.weight_hh  a.weight_hh                          a.call_quantizers.weight_hh
     a child whose weight a hands out      a.out_proj   a.out_proj.weight                    a.call_quantizers.out_proj
     a product of activations in a         a.matmul     -                                    a.call_quantizers.matmul
       by the same function, once more     a.matmul_1   -                                    a.call_quantizers.matmul_1
@@ -28,6 +29,12 @@ ATTENTION = "scaled_dot_product_attention"
 MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 PRODUCT_NAMES = MATRIX_PRODUCTS | {ATTENTION}
 """The functions whose products of activations can be quantized."""
+LOOK_UPS = frozenset({"embedding", "embedding_bag", "__getitem__", "index_select"})
+"""The functions that take rows of a weight: what they read are indices."""
+WEIGHTED = MATRIX_PRODUCTS | LOOK_UPS | {"linear", "mv", "dot", "inner", "tensordot", "addmv", "addbmm"} | {
+    f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)
+}  # fmt: skip
+"""The functions whose weights can be quantized."""
 
 WEIGHT_QUANTIZER = "weight_quantizer"
 INPUT_QUANTIZER = "input_quantizer"
@@ -42,6 +49,7 @@ _OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul"}
 # A module's weight; and what torch's older norms, spectral norm and pruning keep instead of it.
 _WEIGHTS = (OWN_WEIGHT, "weight_orig", "weight_g", "weight_v")
 _PARAMETRIZED = re.compile(r"(?:(?P<module>.*)\.)?parametrizations\.(?P<parameter>[^.]+)\..+")
+_RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?")
 _NUMBERED = re.compile(r"(?P<function>.+?)(?:_[1-9]\d*)?")
 
 
@@ -56,13 +64,19 @@ def split(layer: str) -> tuple[str, str]:
     return module, name
 
 
-def layer_of(parameter: str) -> str:
-    """The layer that a parameter is the weight of."""
+def holder_of(parameter: str) -> tuple[str, str]:
+    """The path of the module whose weight a parameter is, or helps to compute, and the weight's name there."""
     parametrized = _PARAMETRIZED.fullmatch(parameter)
     if parametrized:
         parameter = inside(parametrized["module"] or "", parametrized["parameter"])
     module, name = split(parameter)
-    if name in _WEIGHTS:
+    return module, OWN_WEIGHT if name in _WEIGHTS else name
+
+
+def layer_of(parameter: str) -> str:
+    """The layer that a parameter is the weight of."""
+    module, name = holder_of(parameter)
+    if name == OWN_WEIGHT:
         return module or OWN_WEIGHT
     return inside(module, name.removesuffix("_weight") or name)
 
@@ -81,6 +95,11 @@ def weight_names(layer: str) -> tuple[str, ...]:
 def is_handed(tensor: str) -> bool:
     """Tell whether a tensor is a weight that no module has as its own: a function is given it."""
     return tensor == f"{layer_of(tensor)}_weight"
+
+
+def is_recurrent(layer: str) -> bool:
+    """Tell whether a layer is a matrix of a recurrent module or cell, by the names that torch gives them."""
+    return _RECURRENT.fullmatch(split(layer)[1]) is not None
 
 
 def function_name(written: str) -> str:

@@ -8,79 +8,38 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, StrictInt, model_serializer, model_validator
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bitplan.core.errors import suggestion
+from bitplan.core.layers import Count as Count
+from bitplan.core.layers import Group as Group
+from bitplan.core.layers import Layer as Layer
+from bitplan.core.layers import Link as Link
+from bitplan.core.layers import Name as Name
 from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
 from bitplan.core.record import Record, Upgrade, Value, identity
-from bitplan.core.rules import RuleName
-
-Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[StrictInt, Field(ge=0)]
+from bitplan.core.uses import Use, Uses, check_uses
 
 
-class Layer(Value):
-    """One operation with weights, or one product of activations; `macs` are those of the example.
+class _Used(Record):
+    """What may know where a network uses its layers; that is the network's, so ids do not tell it."""
 
-    A fixed layer says which `rule` fixed it, and `why` in words. Where it is fixed only because it is linked to another
-    layer, both are that layer's, which `linked_to` names.
-    """
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"uses"}
 
-    name: Name
-    kind: Name
-    macs: Count
-    weights: Count
-    in_features: Count
-    fixed: Precision | None = None
-    rule: RuleName | None = None
-    linked_to: str = ""
-    why: str = ""
+    uses: Uses | None = None
 
-    @model_validator(mode="after")
-    def _reasoned(self) -> Self:
-        if not (self.fixed is None) == (self.rule is None) == (not self.why):
-            raise ValueError(f"layer {self.name!r}: a fixed precision, its rule and its reason go together")
-        if self.linked_to and self.rule is None:
-            raise ValueError(f"layer {self.name!r} shares the rule of {self.linked_to!r} but is not fixed")
-        return self
+    def uses_of(self, layer: str) -> tuple[Use, ...]:
+        """What is told of a layer's uses: nothing where its name says it, or nobody looked."""
+        return (self.uses or {}).get(layer, ())
 
-    @property
-    def is_end(self) -> bool:
-        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
-        return self.rule in ("first", "last") and not self.linked_to
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _leave_out(dump(self), "uses", unless=self.uses is not None)
 
 
-class Link(Value):
-    """Layers that read one and the same tensor, and where that tensor comes from."""
-
-    layers: Annotated[tuple[Name, ...], Field(min_length=2)]
-    through: str
-
-
-class Group(Value):
-    """What is chosen at once: a layer, or linked layers. Its name is that of its first member."""
-
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-
-    @property
-    def name(self) -> str:
-        """The first member's."""
-        return self.layers[0].name
-
-    @property
-    def fixed(self) -> Precision | None:
-        """The precision that a rule gives to all members, if any."""
-        return self.layers[0].fixed
-
-    @property
-    def weights(self) -> int:
-        """Those of all members."""
-        return sum(layer.weights for layer in self.layers)
-
-
-class Graph(Record):
-    """The layers of a network in execution order, and which of them are linked."""
+class Graph(_Used):
+    """The layers of a network in execution order, which of them are linked, and, if traced, where they are used."""
 
     older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
 
@@ -97,6 +56,7 @@ class Graph(Record):
                 raise ValueError(f"layer {layer.name!r} appears twice")
             layers[layer.name] = layer
         check_links([link.layers for link in self.links], layers)
+        check_uses(self.uses, layers)
         for link in self.links:
             if len({layers[name].fixed for name in link.layers}) > 1:
                 raise ValueError(f"linked layers {', '.join(link.layers)} are fixed differently")
@@ -243,11 +203,15 @@ class Limit(Value):
         return _leave_out(dump(self), "fixed", unless=self.fixed is not None)
 
 
-class Plan(Record):
+class Plan(_Used):
     """A precision for every layer, and how it came about.
 
-    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven).
+    `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven). So much of the
+    gap as is `rounding` only says that gains were rounded to whole numbers, for which the plan is that much nearer.
+    `uses` are those of the graph it was made from.
     """
+
+    outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -257,11 +221,22 @@ class Plan(Record):
     limits: tuple[Limit, ...] = ()
     gain: float = 0.0
     gap: Annotated[float, Field(ge=0)] | None = None
+    rounding: Annotated[float, Field(ge=0)] = 0.0
     sources: dict[str, str] = {}
+
+    @property
+    def proof(self) -> str:
+        """What is proven of it, in words."""
+        if self.gap is None:
+            return "not proven"
+        if self.gap > self.rounding:
+            return f"at most {self.gap:.2g} of gain below the best"
+        return f"proven best up to the rounding of gains ({self.gap:.1g})" if self.gap else "proven best"
 
     @model_validator(mode="after")
     def _linked_alike(self) -> Self:
         check_links(self.links, self.precisions)
+        check_uses(self.uses, self.precisions)
         for link in self.links:
             if len({self.precisions[name] for name in link}) > 1:
                 raise ValueError(f"linked layers {', '.join(link)} have different precisions")
@@ -278,7 +253,13 @@ class Plan(Record):
             method=str(chosen),
             selector="uniform",
             sources={"graph": graph.id},
+            uses=graph.uses,
         )
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told = _leave_out(dump(self), "rounding", unless=self.rounding > 0)
+        return _leave_out(told, "uses", unless=self.uses is not None)
 
 
 def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializationInfo, field_validator, model_serializer
 
 from bitplan.core.defaults import END, INSIDE, NARROW, NARROW_AT
-from bitplan.core.precision import Precision, PrecisionLike
+from bitplan.core.precision import LEFT_ALONE, Precision, PrecisionLike
 from bitplan.core.record import Value
 
 RuleName = Literal["first", "last", "narrow", "embedding", "product", "pattern", "unquantized"]
@@ -43,6 +43,22 @@ class Rules(Value):
     def read(cls, **written: Any) -> Self:
         """The rules as people write them: `first="free"`, `fix=["stem.*=w8a8"]`."""
         return cls.model_validate(written)
+
+    def for_choices(self, written: str | Iterable[PrecisionLike]) -> Self:
+        """These rules beside such choices: where no choice quantizes inputs, no rule does that was not said.
+
+        A first layer is w8a16 beside w2a16 and w4a16; products of activations are left alone. Patterns are as written.
+        """
+        parts = [part.strip() for part in written.split(",")] if isinstance(written, str) else list(written)
+        if not parts or any(Precision.parse(part).quantizes_inputs for part in parts):
+            return self
+        unsaid = set(type(self).model_fields).difference(self.model_fields_set)
+        usual = {name: getattr(self, name) for name in unsaid}
+        ruled = {name: value for name, value in usual.items() if isinstance(value, Precision)}
+        changed = {name: Precision.weights_only(value.weight_bits) for name, value in ruled.items()}
+        if "products" in unsaid:
+            changed["products"] = LEFT_ALONE
+        return self.model_construct(self.model_fields_set, **dict(self) | changed)  # what was said stays told apart
 
     @field_validator("first", "last", "embeddings", mode="before")
     @classmethod

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnxscript import graph_of
 from bitplan.core.errors import InputError
-from bitplan.quant.calls import WeightedCall, resolve
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.layers import Adopted, adopt_, family, original, release_
 from bitplan.quant.lsq import positive
@@ -39,8 +38,6 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
                 raise InputError(f"{path} belongs to no layer of the plan: quantize the model again")
             module.__class__ = _WeightMarker
             cast(_WeightMarker, module).layer = layers[id(module)]
-        elif isinstance(module, WeightedCall):
-            module.__class__ = _CallMarker
         elif isinstance(module, Adopted):
             _show_whole_weights_(module, path)
     _show_signature_(marked)
@@ -60,7 +57,7 @@ class _Input(InputQuantizer):
     scale: float
     limits: tuple[int, int]
 
-    def forward(self, v: Tensor) -> Tensor:
+    def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
         """One node, and around it the mask of attention scores."""
         if not v.is_floating_point():
             return v
@@ -85,23 +82,6 @@ class _WeightMarker(WeightQuantizer):
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::Weight", (), {"layer": self.layer}, dtype=kind, shape=shape, version=1
         )
-
-
-class _CallMarker(WeightedCall):
-    """A function given a parameter, which must be the one of the plan."""
-
-    def quantized(self, operand: Tensor, owner: nn.Module) -> Tensor:
-        """The node, or the part of it that the function takes."""
-        parameter = resolve(owner, self.parameter)
-        whole: Tensor = self.weight_quantizer(parameter)
-        if operand is parameter or not isinstance(self.weight_quantizer, _WeightMarker):
-            return super().quantized(operand, owner)
-        if operand.shape == parameter.shape and hasattr(owner, "parametrizations"):
-            return whole
-        if operand._base is parameter:
-            return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset())
-        layer = self.weight_quantizer.layer
-        raise InputError(f"layer {layer!r} computes its weight as it runs, which ONNX cannot hold as codes")
 
 
 def _show_whole_weights_(module: Adopted, path: str) -> None:

@@ -44,7 +44,10 @@ class Draft:
         model = source.model
         assert model is not None
         if source.example is None:
-            raise InputError("an ONNX graph is found by running the model: give an example of its input (example=…)")
+            raise InputError(
+                "an ONNX graph is found by running the model: give an example of its input, --input 1x3x224x224 "
+                "(in Python: example=…)"
+            )
         _refuse_other_types(model)
         _refuse_large(model)
         steps, bits = weight_steps(model), source.plan.precisions

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_product
+from bitplan.core.naming import is_product, is_recurrent
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _SHOWN = 4
 _BY_NAME = (
     ("stack of experts", Names().stacked),
-    ("parameter", r"(^|\.)((in|[qkv])_proj_weight|weight_[ih]h_l\d+(_reverse)?)$"),
+    ("parameter", r"(^|\.)(in|[qkv])_proj_weight$"),
     ("(in, out) matrix", Names().transposed),
 )
 
@@ -194,7 +194,9 @@ def _parts(source: Source) -> list[Part]:
     parts: list[Part] = []
     for name, precision in plan.precisions.items():
         kind, row = kinds.get(name, ("", 0))
-        if kind in ("", "linear"):
+        if is_recurrent(name):
+            kind = "recurrent layer"
+        elif kind in ("", "linear"):
             kind = _kind_by_name(name, kind)
         if kind == "embedding":  # what it reads are indices
             precision = Precision.weights_only(precision.weight_bits)
@@ -232,7 +234,7 @@ def _from_graph(graph: Graph | None, plan: Plan) -> dict[str, tuple[str, int]]:
 def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int]]:
     if model is None:
         return {}
-    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions).items()}
+    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions, plan.uses).items()}
 
 
 def _of_site(site: Site) -> tuple[str, int]:

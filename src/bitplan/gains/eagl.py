@@ -138,6 +138,12 @@ def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -
                 f"{layer.name!r}; the graph must come from this checkpoint"
             )
         step = learned_step(layer.name, checkpoint.tensors)
+        uses = checkpoint.plan.uses_of(layer.name) if checkpoint.plan and step is not None else ()
+        if any(use.computed for use in uses):
+            raise InputError(
+                f"{checkpoint.path} holds what layer {layer.name!r} computes its weight from, not the weight that its "
+                "step is for: estimate from the model, run once in inference"
+            )
         learned = None if step is None else step.floats()
         planned = checkpoint.plan.precisions.get(layer.name) if checkpoint.plan else None
         bits = planned.weight_bits if planned else top

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from bitplan.core.records import Link
-from bitplan.graph.values import Key
+from bitplan.forward.values import Key
 
 
 def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]) -> tuple[Link, ...]:

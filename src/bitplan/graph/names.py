@@ -1,28 +1,34 @@
 """The graph of a checkpoint that comes without its model: what the names and shapes of its tensors tell.
 
 There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
-token (linear) or one output position (convolution), which is the number of weights, and 0 for an embedding,
-which is a look-up; links follow rules on names; the order is that of the names (or of the file, where it
-keeps one), embeddings first and the head last. An expert of a mixture counts as if every token passed it,
-and experts are not linked to each other.
+token (linear, recurrent) or one output position (convolution), which is the number of weights, and 0 for an embedding,
+which is a look-up; links follow rules on names; the order is that of the file where it keeps one, else that of the
+names, embeddings first and encoders before decoders. Which layers are the first and the last, `graph/ends.py` finds. An
+expert of a mixture counts as if every token passed it, and experts are not linked to each other.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_handed, layer_of
+from bitplan.core.naming import is_handed, is_recurrent, layer_of, layer_of_quantizer, split
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
+from bitplan.graph.ends import IMAGE, Ends, Sizes, find_ends
 from bitplan.graph.rules import apply_rules
-from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+from bitplan.weights.opened import OpenedCheckpoint, natural, open_checkpoint
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
+
+_SHOWN = 4
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ LINKS: tuple[LinkRule, ...] = (
     LinkRule("gate/up", r"(?<=[._])(gate|up)_proj$"),
     LinkRule("w1/w3", r"(?<=[._])w[13]$"),
     LinkRule("wi_0/wi_1", r"(?<=[._])wi_[01]$"),
+    LinkRule("forward/reverse", r"((?<=weight_ih_l\d)|(?<=weight_ih_l\d\d))(_reverse)?$"),
 )
 
 
@@ -58,17 +65,13 @@ class Names:
     """
 
     weight: str = (
-        r"(^|\.)weight$|(^|\.)weight_[ih]h_l\d+(_reverse)?$|(^|\.)(in|[qkv])_proj_weight$"
+        r"(^|\.)weight$|(^|\.)weight_(ih|hh|hr)(_l\d+(_reverse)?)?$|(^|\.)(in|[qkv])_proj_weight$"
         r"|experts\.(gate_up|gate|up|down)_proj$"
     )
     norm: str = r"(^|[._])((layer|batch|group|rms|instance)?_?norm\w*|ln_?\w{0,5}|bn\d*)$"
     embedding: str = (
         r"(^|\.)(embed_tokens|wte|wpe|(word|position|token_type|tok|token)_embeddings?|embed_(in|positions)"
         r"|embeddings?|shared|relative_attention_bias)$"
-    )
-    head: str = (
-        r"^((model|module|backbone)\.)?"
-        r"(lm_head|embed_out|classifier|fc|head|score|qa_outputs|output|linear)(\.\d+)?$"
     )
     transposed: str = r"(^|\.)h\.\d+\.(attn|mlp|crossattention)\.(c_attn|c_proj|c_fc|q_attn)$"
     stacked: str = r"(^|\.)experts\.(gate_up|gate|up|down)_proj$"
@@ -84,33 +87,72 @@ class Names:
 def trace_checkpoint(
     path: str | Path | OpenedCheckpoint, rules: Rules | None = None, *, names: Names | None = None
 ) -> Graph:
-    """The graph of a checkpoint file, with the layers fixed that the rules fix."""
-    graph = read_graph(path, names)
-    return apply_rules(graph, rules or Rules(), first=graph.layers[0].name, last=graph.layers[-1].name)
+    """The graph of a checkpoint file, with the layers fixed that the rules fix; ends that are not known are said."""
+    checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
+    graph, ends = _read(checkpoint, names or Names())
+    _say_what_is_left_out(checkpoint, names or Names())
+    used = rules or Rules()
+    lacking = [end for end in ("first", "last") if getattr(ends, end) is None and getattr(used, end) is not None]
+    if lacking:
+        _log.warning(
+            "%s does not tell which layer is the %s one, so none is fixed as that: name it, --fix 'LAYER=%s' "
+            "(in Python: Rules(fix=…))", checkpoint.path, " or the ".join(lacking), getattr(used, lacking[0]),
+        )  # fmt: skip
+    return apply_rules(graph, used, ends)
+
+
+def _say_what_is_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
+    """Name the matrices that may be weights: bare parameters, parametrized ones, tables of positions."""
+    matrices = [one for one in checkpoint.tensors.values() if len(one.shape) > 1 and one.dtype in FLOATS]
+    found = [one.name for one in matrices if not _is_weight(one, names) and layer_of_quantizer(one.name) is None]
+    left = [name for name in found if not re.search(names.norm, layer_of(name)) and split(name)[1] != "bias"]
+    if left:
+        rest = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        shown = ", ".join(left[:_SHOWN])
+        _log.warning("%s: not planned, since they are not named like weights: %s%s", checkpoint.path, shown, rest)
 
 
 def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) -> Graph:
     """The layers and links of a checkpoint, none of them fixed."""
     checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
-    names = names or Names()
-    layers = _layers(checkpoint.tensors.values(), names)
-    if not layers:
+    return _read(checkpoint, names or Names())[0]
+
+
+def _read(checkpoint: OpenedCheckpoint, names: Names) -> tuple[Graph, Ends]:
+    weights = _weights(checkpoint.tensors.values(), names)
+    if not weights:
         raise FileError(f"{checkpoint.path} holds no float weights under the usual names")
-    return Graph(model=_title(checkpoint.path), layers=tuple(layers), links=tuple(_links(layers, names.links)))
+    single = _over_one_channel(weights, in_order=checkpoint.in_order)
+    layers = list({weight.layer: _layer(weight, names, single[:1]) for weight in weights}.values())
+    linked = [name for link in _links(layers, names.links) for name in link.layers]
+    ends = find_ends([_sizes(one, names, single) for one in weights], linked, in_order=checkpoint.in_order)
+    if not checkpoint.in_order:
+        layers.sort(key=lambda layer: _place(layer, ends))
+    links = _links(layers, names.links)
+    return Graph(model=_title(checkpoint.path), layers=tuple(layers), links=tuple(links)), ends
 
 
-def _layers(tensors: Iterable[Tensor], names: Names) -> list[Layer]:
-    layers: list[Layer] = []
+class _Found(NamedTuple):
+    """The weight of a layer: its shape, and what the layer is."""
+
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+def _weights(tensors: Iterable[Tensor], names: Names) -> list[_Found]:
+    """The weights in their order; what is the same tensor as one before has its name, as parameters have.
+
+    Of a table that is also the output layer, all that is said is that of a linear layer.
+    """
+    found: list[tuple[Any, _Found]] = []
     for tensor in tensors:
-        if not _is_weight(tensor, names):
-            continue
-        name = layer_of(tensor.name)
-        first_conv = not any("conv" in layer.kind for layer in layers)
-        layer = _layer(name, tensor.shape, names, first=first_conv)
-        if is_handed(tensor.name):
-            layer = layer.model_copy(update={"kind": "parameter"})
-        layers.append(layer)
-    return sorted(layers, key=lambda layer: _place(layer, names))
+        if _is_weight(tensor, names):
+            place = (tensor.data.ctypes.data, tensor.shape) if tensor.data.size else tensor.name
+            found.append((place, _Found(layer_of(tensor.name), _kind(tensor, names), tensor.shape)))
+    first = {place: weight.layer for place, weight in reversed(found)}
+    kinds = {place: weight.kind for place, weight in found if weight.kind != "embedding"}
+    return [_Found(first[place], kinds.get(place, weight.kind), weight.shape) for place, weight in found]
 
 
 def _is_weight(tensor: Tensor, names: Names) -> bool:
@@ -121,28 +163,51 @@ def _is_weight(tensor: Tensor, names: Names) -> bool:
     return bool(re.search(names.weight, tensor.name)) and not re.search(names.norm, layer)
 
 
-def _place(layer: Layer, names: Names) -> int:
-    """Embeddings first, the head last, the others in between."""
-    if layer.kind == "embedding":
-        return 0
-    return 2 if re.search(names.head, layer.name) else 1
+def _kind(tensor: Tensor, names: Names) -> str:
+    """What a layer is by the shape of its weight and its name."""
+    name, dimensions = layer_of(tensor.name), len(tensor.shape)
+    if is_handed(tensor.name):
+        return "parameter"
+    if is_recurrent(name):
+        return "recurrent"
+    if dimensions > 2 and names.layout(name, tensor.shape) != "stacked_in_out":
+        return f"conv{dimensions - 2}d"
+    return "embedding" if dimensions == 2 and re.search(names.embedding, name) else "linear"
 
 
-def _layer(name: str, shape: tuple[int, ...], names: Names, *, first: bool) -> Layer:
+def _over_one_channel(weights: list[_Found], *, in_order: bool) -> list[str]:
+    """The convolutions that may read an image of one channel: every other one over one channel is depthwise."""
+    channels = {one.layer: one.shape[1] for one in weights[: 1 if in_order else None] if one.kind.startswith("conv")}
+    if any(1 < count <= IMAGE for count in channels.values()):
+        return []  # the image has more channels
+    return [layer for layer, count in channels.items() if count == 1]
+
+
+def _layer(weight: _Found, names: Names, single: list[str]) -> Layer:
     """Kind, MACs and inputs by shape and name.
 
-    A convolution with one input channel is depthwise, unless it is the first one. Other groups do not show
-    in the shape of a weight: there `in_features` is that of one group.
+    Groups of a convolution that is not depthwise do not show in its shape: there `in_features` is that of one group.
     """
-    weights, layout = math.prod(shape), names.layout(name, shape)
-    if len(shape) == 2 and re.search(names.embedding, name):
-        return Layer(name=name, kind="embedding", macs=0, weights=weights, in_features=shape[0])
-    stacked = layout == "stacked_in_out"
-    kind = "linear" if len(shape) == 2 or stacked else f"conv{len(shape) - 2}d"
-    inputs = shape[0] if layout == "in_out" else shape[1]
-    if kind != "linear" and inputs == 1 and not first:
-        inputs = shape[0]
-    return Layer(name=name, kind=kind, macs=weights, weights=weights, in_features=inputs)
+    sizes, count = _sizes(weight, names, single), math.prod(weight.shape)
+    macs = 0 if sizes.is_table else count
+    return Layer(name=sizes.name, kind=sizes.kind, macs=macs, weights=count, in_features=sizes.inputs)
+
+
+def _sizes(weight: _Found, names: Names, single: list[str]) -> Sizes:
+    """What a layer reads and makes; of one channel only those do that are named."""
+    layer, kind, shape = weight
+    if kind == "embedding":
+        return Sizes(layer, kind, *shape)
+    inputs, outputs = shape[:2][::-1] if names.layout(layer, shape) == "out_in" else shape[-2:]
+    depthwise = kind.startswith("conv") and inputs == 1 and layer not in single
+    return Sizes(layer, kind, outputs if depthwise else inputs, outputs)
+
+
+def _place(layer: Layer, ends: Ends) -> tuple[int, list[tuple[int, int, str]]]:
+    """Where a layer comes in a file that does not say: the ends, embeddings, then by name, encoders before decoders."""
+    by_name = natural(layer.name.replace("decoder", "encoder~"))
+    rank = 0 if layer.name == ends.first else 3 if layer.name == ends.last else 1 if layer.kind == "embedding" else 2
+    return rank, by_name
 
 
 def _links(layers: list[Layer], rules: tuple[LinkRule, ...]) -> list[Link]:

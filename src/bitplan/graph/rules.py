@@ -1,16 +1,21 @@
-"""apply_rules: a Graph → the same with the layers fixed that a rule names, each with its rule and its reason."""
+"""apply_rules: a Graph → the same with the layers fixed that a rule names, each with its rule and its reason.
+
+`amend` puts further patterns on a graph that has its rules already.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitplan.core.errors import InputError, suggestion
-from bitplan.core.naming import PRODUCT_NAMES, function_of
+from bitplan.core.naming import PRODUCT_NAMES, WEIGHTED, function_of
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import RuleName, Rules
+from bitplan.core.uses import Use
+from bitplan.graph.ends import Ends
 
 
 class Ruling(NamedTuple):
@@ -21,57 +26,104 @@ class Ruling(NamedTuple):
     why: str
 
 
-def apply_rules(graph: Graph, rules: Rules, *, first: str | None = None, last: str | None = None) -> Graph:
-    """Fix the layers that a rule names. `first` and `last` say which they are where the order does not."""
-    names = [layer.name for layer in graph.layers]
-    _check_patterns(rules, names)
+def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
+    """Fix the layers that a rule names; `ends` says which are the first and the last where the order does not."""
+    _check_patterns(rules, graph)
     weighted = [layer.name for layer in graph.layers if layer.weights]
-    ends = (first or weighted[0], last or weighted[-1]) if weighted else ("", "")
-    layers = {layer.name: _apply(layer, rules, ends) for layer in graph.layers}
+    used = ends or (Ends(weighted[0], weighted[-1]) if weighted else Ends(None, None))
+    return _ruled(graph, {layer.name: _ruling(layer, rules, used, graph) for layer in graph.layers})
+
+
+def amend(graph: Graph, rules: Rules) -> Graph:
+    """Fix and free by the patterns of some rules what a graph's own rules say otherwise; the rest stays as it is."""
+    _check_patterns(rules, graph)
+    return _ruled(graph, {layer.name: _pattern_or(_own_ruling(layer), layer, rules, graph) for layer in graph.layers})
+
+
+def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
+    """The graph under these rulings and no others."""
+    layers = {layer.name: _with(rulings[layer.name], layer) for layer in graph.layers}
     for link in graph.links:
         members = [layers[name] for name in link.layers]
         layers |= _fix_as_one(members)
     return Graph(
         model=graph.model,
-        layers=tuple(layers[name] for name in names),
+        layers=tuple(layers.values()),
         links=graph.links,
         unreached=graph.unreached,
+        uses=graph.uses,
     )
 
 
-def _check_patterns(rules: Rules, names: list[str]) -> None:
+def _check_patterns(rules: Rules, graph: Graph) -> None:
+    """Refuse a pattern that has no effect."""
+    names = [layer.name for layer in graph.layers]
+    ruled = {layer.name for layer in graph.layers if _takes_patterns(layer, graph)}
     for pattern in [*rules.fix, *rules.free]:
-        if not fnmatch.filter(names, pattern):
+        found = fnmatch.filter(names, pattern)
+        if not found:
             raise InputError(f"the pattern {pattern!r} matches no layer{suggestion(pattern, names)}")
+        if ruled.isdisjoint(found):
+            raise InputError(f"the pattern {pattern!r} matches only {found[0]}, which is not chosen for")
 
 
-def _apply(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Layer:
-    """The layer with what its rule says, or with nothing, whatever an earlier set of rules said."""
-    ruling = _ruling(layer, rules, ends)
+def _takes_patterns(layer: Layer, graph: Graph) -> bool:
+    return bool(layer.weights) and _ruling_of_uses(graph.uses_of(layer.name)) is None
+
+
+def _with(ruling: Ruling | None, layer: Layer) -> Layer:
+    """The layer with what a ruling says, or with nothing, whatever an earlier one said."""
     said = {"fixed": None, "rule": None, "why": ""} if ruling is None else ruling._asdict()
     return layer.model_copy(update=said | {"linked_to": ""})
 
 
-def _ruling(layer: Layer, rules: Rules, ends: tuple[str, str]) -> Ruling | None:
-    """What the first rule says that speaks of a layer; None where none does."""
-    if not layer.weights:
-        return _ruling_of_product(layer, rules)
-    if layer.kind == "recurrent":
-        return Ruling(LEFT_ALONE, "unquantized", "recurrent layers are not quantized")
+def _own_ruling(layer: Layer) -> Ruling | None:
+    """What fixed a layer itself; None where nothing did, or only its link."""
+    if layer.fixed is None or layer.rule is None or layer.linked_to:
+        return None
+    return Ruling(layer.fixed, layer.rule, layer.why)
+
+
+def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Graph) -> Ruling | None:
+    """What the first pattern says that matches a layer; where none does, what is said otherwise."""
+    if not _takes_patterns(layer, graph):
+        return otherwise
     if any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in rules.free):
         return None
     for pattern, precision in rules.fix.items():
         if fnmatch.fnmatchcase(layer.name, pattern):
             return Ruling(precision, "pattern", f"matches {pattern!r}")
-    if layer.name == ends[0] and rules.first:
+    return otherwise
+
+
+def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | None:
+    """What the first rule says that speaks of a layer; None where none does."""
+    if not layer.weights:
+        return _ruling_of_product(layer, rules)
+    alone = _ruling_of_uses(graph.uses_of(layer.name))
+    return alone or _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
+
+
+def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
+    if layer.name == ends.first and rules.first:
         return Ruling(rules.first, "first", "first layer")
-    if layer.name == ends[1] and rules.last:
+    if layer.name == ends.last and rules.last:
         return Ruling(rules.last, "last", "last layer")
     if layer.kind == "embedding":
         return Ruling(rules.embeddings, "embedding", "embedding") if rules.embeddings else None
     if layer.in_features < rules.narrow:
         why = f"{layer.in_features} input features, fewer than {rules.narrow}"
         return Ruling(rules.narrow_at, "narrow", why)
+    return None
+
+
+def _ruling_of_uses(uses: Sequence[Use]) -> Ruling | None:
+    """What cannot be quantized because of what the network does with it is left alone, whatever else is said."""
+    unknown = [use.function for use in uses if use.function and use.function not in WEIGHTED]
+    if unknown:
+        return Ruling(LEFT_ALONE, "unquantized", f"{unknown[0]} is not quantized")
+    if len({use.computed for use in uses}) > 1:
+        return Ruling(LEFT_ALONE, "unquantized", "a weight used as it is and computed anew is not quantized")
     return None
 
 

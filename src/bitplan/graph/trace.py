@@ -13,11 +13,15 @@ from bitplan.core.errors import InputError, TraceError
 from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import Rules
+from bitplan.forward.shadow import Shadow
+from bitplan.graph.ends import Ends
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
-from bitplan.graph.shadow import Shadow
+from bitplan.graph.uses import told_uses
 from bitplan.graph.watch import Watch
+from bitplan.quant.convert import unquantized
+from bitplan.quant.layers import original
 from bitplan.weights.opened import OpenedCheckpoint
 
 
@@ -27,25 +31,31 @@ def trace(
     *,
     rules: Rules | None = None,
     name: str | None = None,
+    values: bool = False,
 ) -> Graph:
     """Find the layers of a model, what they cost and which of them are linked.
 
     Of a checkpoint file the graph follows from its names and shapes alone (`graph/names.py`), without an example.
     `example` is a tensor, a tuple of positional arguments, or a dict of keyword arguments; only its shapes matter
     (meta tensors do), and the model is neither run nor changed. MACs are those of the example, its batch included.
+
+    `values` is for models that decide by the values of tensors: the path is followed that they take for this example,
+    by running a copy which shares the parameters.
     """
     if not isinstance(model, nn.Module):
+        if values:
+            raise InputError("a file of weights is not run, so there are no values to follow: leave values out")
         return trace_checkpoint(model, rules)
     if example is None:
         raise InputError("an example input is needed to trace a model: trace(model, example)")
-    shadow = Shadow(model)
+    shadow = Shadow(model, values=values)
     watch = Watch(shadow.model, shadow.parameters)
     _run(shadow, watch, example)
     if not watch.layers:
         raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")
     keys = {key: watch.values.producer(key) for seen in watch.layers.values() for key in seen.inputs}
     graph = Graph(
-        model=name or type(model).__name__,
+        model=name or original(model).__name__,
         layers=tuple(
             Layer(
                 name=seen.name,
@@ -58,12 +68,14 @@ def trace(
         ),
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
+        uses=told_uses(shadow.model, watch),
     )
-    return apply_rules(graph, rules or Rules(), last=watch.last_weighted)
+    weighted = next((layer.name for layer in graph.layers if layer.weights), None)
+    return apply_rules(graph, rules or Rules(), Ends(weighted, watch.last_weighted))
 
 
 def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
-    positional, keyword = shadow.fake_example(example)
+    positional, keyword = shadow.example(example)
     labelled = [(f"model input {number}", value) for number, value in enumerate(positional)]
     labelled += [(f"model input {key!r}", value) for key, value in keyword.items()]
     for label, value in labelled:
@@ -71,12 +83,12 @@ def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
             if hasattr(tensor, "untyped_storage"):
                 watch.values.add_input(tensor, label)
     try:
-        with shadow.running(), watch:
+        with shadow.running(), unquantized(shadow.model), watch:  # a quantized network is the float one it was
             shadow.model(*positional, **keyword)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TraceError(
             f"{_place(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "
-            "trace the parts around it, or write the Graph file yourself"
+            "trace it with data, --values (in Python: trace(model, example, values=True))"
         ) from error
     except Exception as error:
         message = str(error).strip().splitlines()

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from bitplan.core.naming import function_name, inside, layer_of, product_name
-from bitplan.graph.products import Product, product_of
-from bitplan.graph.values import Key, Values
-from bitplan.quant.calls import is_parameter, open_attention
+from bitplan.core.naming import ATTENTION, function_name, inside, is_recurrent, layer_of, product_name, split
+from bitplan.core.uses import Use
+from bitplan.forward.operations import Operations, tensors_in, written
+from bitplan.forward.products import Product, product_of
+from bitplan.forward.values import Key, Values
+from bitplan.quant.functions import (
+    LAYER_FUNCTIONS,
+    MOVES,
+    MULTIPLICATIONS,
+    SOFTMAX,
+    open_attention,
+    operands_of_einsum,
+    pairs_of_einsum,
+    with_operands_in_place,
+)
+from bitplan.quant.layers import original
+from bitplan.quant.recurrence import OPENED, plain
 
 aten = torch.ops.aten
 
+_UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
-_RECURRENT = {
-    "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-}  # fmt: skip
-# Functions whose second matrix operand is a weight even where the first does not depend on the model's input
-# (learned queries, position tables); elsewhere parameter × parameter computes a weight (a low-rank update).
-_CONVOLUTIONS = {f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3)}
-_LAYER_FUNCTIONS = {"linear", "addmm", *_CONVOLUTIONS, *_RECURRENT}
 
 
 @dataclass
@@ -39,17 +46,27 @@ class SeenLayer:
     kind: str
     weights: int
     in_features: int
+    parameter: str = ""
     macs: int = 0
     inputs: list[Key] = field(default_factory=list)
+    uses: dict[Use, None] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _ModuleCall:
     """A running call of a module, and how often it has called each function."""
 
     path: str
     module: nn.Module
     functions: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """How a tensor was made from parameters: computed, or only moved about; and within which calls of modules."""
+
+    computed: bool
+    within: tuple[_ModuleCall, ...]
 
 
 class Watch:
@@ -64,14 +81,16 @@ class Watch:
         for name, parameter in parameters.items():
             self.values.add_parameter(parameter, name)
         self._stack: list[_ModuleCall] = [_ModuleCall("", model)]
-        self._function = ""
+        self._function = _UNSEEN
+        self._moves = False
         self._product_name = ""
+        self._softmaxes: set[str] = set()
         for path, module in model.named_modules():
             module.register_forward_pre_hook(self._enter(path), prepend=True)
             module.register_forward_hook(self._leave, always_call=False)
 
     def __enter__(self) -> Watch:
-        self._modes = (_Functions(self), _Operations(self))
+        self._modes = (_Functions(self), Operations(self.run_operation))
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -95,20 +114,46 @@ class Watch:
         while len(self._stack) > 1 and self._stack.pop().module is not module:
             pass  # calls that ended in an error which the model caught
 
-    def call_function(self, name: str, arguments: tuple[Any, ...]) -> None:
+    @contextmanager
+    def calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """A function of torch is called from Python; its operations follow.
 
-        Calls are counted as `quant/calls.py` counts them when the network runs (`core/naming.py`).
+        Calls are counted as `quant/owners.py` counts them when the network runs (`core/naming.py`).
         """
-        self._function = function_name(name)
+        name = function_name(getattr(func, "__name__", str(func)))
         call = self._stack[-1]
-        number = call.functions[self._function]
-        call.functions[self._function] += not any(map(is_parameter, arguments))
-        self._product_name = inside(call.path, product_name(self._function, number))
+        self._function, self._moves = name, func in MOVES or func in MULTIPLICATIONS
+        self._product_name = inside(call.path, product_name(name, call.functions[name]))
+        call.functions[name] += not self._given_weight(func, args, kwargs)
+        if func in SOFTMAX:
+            self._note_softmax()
+        try:
+            yield
+        finally:
+            self._function, self._moves = _UNSEEN, False
+            self._product_name = inside(call.path, _UNSEEN)
+
+    def _given_weight(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether an operand of a multiplication comes from parameters."""
+        multiplication = MULTIPLICATIONS.get(func)
+        if multiplication is None:
+            return False
+        args, _ = with_operands_in_place(multiplication, args, kwargs)
+        operands = args[min(multiplication.first, multiplication.second) :][:2]
+        return any(isinstance(operand, torch.Tensor) and self.values.sources(operand) for operand in operands)
+
+    def _note_softmax(self) -> None:
+        """It follows a product of the module that calls it, or that has a module of torch's do so."""
+        for call in reversed(self._stack):
+            if any(inside(call.path, function) in self.layers for function in call.functions):
+                self._softmaxes.add(call.path)
+                return
+            if not original(call.module).__module__.startswith("torch.nn."):
+                return
 
     def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         """Note one tensor operation that has run."""
-        inputs, outputs = _tensors(arguments) + _tensors(tuple(options.values())), _tensors((output,))
+        inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         for tensor in inputs:
             self.touched |= self.values.sources(tensor)
         is_layer = False
@@ -116,45 +161,88 @@ class Watch:
             is_layer |= self._note(product)
         path = self._stack[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
-        self.values.made(outputs, inputs, by, is_layer)
-        self.values.wrote(_written(operation, arguments), inputs, by)
+        origin = self._origin(inputs)
+        self.values.made(outputs, inputs, by, is_layer, origin)
+        self.values.wrote(written(operation, arguments), inputs, by, origin)
         if operation.overloadpacket in _COPIES:
             self.values.copied(inputs[0], outputs[0])
 
+    def _origin(self, inputs: list[torch.Tensor]) -> _Origin:
+        """How what is made now comes from parameters, if it does."""
+        before = [origin for origin in map(self.values.origin, inputs) if origin is not None]
+        computed = not self._moves or any(origin.computed for origin in before)
+        within = tuple(self._stack)
+        for origin in before:
+            shared = zip(within, origin.within, strict=False)
+            within = tuple(mine for mine, _ in takewhile(lambda both: both[0] is both[1], shared))
+        return _Origin(computed, within)
+
     def _note(self, product: Product) -> bool:
-        """Add a product to its layer, if it belongs to one."""
+        """Add a product to its layers, if it belongs to any."""
         given, weight = self._roles(product)
         if weight is not None:
-            seen = self._weighted_layer(product, weight)
-            self.last_weighted = seen.name
+            layers = self._weighted_layers(product, weight)
+            self.last_weighted = layers[-1].name
             if product.kind != "embedding":  # what it reads are indices
-                seen.inputs.append(self.values.key(given))
-        elif self.values.is_activation(product.first) and self.values.is_activation(product.second):
-            kind = "attention" if "attention" in self._function else "product"
-            seen = self._layer(self._product_name, product, 0, kind)
-        else:
+                for seen in layers:
+                    seen.inputs.append(self.values.key(given))
+            return True
+        if not self._is_product(product):
             return False
+        kind = "attention" if self._function == ATTENTION else "product"
+        seen = self._layer(self._product_name, product, 0, kind)
         seen.macs += product.macs
+        seen.uses[Use(module=self._stack[-1].path, function=self._function)] = None
         return True
 
-    def _weighted_layer(self, product: Product, weight: torch.Tensor) -> SeenLayer:
-        """The layer that has this weight, which one parameter is or several make together."""
+    def _is_product(self, product: Product) -> bool:
+        """Tell whether activations are multiplied; attention takes everything for one."""
+        both = self.values.is_activation(product.first) and self.values.is_activation(product.second)
+        return both or self._function == ATTENTION
+
+    def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[SeenLayer]:
+        """The layers that have this weight: one, which is or is computed from parameters, or several put together."""
         sources = sorted(self.values.sources(weight))
-        largest = max(sources, key=lambda name: self._sizes[name])  # of a matrix with a low-rank update: the matrix
-        size = self._sizes[largest] if len(sources) == 1 else weight.numel()
-        kind = "recurrent" if self._function in _RECURRENT else None
-        return self._layer(layer_of(largest), product, size, kind)
+        origin = self.values.origin(weight) or _Origin(False, tuple(self._stack))
+        if origin.computed:  # of a matrix with a low-rank update: the matrix
+            largest = max(sources, key=lambda name: self._sizes[name])
+            size = self._sizes[largest] if len(sources) == 1 else weight.numel()
+            parts = {largest: size}
+        else:
+            parts = {name: self._sizes[name] for name in sources}
+        layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
+        shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
+        use = Use(module=shared[-1].path, function=self._function, computed=origin.computed)
+        for seen, (name, size) in zip(layers, parts.items(), strict=True):
+            seen.parameter = name
+            seen.macs += product.macs * size // sum(parts.values())
+            seen.uses[use] = None
+        return layers
 
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which operand is the input and which the weight (None: neither is)."""
         first, second = product.first, product.second
+        if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
+            return first, None
         only_second = product.kind == "embedding" or product.kind.startswith("conv")
-        takes_weights = only_second or self._function in _LAYER_FUNCTIONS
+        takes_weights = only_second or self._function in LAYER_FUNCTIONS
         if self.values.sources(second) and (takes_weights or self.values.is_activation(first)):
             return first, second
         if self.values.sources(first) and self.values.is_activation(second) and not only_second:
             return second, first
         return first, None
+
+    def products_without_softmax(self) -> list[str]:
+        """The products of modules that have several and no softmax among them."""
+        within: dict[str, list[str]] = {}
+        for seen in self.layers.values():
+            if seen.kind == "product":
+                within.setdefault(split(seen.name)[0], []).append(seen.name)
+        alone = [names for path, names in within.items() if len(names) > 1 and path not in self._softmaxes]
+        return [name for names in alone for name in names]
+
+    def _matrix(self, name: str, product: Product, weights: int) -> SeenLayer:
+        return self._layer(name, product, weights, "recurrent" if is_recurrent(name) else None)
 
     def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> SeenLayer:
         seen = self.layers.get(name)
@@ -163,17 +251,6 @@ class Watch:
         elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
             seen.kind, seen.in_features = product.kind, product.in_features
         return seen
-
-
-def _tensors(tree: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _written(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors that an operation changes in place, as its signature marks them."""
-    declared = operation._schema.arguments  # optional ones at its end may not be given
-    pairs = zip(arguments, declared, strict=False)
-    return _tensors(tuple(value for value, about in pairs if about.alias_info and about.alias_info.is_write))
 
 
 class _Functions(TorchFunctionMode):
@@ -187,18 +264,15 @@ class _Functions(TorchFunctionMode):
         if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
             with self:
                 return open_attention(*args, **(kwargs or {}))
-        self._watch.call_function(getattr(func, "__name__", str(func)), args)
-        return func(*args, **(kwargs or {}))
-
-
-class _Operations(TorchDispatchMode):
-    """Sees tensor operations, after they were taken apart."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        self._watch.run_operation(func, args, kwargs or {}, output)
-        return output
+        if func in OPENED:
+            with self:
+                return OPENED[func](plain, *args, **(kwargs or {}))
+        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
+            equation, operands = operands_of_einsum(args)
+            result = operands[0]
+            with self:
+                for pair, operand in zip(pairs_of_einsum(equation, len(operands)), operands[1:], strict=True):
+                    result = torch.einsum(pair, result, operand)
+            return result
+        with self._watch.calling(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from bitplan.adapters.foreign import first_line
 from bitplan.adapters.networks import find_network, network_names
-from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 
 
@@ -21,12 +23,38 @@ def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
 
     `weightless` builds it on the meta device where it can: for tracing, in no time and no memory.
     """
-    factory = find_factory(name)
-    made = _on_meta(factory) if weightless else factory()
+    made = _built(name, weightless)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise InputError(f"{name} returned {type(model).__name__}, not a torch model (or a model and its example)")
     return model, example
+
+
+def _built(name: str, weightless: bool) -> Any:
+    """What the factory of that name returns; its own errors are told with what it is."""
+    factory = find_factory(name)
+    _check_needs_nothing(name, factory)
+    try:
+        return _on_meta(factory) if weightless else factory()
+    except InputError:
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+        raise InputError(f"{name} cannot be built, its code raised {cause}") from error
+
+
+def _check_needs_nothing(name: str, factory: Callable[..., Any]) -> None:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of builtin code, which does not say
+        return
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variadic]
+    if needed:
+        raise InputError(
+            f"{name} needs the argument{'s' * (len(needed) > 1)} {', '.join(needed)}, and a factory is called without "
+            f"any: write a function that calls it, def build(): return {name.rpartition(':')[2]}(…)"
+        )
 
 
 def model_names() -> list[str]:
@@ -44,8 +72,10 @@ def find_factory(name: str) -> Callable[[], Any]:
     return factory
 
 
-def _unknown(name: str) -> UnknownName:
+def _unknown(name: str) -> InputError:
     hint = "A model of your own is written package.module:factory; `bitplan list models` shows the zoo"
+    if any(mark in name for mark in "/\\.") and not name.startswith("timm/"):  # it looks like a path
+        return FileError(f"there is no file or folder {name}. {hint}")
     return UnknownName("model", name, model_names(), hint)
 
 

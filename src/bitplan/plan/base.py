@@ -210,9 +210,11 @@ def make_plan(
         ),
         gain=gain_of(gains, problem, selection.picks),
         gap=None if selection.gap is None else problem.rounding + selection.gap * problem.unit,
+        rounding=0.0 if selection.gap is None else problem.rounding,
         sources={
             "graph": graph.id,
             "gains": gains.id,
             **{cost.name: cost.id for cost in costs if cost.name != WEIGHT_BITS},
         },
+        uses=graph.uses,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,26 +11,34 @@ from torch import nn
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
-from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.convert import is_quantized, quantizers_of
+from bitplan.quant.install import Quantizers
+from bitplan.quant.proof import Unreached, complain
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 
-_log = logging.getLogger(__name__)
 Forward = Callable[[nn.Module, Any], Any]
 
 
 def calibrate_(
-    model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None, refresh_norms: bool = False
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    refresh_norms: bool = False,
+    unreached: Unreached = "raise",
 ) -> None:
     """Set the sign and the step of every input quantizer from a few batches.
 
     All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a
     tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise.
     Batch normalization keeps its running statistics; `refresh_norms` then replaces them by averages over the
-    batches, seen once more with everything quantized.
+    batches, seen once more with everything quantized. Layers that no batch came to are an error, or, where the task
+    does not use them (`unreached="warn"`), a warning.
     """
     kept = list(batches) if refresh_norms else batches
     run = forward or _call
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
-    with _observing(quantizers), inference(model), torch.no_grad():
+    with _observing(quantizers), _noting(model) as ran, inference(model), torch.no_grad():
         count = 0
         for batch in kept:
             run(model, batch)
@@ -39,6 +46,7 @@ def calibrate_(
         if not count:
             raise InputError("calibration got no batches: give at least one")
         _settle_(quantizers)
+    complain([layer for layer, both in _layers(model).items() if not _reached(both, ran)], unreached)
     if refresh_norms:
         _refresh_norms_(model, kept, run)
 
@@ -49,8 +57,29 @@ def _settle_(quantizers: list[InputQuantizer]) -> None:
         seen = quantizer.observation.agreed()
         if seen.count:
             quantizer.settle_(seen)
-        else:
-            _log.warning("calibration never reached the input of layer %s", quantizer.name)
+
+
+def _layers(model: nn.Module) -> dict[str, Quantizers]:
+    return quantizers_of(model) if is_quantized(model) else {}
+
+
+def _reached(both: Quantizers, ran: set[nn.Module]) -> bool:
+    """Tell whether a layer ran: its weight was taken, and its input seen, by this process or another."""
+    inputs = both.inputs[:2]  # a product's operands; between two products there may be no softmax
+    return (both.weight is None or both.weight in ran) and all(one in ran or one.range is not None for one in inputs)
+
+
+@contextmanager
+def _noting(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """The quantizers that ran, until the block ends."""
+    ran: set[nn.Module] = set()
+    quantizers = [module for module in model.modules() if isinstance(module, WeightQuantizer | InputQuantizer)]
+    hooks = [quantizer.register_forward_hook(lambda module, *_: ran.add(module)) for quantizer in quantizers]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> None:

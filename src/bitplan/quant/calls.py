@@ -1,80 +1,70 @@
-"""Layers that are calls, not modules: products of activations, and functions given a parameter.
-
-The module in whose forward they happen (their owner) runs it under a torch function mode that sees each call,
-quantizes its operands and passes it on. Products are numbered as `core/naming.py` says.
-"""
+"""Layers that are calls, not modules: products of activations, and functions given a weight (run by `owners.py`)."""
 
 from __future__ import annotations
 
-import threading
-import types
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from bitplan.core.naming import ATTENTION, MATRIX_PRODUCTS, product_name
-from bitplan.quant.layers import Adopted
+from bitplan.core.errors import InputError
+from bitplan.core.naming import holder_of
 from bitplan.quant.quantizers import InputQuantizer
-
-Function = Callable[..., Any]
-
-_WEIGHTED: dict[Function, tuple[int, int]] = {  # function → where its input and its weight stand
-    F.linear: (0, 1),
-    **{getattr(torch, f"conv{transposed}{n}d"): (0, 1) for transposed in ("", "_transpose") for n in (1, 2, 3)},
-}
-_PRODUCTS: dict[Function, tuple[str, int, int]] = {  # function → its name in plans, where its two operands stand
-    torch.matmul: ("matmul", 0, 1),
-    torch.Tensor.matmul: ("matmul", 0, 1),
-    torch.Tensor.__matmul__: ("matmul", 0, 1),
-    torch.Tensor.__rmatmul__: ("matmul", 1, 0),
-    torch.mm: ("mm", 0, 1),
-    torch.Tensor.mm: ("mm", 0, 1),
-    torch.bmm: ("bmm", 0, 1),
-    torch.Tensor.bmm: ("bmm", 0, 1),
-    torch.addmm: ("addmm", 1, 2),
-    torch.Tensor.addmm: ("addmm", 1, 2),
-    torch.einsum: ("einsum", 1, 2),
-    torch.baddbmm: ("baddbmm", 1, 2),
-    torch.Tensor.baddbmm: ("baddbmm", 1, 2),
-}
-assert {name for name, *_ in _PRODUCTS.values()} == MATRIX_PRODUCTS
-_UNCOMPILED = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
-_SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 
 
 class WeightedCall(nn.Module):
-    """A function given one of the owner's parameters; `parameter` is its path from the owner.
+    """Functions given a weight, which another module may hold: it is quantized whole, and parts are taken of that.
 
-    `loosely` also accepts a tensor of the parameter's shape: what a module computes from its own weight.
+    Where it is `computed`, what is quantized is the result that a function is given; None leaves that to each call.
     """
 
-    def __init__(self, weight: nn.Module, inputs: nn.Module, parameter: str, *, loosely: bool = False) -> None:
+    holder: nn.Module
+    _seen: tuple[Tensor, tuple[int, ...]] | None
+
+    def __init__(
+        self, weight: nn.Module, inputs: nn.Module, holder: nn.Module, name: str, *, computed: bool | None = False
+    ) -> None:
         super().__init__()
         self.weight_quantizer = weight
         self.input_quantizer = inputs
-        self.parameter = parameter
-        self.loosely = loosely
+        self.name = name
+        self.computed = computed
+        self.__dict__["holder"] = holder  # it has this call inside it, perhaps: not a part of the call
+        self.__dict__["_seen"] = None
 
-    def claims(self, operand: Tensor, owner: nn.Module) -> bool:
-        """Tell whether this operand is the parameter, a view of it or, loosely, made from it."""
-        parameter = resolve(owner, self.parameter)
-        if operand is parameter or operand._base is parameter:
-            return True
-        return self.loosely and not isinstance(operand, nn.Parameter) and operand.shape == parameter.shape
+    @property
+    def sources(self) -> list[Tensor]:
+        """The tensors that the weight is, or is computed from."""
+        return sources_of(self.holder, self.name)
 
-    def quantized(self, operand: Tensor, owner: nn.Module) -> Tensor:
-        """The operand with quantized values; of a view, the same view of the whole quantized parameter."""
-        parameter = resolve(owner, self.parameter)
-        if operand is parameter or operand._base is not parameter:
-            alone: Tensor = self.weight_quantizer(operand)
-            return alone
-        whole: Tensor = self.weight_quantizer(parameter)
-        return whole.as_strided(operand.size(), operand.stride(), operand.storage_offset() - parameter.storage_offset())
+    def quantized(self) -> Tensor:
+        """The whole weight with quantized values."""
+        whole: Tensor = self.weight_quantizer(getattr(self.holder, self.name))
+        return whole
+
+    def quantized_result(self, operand: Tensor) -> Tensor:
+        """What was computed from the weight, with quantized values; in inference it is remembered for `multiplied`."""
+        if not self.weight_quantizer.training and not torch.compiler.is_compiling():
+            self.__dict__["_seen"] = (operand.detach(), self._versions())
+        out: Tensor = self.weight_quantizer(operand)
+        return out
+
+    def multiplied(self, layer: str) -> Tensor:
+        """What was last quantized, which only a run can tell where it is computed."""
+        if not self.computed and self._seen is None:
+            weight: Tensor = getattr(self.holder, self.name)
+            return weight
+        if self._seen is None or self._seen[1] != self._versions():
+            raise InputError(
+                f"layer {layer!r} computes its weight as it runs: run the network once in inference, with the weights "
+                "it has now"
+            )
+        seen: Tensor = self._seen[0]
+        return seen
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(source._version for source in self.sources)
 
 
 class ProductCall(nn.Module):
@@ -128,146 +118,16 @@ class AttentionCall(nn.Module):
         return torch.matmul(self.weights(weights), self.value(value))
 
 
-class Owner(Adopted):
-    """A module that runs its own forward while its calls are quantized."""
-
-    call_quantizers: nn.ModuleDict
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base's forward; torch's own attention uncompiled: dynamo cannot follow a mode into it."""
-        if isinstance(self, _UNCOMPILED):
-            return self._run_uncompiled(*args, **kwargs)
-        return self._run(*args, **kwargs)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _run_uncompiled(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        calls, stack = _Calls(self), _stack()
-        stack.append(calls)
-        try:
-            with calls:
-                return super().forward(*args, **kwargs)
-        finally:
-            stack.pop()
+def sources_of(module: nn.Module, name: str) -> list[Tensor]:
+    """The tensors that a weight of a module is, or is computed from."""
+    if name in getattr(module, "parametrizations", ()):
+        parametrized: Any = module.parametrizations
+        return list(parametrized[name].parameters())
+    if name in module._parameters or not any(map(_stands_for(name), module._parameters)):
+        return [getattr(module, name)]
+    return [value for own, value in module.named_parameters(recurse=False) if _stands_for(name)(own)]
 
 
-class Bystander(Adopted):
-    """A module inside an owner: what it calls is not the owner's."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base's forward."""
-        stack = _stack()
-        stack.append(None)
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            stack.pop()
-
-
-class _Calls(TorchFunctionMode):
-    """Sees the calls of one run of an owner's forward."""
-
-    _active: ClassVar[threading.local] = threading.local()
-
-    def __init__(self, owner: Owner) -> None:
-        super().__init__()
-        self._owner = owner
-        self._counts: Counter[str] = Counter()
-        self._sites: dict[str, Any] = dict(owner.call_quantizers.items())
-        products = [site for site in self._sites.values() if isinstance(site, ProductCall)]
-        self._softmax = next((site.softmax for site in products if site.softmax is not None), None)
-
-    def __torch_function__(
-        self, func: Function, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if _stack()[-1] is not self:
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward and isinstance(self._owner, nn.MultiheadAttention):
-            with self:
-                return open_attention(*args, **kwargs)
-        if func in _SOFTMAX and self._softmax is not None:
-            args, kwargs = _positional(args, kwargs, 1)
-            return func(self._softmax(args[0]), *args[1:], **kwargs)
-        if func is F.scaled_dot_product_attention:
-            site = self._sites.get(self._next(ATTENTION))
-            return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
-        if func in _WEIGHTED:
-            return self._weighted(func, _WEIGHTED[func], args, kwargs)
-        if func in _PRODUCTS:
-            return self._product(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _next(self, name: str) -> str:
-        count = self._counts[name]
-        self._counts[name] += 1
-        return product_name(name, count)
-
-    def _product(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, left, right = _PRODUCTS[func]
-        args, kwargs = _positional(args, kwargs, right + 1 if right > left else left + 1)
-        for inputs, weight in ((left, right), (right, left)):
-            if is_parameter(args[weight]):
-                return self._weighted(func, (inputs, weight), args, kwargs)
-        site = self._sites.get(self._next(name))
-        if site is None:
-            return func(*args, **kwargs)
-        return func(*_replaced(args, {left: site.left(args[left]), right: site.right(args[right])}), **kwargs)
-
-    def _weighted(self, func: Function, where: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        args, kwargs = _positional(args, kwargs, 2)
-        inputs, weight = where
-        for site in self._sites.values():
-            if isinstance(site, WeightedCall) and site.claims(args[weight], self._owner):
-                quantized = site.quantized(args[weight], self._owner)
-                args = _replaced(args, {inputs: site.input_quantizer(args[inputs]), weight: quantized})
-                break
-        return func(*args, **kwargs)
-
-
-def resolve(owner: nn.Module, path: str) -> Tensor:
-    """The parameter (or what a parametrization makes of it) at a dotted path."""
-    found: Any = owner
-    for part in path.split("."):
-        found = getattr(found, part)
-    assert isinstance(found, Tensor)
-    return found
-
-
-def is_parameter(operand: Any) -> bool:
-    """Tell whether an operand is a parameter or a view of one."""
-    return isinstance(operand, nn.Parameter) or isinstance(getattr(operand, "_base", None), nn.Parameter)
-
-
-def _positional(args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Move operands given by keyword (`F.linear(input=x, weight=w)`) to the front, in the order written."""
-    if len(args) >= count:
-        return args, kwargs
-    names = [
-        name for name in ("input", "self", "batch1", "mat1", "weight", "other", "mat2", "batch2") if name in kwargs
-    ]
-    moved = names[: count - len(args)]
-    return (*args, *(kwargs[name] for name in moved)), {k: v for k, v in kwargs.items() if k not in moved}
-
-
-def _replaced(args: tuple[Any, ...], new: dict[int, Any]) -> tuple[Any, ...]:
-    return tuple(new.get(place, value) for place, value in enumerate(args))
-
-
-def _stack() -> list[_Calls | None]:
-    active = _Calls._active
-    if not hasattr(active, "stack"):
-        active.stack = [None]
-    stack: list[_Calls | None] = active.stack
-    return stack
-
-
-# torch hides what its attention function does from modes; the same code without that check shows it.
-open_attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda _: False},
-    "multi_head_attention_forward",
-    F.multi_head_attention_forward.__defaults__,
-)
+def _stands_for(name: str) -> Callable[[str], bool]:
+    """Tell of a parameter whether it is kept instead of that weight, which is computed from it."""
+    return lambda own: own != name and holder_of(own)[1] == name

@@ -61,7 +61,9 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     if not source.exists():
         raise FileError(f"cannot read {source}: there is no such file or folder")
     if source.is_file() and model is None:
-        raise InputError(f"{source} says nothing about its model: pass the model it belongs to as model=")
+        raise InputError(
+            f"{source} says nothing about its model: give the one it belongs to, --model (in Python: model=…)"
+        )
     if model is not None and not (source / ABOUT).exists():
         filled = copy.deepcopy(model)
         fill_(filled, read_for(filled, source), source)
@@ -86,10 +88,17 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
 def from_zoo(spec: str | None, source: Path) -> nn.Module:
     """The model of the zoo that a file names."""
     if spec is None:
-        raise InputError(f"{source} names no model of the zoo: pass the model it belongs to as model=")
+        raise InputError(
+            f"{source} names no model of the zoo: give the one it belongs to, --model (in Python: model=…)"
+        )
     factory = MODELS.get(spec) if spec in MODELS else find_network(spec)
     if factory is None:
-        raise UnknownName("model of the zoo", spec, MODELS, hint=f"Pass the model that {source} belongs to as model=")
+        raise UnknownName(
+            "model of the zoo",
+            spec,
+            MODELS,
+            hint=f"Give the one that {source} belongs to, --model (in Python: model=…)",
+        )
     built = factory()
     model: nn.Module = built[0] if isinstance(built, tuple) else built
     return model

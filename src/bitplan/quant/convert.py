@@ -10,16 +10,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
-from bitplan.quant.install import Options, Quantizers, install_, quantizers_at, strip_
+from bitplan.quant.calls import WeightedCall
+from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
+from bitplan.quant.proof import prove, prove_when_run_, take_proof_off_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
+from bitplan.quant.root import OPTIONS, PLAN, quantized_layers, sites_of
+from bitplan.quant.root import is_quantized as is_quantized
+from bitplan.quant.root import root_of as root_of
 from bitplan.quant.sharing import save_once_
-from bitplan.quant.sites import Site, find_sites
+from bitplan.quant.sites import find_sites
 
-_PLAN = "_bitplan_plan"
-_OPTIONS = "_bitplan_options"
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
@@ -32,8 +36,13 @@ def quantize(
     percentile: float | None = None,
     features: Features | None = None,
     fused: bool | None = None,
+    example: Any = None,
 ) -> nn.Module:
     """A quantized copy of a model; the given one stays as it was.
+
+    Every layer of a plan that was made from a trace of the model then runs quantized. Of a plan from elsewhere, a file
+    of weights or a text, nobody knows: `example`, an input as `trace` takes it, proves it here, or else the first run
+    does, with an error that names the layers which would run in float (`quant/proof.py`).
 
     Of a model that is quantized already, weights, learned steps and options are kept, and a step is
     multiplied by 2^(b1−b2) where its precision changes. Bits of 16 leave a tensor alone. Input steps are set
@@ -42,7 +51,7 @@ def quantize(
     magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
     input step counts), `fused` (False; True quantizes in one compiled loop on a CPU).
     """
-    if is_quantized(model) and not hasattr(model, _PLAN):
+    if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
     told = {
         "per_channel": per_channel,
@@ -51,44 +60,59 @@ def quantize(
         "features": features,
         "fused": fused,
     }
-    before: Options = getattr(model, _OPTIONS, Options())
+    before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
-    quantized = copy.deepcopy(model)
-    kept: dict[str, Quantizers] = {}
-    if hasattr(quantized, _PLAN):
-        kept = strip_(quantized, _sites(quantized))
-    else:
-        save_once_(quantized)
-    install_(quantized, plan, find_sites(quantized, _quantized_layers(plan)), chosen, kept)
-    for module in quantized.modules():
-        for added in _ADDED & module._modules.keys():
-            module.get_submodule(added).train(module.training)  # what is new is in the mode of what it is in
-    setattr(quantized, _PLAN, plan)
-    setattr(quantized, _OPTIONS, chosen)
+    quantized = _copied(model)
+    _install_(quantized, plan, chosen)
+    setattr(quantized, PLAN, plan)
+    setattr(quantized, OPTIONS, chosen)
+    take_proof_off_(quantized)
+    if example is not None:
+        prove(quantized, example).check()
+    elif plan.uses is None:
+        prove_when_run_(quantized)
     return quantized
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied to be quantized ({first_line(error, 60)}): if it has run with a "
+            "weight that it computes, run it once more under torch.no_grad()"
+        ) from error
+
+
+def _install_(model: nn.Module, plan: Plan, options: Options) -> None:
+    """Put quantizers in, in the place of those of an earlier plan; what is new is in the mode of what it is in."""
+    kept: dict[str, Quantizers] = {}
+    if hasattr(model, PLAN):
+        kept = strip_(model, sites_of(model))
+    else:
+        save_once_(model)
+    install_(model, plan, find_sites(model, quantized_layers(plan), plan.uses), options, kept)
+    for module in model.modules():
+        for added in _ADDED & module._modules.keys():
+            module.get_submodule(added).train(module.training)
 
 
 def plan_of(model: nn.Module) -> Plan:
     """The plan a quantized model follows, also through wrappers (DDP, averages, compiled)."""
-    plan: Plan = getattr(root_of(model), _PLAN)
+    plan: Plan = getattr(root_of(model), PLAN)
     return plan
-
-
-def is_quantized(model: nn.Module) -> bool:
-    """Tell whether the model, or the model in this wrapper, follows a plan."""
-    return any(hasattr(module, _PLAN) for module in model.modules())
 
 
 def options_of(model: nn.Module) -> Options:
     """How a quantized model was quantized, beside its plan."""
-    options: Options = getattr(root_of(model), _OPTIONS)
+    options: Options = getattr(root_of(model), OPTIONS)
     return options
 
 
 def quantizers_of(model: nn.Module) -> dict[str, Quantizers]:
     """The quantizers of every layer of the plan; linked layers name the same input quantizer."""
-    return {layer: quantizers_at(site) for layer, site in _sites(model).items()}
+    return {layer: quantizers_at(site) for layer, site in sites_of(model).items()}
 
 
 def integer_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -124,26 +148,9 @@ def unquantized(model: nn.Module) -> Iterator[nn.Module]:
             quantizer.enabled = True
 
 
-def root_of(model: nn.Module) -> nn.Module:
-    """The quantized model itself, without what wraps it."""
-    found = next((module for module in model.modules() if hasattr(module, _PLAN)), None)
-    if found is None:
-        raise InputError("this model is not quantized: make it one with quantize(model, plan)")
-    return found
-
-
-def _sites(model: nn.Module) -> dict[str, Site]:
-    root = root_of(model)
-    return find_sites(root, _quantized_layers(getattr(root, _PLAN)))
-
-
-def _quantized_layers(plan: Plan) -> list[str]:
-    """The layers that get quantizers: 16 bits on both sides leave a layer alone."""
-    return [name for name, precision in plan.precisions.items() if not precision.left_alone]
-
-
 def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:
-    for layer, site in _sites(model).items():
-        quantizer, weight = quantizers_at(site).weight, site.weight
+    for layer, site in sites_of(model).items():
+        quantizer, call = quantizers_at(site).weight, call_at(site)
+        weight = call.multiplied(layer) if isinstance(call, WeightedCall) else site.weight
         if quantizer is not None and weight is not None:
             yield layer, quantizer, weight

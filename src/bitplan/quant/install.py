@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,15 @@ from bitplan.core.naming import (
     WEIGHT_QUANTIZER,
     function_of,
     layer_of,
+    split,
 )
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
-from bitplan.quant.calls import AttentionCall, Bystander, Owner, ProductCall, WeightedCall
+from bitplan.quant.calls import AttentionCall, ProductCall, WeightedCall
 from bitplan.quant.layers import Adopted, Channels, LayerType, adopt_, channels_of, quantized_as, release_
+from bitplan.quant.owners import BORROWED, Bystander, Owner
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
-from bitplan.quant.sites import Site
+from bitplan.quant.sites import Place, Site
 
 _SOFTMAX_BITS = 8
 _PRODUCT_INPUTS = ("left", "right")
@@ -79,8 +82,9 @@ def install_(
             members = [name for name in plan.precisions if leaders.get(name, name) == leader]
             shared[leader] = factory.inputs(leader, precision.act_bits, members)
         _install_weighted_(site, precision, shared[leader], factory)
+    without = {id(site.owner) for site in sites.values() if not site.softmax}
     for owner in [module for module in model.modules() if isinstance(module, Owner)]:
-        _finish_products_(owner, factory)
+        _finish_products_(owner, factory, softmax=id(owner) not in without)
     _close_shortcuts_(model)
 
 
@@ -90,17 +94,16 @@ def strip_(model: nn.Module, sites: Mapping[str, Site]) -> dict[str, Quantizers]
     for module in list(model.modules()):
         if isinstance(module, Adopted):
             release_(module)
-            for name in (WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS):
+            for name in (WEIGHT_QUANTIZER, INPUT_QUANTIZER, BORROWED):
                 module._modules.pop(name, None)
+                vars(module).pop(name, None)
+        module._modules.pop(CALL_QUANTIZERS, None)  # also beside a weight that only others use
     return kept
 
 
 def quantizers_at(site: Site) -> Quantizers:
     """The quantizers installed at a site."""
-    holder: nn.Module | None = site.owner
-    if site.kind != "module":
-        calls = getattr(site.owner, CALL_QUANTIZERS, {})
-        holder = dict(calls.items()).get(site.key)
+    holder: nn.Module | None = call_at(site) if site.key else site.owner
     if holder is None:
         return _NONE
     if site.kind == "product":
@@ -114,10 +117,15 @@ def quantizers_at(site: Site) -> Quantizers:
     )
 
 
+def call_at(site: Site) -> nn.Module | None:
+    """What a site's owner has for its call."""
+    calls = getattr(site.owner, CALL_QUANTIZERS, {})
+    return dict(calls.items()).get(site.key)
+
+
 def type_at(site: Site) -> LayerType | None:
-    """The layer type that quantizes a site's weight; None where a function is given the weight."""
-    root_itself = site.kind == "call" and site.parameter == OWN_WEIGHT  # a layer without a name: its call is quantized
-    return None if root_itself else quantized_as(site.owner, site.parameter)
+    """The layer type that quantizes a site's weight; None where functions are given it."""
+    return quantized_as(site.owner, site.parameter) if site.kind == "module" else None
 
 
 class _Factory:
@@ -135,7 +143,8 @@ class _Factory:
             return nn.Identity()
         kept = self.kept.get(site.layer, _NONE).weight
         bits_before = kept.bits if kept else bits
-        step = self._first_step(weight, channels_of(site.module, weight), bits_before)
+        first = partial(_first_step, channels=channels_of(site.module, weight), bits=bits_before, options=self.options)
+        step = first(weight)
         if kept is not None:
             before = kept.step.detach()
             fits = before.shape == step.shape or before.numel() == 1
@@ -143,20 +152,9 @@ class _Factory:
         learned = self.options.method == "lsq"
         made = WeightQuantizer(bits_before, step, learned=learned, fused=self.options.fused)
         made.rescale_(bits)
+        if site.computed is not False and kept is None:
+            made.first_step = first
         return made
-
-    def _first_step(self, weight: Tensor, channels: Channels | None, bits: int) -> Tensor:
-        """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared.
-
-        Within a group channels are numbered from 0 again: (groups · a, b, …) is seen as (groups, a, b, …).
-        """
-        percentile = self.options.percentile if self.options.method == "faq" else None
-        if not self.options.per_channel or channels is None:
-            return weight_step(weight, bits, tuple(range(weight.dim())), percentile)
-        if channels.groups > 1:
-            weight = weight.view(channels.groups, -1, *weight.shape[1:])
-        shared = tuple(axis for axis in range(weight.dim()) if axis not in channels.axes)
-        return weight_step(weight, bits, shared, percentile)
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
         """The one quantizer of an activation that these members read; left alone, an identity."""
@@ -182,38 +180,64 @@ class _Factory:
         return made.to(self.device)
 
 
+def _first_step(weight: Tensor, *, channels: Channels | None, bits: int, options: Options) -> Tensor:
+    """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared.
+
+    Within a group channels are numbered from 0 again: (groups · a, b, …) is seen as (groups, a, b, …).
+    """
+    percentile = options.percentile if options.method == "faq" else None
+    if not options.per_channel or channels is None:
+        return weight_step(weight, bits, tuple(range(weight.dim())), percentile)
+    if channels.groups > 1:
+        weight = weight.view(channels.groups, -1, *weight.shape[1:])
+    shared = tuple(axis for axis in range(weight.dim()) if axis not in channels.axes)
+    return weight_step(weight, bits, shared, percentile)
+
+
 def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: _Factory) -> None:
     assert site.parameter is not None
     weight = factory.weight(site, precision.weight_bits)
-    layer_type = type_at(site)
-    if layer_type is not None and not layer_type.float_input:
+    if not any(place.reads for place in site.places):
         inputs = nn.Identity()
     if isinstance(weight, nn.Identity) and isinstance(inputs, nn.Identity):
         return
-    if layer_type is None:
-        call = WeightedCall(weight, inputs, site.parameter, loosely=site.parameter == OWN_WEIGHT)
+    call = WeightedCall(weight, inputs, site.module, split(site.parameter)[1], computed=site.computed)
+    if site.kind == "call":
         _calls(site.owner)[site.key] = call
-    else:
-        _adopt_with_(site, layer_type, weight, inputs)
+    for place in site.places:
+        if place.own:
+            _adopt_with_(place, weight, inputs, registered=site.kind == "module" and place.module is site.owner)
+        else:
+            _let_call_(place.module, call)
 
 
-def _adopt_with_(site: Site, layer_type: LayerType, weight: nn.Module, inputs: nn.Module) -> None:
-    """Let a module's counterpart run with these quantizers; a module with several weights comes here for each."""
-    owner = site.owner
+def _adopt_with_(place: Place, weight: nn.Module, inputs: nn.Module, *, registered: bool) -> None:
+    """Let a module's counterpart run with these quantizers; a module with several weights comes here for each.
+
+    Those that another module has registered, to whose weight its own is tied, are only referred to.
+    """
+    module, layer_type = place.module, quantized_as(place.module, place.own)
+    assert layer_type is not None
     assert layer_type.quantized is not None
-    assert site.parameter is not None
-    if not isinstance(owner, layer_type.quantized):
-        adopt_(owner, layer_type.quantized)
-        parameters = [name for name, _ in owner.named_parameters(recurse=False) if layer_type.holds(name)]
-        named = [name for name in parameters if name != OWN_WEIGHT]
-        if named:  # until their turn comes, and where the plan leaves them alone, nothing is done to them
-            alone = {layer_of(name): WeightedCall(nn.Identity(), nn.Identity(), name) for name in named}
-            owner.call_quantizers = nn.ModuleDict(alone)
-    if site.parameter == OWN_WEIGHT:
-        owner.weight_quantizer, owner.input_quantizer = weight, inputs
+    if not isinstance(module, layer_type.quantized):
+        adopt_(module, layer_type.quantized)
+        parameters = [name for name, _ in module.named_parameters(recurse=False) if layer_type.holds(name)]
+        for name in parameters:  # until their turn comes, and where the plan leaves them alone, nothing is done to them
+            if name != OWN_WEIGHT:
+                _calls(module)[layer_of(name)] = WeightedCall(nn.Identity(), nn.Identity(), module, name)
+    if place.own != OWN_WEIGHT:
+        _calls(module)[layer_of(place.own)] = WeightedCall(weight, inputs, module, place.own)
+    elif registered:
+        module.weight_quantizer, module.input_quantizer = weight, inputs
     else:
-        calls: Any = owner.call_quantizers
-        calls[site.key] = WeightedCall(weight, inputs, site.parameter)
+        vars(module).update({WEIGHT_QUANTIZER: weight, INPUT_QUANTIZER: inputs})
+
+
+def _let_call_(module: nn.Module, call: WeightedCall) -> None:
+    """Let a module quantize this call, which may be kept by another."""
+    calls = _own_(module)
+    if call not in calls.values():
+        vars(module).setdefault(BORROWED, []).append(call)
 
 
 def _install_product_(site: Site, precision: Precision, factory: _Factory) -> None:
@@ -228,13 +252,13 @@ def _install_product_(site: Site, precision: Precision, factory: _Factory) -> No
         bits = _SOFTMAX_BITS if is_scores else precision.act_bits
         made[name] = factory.activation(site.layer, bits, before, masked=is_scores)
     call = AttentionCall(made) if is_attention else ProductCall(made["left"], made["right"])
-    _calls(site.owner)[site.key] = call
+    _own_(site.owner)[site.key] = call
 
 
-def _finish_products_(owner: Owner, factory: _Factory) -> None:
+def _finish_products_(owner: Owner, factory: _Factory, *, softmax: bool) -> None:
     """Add the quantizer of a softmax between two products, and set the modules inside apart."""
     products = [site for site in owner.call_quantizers.values() if isinstance(site, ProductCall)]
-    if len(products) > 1:
+    if len(products) > 1 and softmax:
         layer = products[0].left.name
         kept = factory.kept.get(layer, _NONE).inputs  # left, right, and perhaps that of a softmax
         before = kept[2] if len(kept) > 2 else None
@@ -251,15 +275,22 @@ def _close_shortcuts_(model: nn.Module) -> None:
     """Make torch's encoder layers call their parts in inference too, where a fused routine bypasses them."""
     for module in list(model.modules()):
         if isinstance(module, _SHORTCUTS) and any(isinstance(part, Adopted) for part in module.modules()):
-            _calls(module)
+            _own_(module)
 
 
-def _calls(owner: nn.Module) -> nn.ModuleDict:
-    if not isinstance(owner, Owner):
-        if isinstance(owner, Bystander):
-            release_(owner)
-        owner.call_quantizers = nn.ModuleDict()
-        adopt_(owner, Owner)
-    calls = owner.call_quantizers
+def _own_(module: nn.Module) -> nn.ModuleDict:
+    """Make a module the owner of calls, which are returned."""
+    if not isinstance(module, Owner):
+        if isinstance(module, Bystander):
+            release_(module)
+        adopt_(module, Owner)
+    return _calls(module)
+
+
+def _calls(module: nn.Module) -> nn.ModuleDict:
+    """The calls whose quantizers a module has."""
+    if CALL_QUANTIZERS not in module._modules:
+        module.call_quantizers = nn.ModuleDict()
+    calls = module.call_quantizers
     assert isinstance(calls, nn.ModuleDict)
     return calls

@@ -27,7 +27,7 @@ class Adopted(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         mixin, base = type(self).__bases__
-        return _revive, (mixin, base), self.__dict__
+        return _revive, (mixin, base), self.__getstate__()
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class LayerType(ABC):
     modules: ClassVar[tuple[type[nn.Module], ...]] = ()
     quantized: ClassVar[type[Adopted] | None] = None
     weights: ClassVar[str] = "weight"
+    hands_out: ClassVar[tuple[str, ...]] = ()
+    """Modules inside whose weights its forward gives to functions, instead of calling them."""
     layout: ClassVar[WeightLayout] = "out_in"
     float_input: ClassVar[bool] = True
     """False where the input is no float tensor, such as indices, so that only weights are quantized."""

@@ -114,7 +114,8 @@ def _check_complete(given: TorchTensors, wanted: Mapping[str, Tensor], source: P
     heads = tuple(dict.fromkeys(f"{module}.*" for module in modules))
     advice = ""
     if len(heads) <= 2:
-        advice = f": if they are to be trained from their random values, pass fresh={heads}"
+        typed = " ".join(f"--fresh '{head}'" for head in heads)
+        advice = f": if they are to be trained from their random values, add {typed} (in Python: fresh={heads})"
     raise FileError(f"{source} lacks {shown}{rest}, which the model has{advice}")
 
 

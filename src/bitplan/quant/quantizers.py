@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,26 @@ from bitplan.quant.observe import Observation
 Method = Literal["lsq", "faq"]
 Features = Literal["sample", "batch"]
 
+unseen = torch._C.DisableTorchFunction
+"""A context in which functions of torch are called past the modes that see them (`quant/owners.py`)."""
+
 MASK = -5000.0
 """Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
 
 
-class WeightQuantizer(nn.Module):
+class _Quantizer(nn.Module):
+    """What both have in common: a model that is cast to half precision keeps their steps, as codes depend on them."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def wide(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if made.dtype in (torch.float16, torch.bfloat16) else made
+
+        super()._apply(wide, recurse)
+        return self
+
+
+class WeightQuantizer(_Quantizer):
     """Signed codes with one step, or one per output channel: weight → fake-quantized, of the same shape.
 
     A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
@@ -32,6 +48,8 @@ class WeightQuantizer(nn.Module):
         self.fused = fused
         self.enabled = True
         self.step = nn.Parameter(step.detach().clone(), requires_grad=learned)
+        self.first_step: Callable[[Tensor], Tensor] | None = None
+        """How the step follows from a weight that is known only as the network runs, until it has."""
 
     @property
     def range(self) -> tuple[int, int]:
@@ -42,13 +60,29 @@ class WeightQuantizer(nn.Module):
         """Quantize a weight, or rows of it: then `numel` is the whole weight's, `step` the rows' steps."""
         if not self.enabled:
             return weight
-        step = self.step if step is None else step
-        low, high = self.range
-        elements = weight.numel() if numel is None else numel
-        scale = _gradient_scale(elements // max(1, self.step.numel()), high)
-        if step.dim() <= weight.dim():
-            return lsq(weight, step, low, high, scale, fused=self.fused)
-        return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
+        with unseen():
+            if self.first_step is not None:
+                self._start(weight)
+            step = self.step if step is None else step
+            low, high = self.range
+            elements = weight.numel() if numel is None else numel
+            scale = _gradient_scale(elements // max(1, self.step.numel()), high)
+            if step.dim() <= weight.dim():
+                return lsq(weight, step, low, high, scale, fused=self.fused)
+            return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _start(self, weight: Tensor) -> None:
+        assert self.first_step is not None
+        step = self.first_step(weight)
+        if step.shape != self.step.shape:
+            raise InputError(
+                f"a weight that is computed as {tuple(weight.shape)} cannot have steps of its own for "
+                f"{self.step.numel()} channels: quantize with per_channel=False"
+            )
+        self.step.copy_(step)
+        self.first_step = None
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
@@ -72,12 +106,16 @@ class WeightQuantizer(nn.Module):
         self.step.mul_(2.0 ** (self.bits - bits))
         self.bits = bits
 
+    def _load_from_state_dict(self, *arguments, **options) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003
+        super()._load_from_state_dict(*arguments, **options)
+        self.first_step = None
+
     def extra_repr(self) -> str:
         """Bits and number of steps."""
         return f"bits={self.bits}, steps={self.step.numel()}"
 
 
-class InputQuantizer(nn.Module):
+class InputQuantizer(_Quantizer):
     """One step for an activation; its value and its sign come from calibration or the first training batch.
 
     The buffer `signed` is −1 until then, afterwards 0 or 1; a buffer follows checkpoints, averages and
@@ -118,8 +156,8 @@ class InputQuantizer(nn.Module):
             self._read_sign()
         return self._range
 
-    def forward(self, v: Tensor) -> Tensor:
-        """Fake-quantize; while calibrating, look and pass on."""
+    def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
+        """Fake-quantize; while calibrating, look and pass on. `times` says how often for each sample."""
         if not self.enabled or not v.is_floating_point():
             return v
         if self.observation is not None:
@@ -127,17 +165,18 @@ class InputQuantizer(nn.Module):
             return v
         if self._range is None:
             self._start(v)
-        if self._range is None:  # an empty batch says nothing
+        if self._range is None:  # nothing was said of its size yet
             return v
         low, high = self._range
-        count = v.numel()
+        count = v.numel() * times
         if self.features == "sample" and v.dim() > 1:
             count //= max(1, v.shape[0])
         scale = _gradient_scale(count, high)
-        if not self.masked:
-            return lsq(v, self.step, low, high, scale, fused=self.fused)
-        finite = v.clamp_min(MASK)  # masks may be −inf
-        return torch.where(v < MASK, v, lsq(finite, self.step, low, high, scale, fused=self.fused))
+        with unseen():
+            if not self.masked:
+                return lsq(v, self.step, low, high, scale, fused=self.fused)
+            finite = v.clamp_min(MASK)  # masks may be −inf
+            return torch.where(v < MASK, v, lsq(finite, self.step, low, high, scale, fused=self.fused))
 
     def new_observation(self) -> Observation:
         """An empty memory of what `settle_` asks for: a percentile only for FAQ."""
@@ -171,13 +210,17 @@ class InputQuantizer(nn.Module):
         if self._range is not None or v.numel() == 0:
             return
         if not self.training:
+            if not v.any():  # zeros, such as a first hidden state: any step leaves them as they are
+                return
             raise InputError(
                 f"the input step of layer {self.name!r} is not set: call calibrate_(model, batches), or "
                 "train for one batch, before the model is evaluated"
             )
         seen = self.new_observation()
         self._look(seen, v)
-        self.settle_(seen.agreed())
+        seen = seen.agreed()
+        if seen.mean_magnitude > 0:
+            self.settle_(seen)
 
     def _look(self, seen: Observation, v: Tensor) -> None:
         if not seen.add(v[v >= MASK] if self.masked else v):

@@ -84,18 +84,9 @@ def _answer(subject: Subject, scores: Scores | None, chosen: Answer) -> Data:
         "bops": figures.bops,
         "counts": [[str(choice), picks.count(choice)] for choice in choices],
         "fixed": len(subject.graph.groups) - len(picks),
-        "proof": _proof(plan),
+        "proof": plan.proof,
         "command": subject.reproduce(candidate, chosen.budget),
     }
-
-
-def _proof(plan: Plan) -> str:
-    if plan.gap is None:
-        return f"chosen by the {plan.selector} selector, which proves no bound"
-    rounding = 1e-9 * max(1.0, abs(plan.gain))
-    if plan.gap <= rounding:
-        return "proven best for these gains"
-    return f"at most {plan.gap:.2g} of gain below the best"
 
 
 def _row(cell: Cell) -> Data:

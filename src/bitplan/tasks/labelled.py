@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bitplan.adapters.torch import device_of, inference
+from bitplan.adapters.torch import as_floats_of, device_of, inference
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import Split, Task
 
@@ -38,8 +38,8 @@ class LabelledImages(Task):
         """One pass over a split."""
 
     def forward(self, model: nn.Module, batch: Labelled) -> Any:
-        """Run a model on the images of a batch."""
-        return model(batch[0])
+        """Run a model on the images of a batch, in the model's own type."""
+        return model(as_floats_of(model, batch[0]))
 
     def logits(self, outputs: Any) -> tuple[Tensor, ...]:
         """Class scores, (B, classes, …): the outputs, or the first of several."""

@@ -56,7 +56,7 @@ def _check(contract: Contract, layer_type: LayerType) -> None:
     if layer_type.quantized is not None:
         clause = "it knows the forward of its example"
         contract.clause(clause, isinstance(family(module), type(layer_type)), type(module).__name__)
-        _check_same_products(contract, layer_type, network, graph, x)
+    _check_same_products(contract, layer_type, network, graph, x)
     for per_channel in (False, True):
         model = _quantized(contract, network, graph, x, "w4a4", per_channel=per_channel)
         _check_training(contract, copy.deepcopy(model), x)

@@ -131,7 +131,8 @@ def plan_for(graph: Graph, precisions: Mapping[str, str]) -> Plan:
     """A plan by hand."""
     parsed = {name: Precision.parse(precision) for name, precision in precisions.items()}
     links = tuple(link.layers for link in graph.links)
-    return Plan(model=graph.model, precisions=parsed, links=links, method="by hand", selector="by hand")
+    by_hand, uses = "by hand", graph.uses
+    return Plan(model=graph.model, precisions=parsed, links=links, method=by_hand, selector=by_hand, uses=uses)
 
 
 def classifier_for(example: Any, classes: int = 1000) -> nn.Module | None:

@@ -32,7 +32,10 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
 def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -> None:
     """Refuse a teacher without a part in the recipe, and the reverse."""
     if teacher is None and recipe.distill:
-        raise InputError(f"the recipe distills (distill = {recipe.distill:g}) but there is no teacher: pass teacher=")
+        raise InputError(
+            f"the recipe distills (distill = {recipe.distill:g}) but there is no teacher: give one, --teacher "
+            "(in Python: teacher=…)"
+        )
     if teacher is not None and not recipe.distill:
         raise InputError("there is a teacher but the recipe does not distill: set distill above 0, or pass no teacher")
     if teacher is model:

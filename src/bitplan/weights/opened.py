@@ -33,6 +33,7 @@ from bitplan.weights.shards import INDEX, lacking, read_index
 from bitplan.weights.tensors import FLOATS, Tensor
 
 _IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
+_NUMBER = re.compile(r"[0-9]+")
 _PARALLEL = "module."
 
 
@@ -43,6 +44,11 @@ class OpenedCheckpoint:
     path: Path
     tensors: Mapping[str, Tensor]
     plan: Plan | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether its tensors come in the order of the network's modules."""
+        return keeps_order(self.tensors)
 
     def weight(self, layer: str) -> Tensor | None:
         """The weight of a layer, under the first of the names that it may have.
@@ -83,6 +89,22 @@ def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """The weight step that a quantized layer learned, if the checkpoint has one."""
     steps = [tensors[key] for key in step_keys(layer) if key in tensors]
     return next((step for step in steps if step.dtype in FLOATS), None)
+
+
+def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
+    """Tell whether names come as modules give them, not sorted nor shuffled: weight, bias; 9, 10."""
+    names, kinds = list(tensors), {tensor.dtype for tensor in tensors.values()}
+    by_kind = [[name for name, tensor in tensors.items() if tensor.dtype == kind] for kind in kinds]
+    if names == sorted(names, key=natural) or all(one == sorted(one) for one in by_kind):  # safetensors sorts in types
+        return False
+    place = {name: index for index, name in enumerate(names)}
+    biased = [name for name in names if name.endswith(".weight") and f"{name[:-6]}bias" in place]
+    if any(place[name] > place[f"{name[:-6]}bias"] for name in biased):
+        return False
+    families: dict[str, list[list[int]]] = {}
+    for name in names:
+        families.setdefault(_NUMBER.sub("#", name), []).append([int(number) for number in _NUMBER.findall(name)])
+    return all(numbers == sorted(numbers) for numbers in families.values())
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -134,8 +156,8 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By name, since safetensors keeps no order; PyTorch's files keep that of the modules."""
-    return {name: tensors[name] for name in sorted(tensors, key=natural)}
+    """By name, since safetensors usually keeps no order; PyTorch's files keep that of the modules."""
+    return tensors if keeps_order(tensors) else {name: tensors[name] for name in sorted(tensors, key=natural)}
 
 
 def _without_wrapper(name: str) -> str:

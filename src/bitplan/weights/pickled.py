@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from bitplan.weights.refusals import unreadable
 from bitplan.weights.tensors import Tensor
 from bitplan.weights.torch_tensors import as_tensor
 
-_NESTED = ("state_dict", "model", "model_state_dict", "net", "module")  # where training scripts keep it
+_USUAL = ("state_dict", "model", "model_state_dict")  # where most training scripts keep the network among other ones
+_OPTIMIZER = "param_groups"  # what every optimizer's state has
 _DEEPEST = 3  # a pickled dict may hold itself
+Keys = tuple[Any, ...]
+_log = logging.getLogger(__name__)
 # How torch's loader names what a pickle asks for, before the name itself.
 _MARKS = ("Unsupported global: GLOBAL ", "Trying to load unsupported GLOBAL ", "Unsupported class ")
 
@@ -56,15 +60,47 @@ def _wanted(message: str) -> str:
 
 
 def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
-    """The names and tensors, also where they are nested under one of the usual keys; other entries are left aside."""
-    for _ in range(_DEEPEST + 1):
-        if not isinstance(content, Mapping):
-            break
-        nested = next((content[key] for key in _NESTED if isinstance(content.get(key), Mapping)), None)
-        if nested is None:
-            tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
-            if tensors:
-                return tensors
-            break
-        content = nested
-    raise FileError(f"{path} holds no state_dict: save the network's with torch.save(model.state_dict(), path)")
+    """The names and tensors of the network in a file, wherever a training script keeps them; the rest is left aside.
+
+    They are the one mapping of names to weights. Of several the one under a usual key is taken, or where all are copies
+    of one network (a running average is) the first, and that is said; else the file is refused, with what there is.
+    """
+    found = _mappings(content, least=2) or _mappings(content, least=0)
+    if not found:
+        raise FileError(f"{path} holds no state_dict: save the network's with torch.save(model.state_dict(), path)")
+    usual = [keys for keys in found if keys and keys[-1] in _USUAL]
+    alike = len({_shapes(tensors) for tensors in found.values()}) == 1
+    if not usual and not alike:
+        where = "".join(f"[{key!r}]" for key in max(found))
+        raise FileError(
+            f"{path} holds several networks ({_words(found)}): save the one you mean alone, such as "
+            f"torch.save(torch.load({str(path)!r}){where}, 'weights.pth')"
+        )
+    taken = [*usual, *found][0]
+    if len(found) > 1:
+        others = [keys for keys in found if keys != taken]
+        _log.warning("%s holds several networks: that of %s is taken, not %s", path, _words([taken]), _words(others))
+    return found[taken]
+
+
+def _mappings(content: Any, least: int, keys: Keys = ()) -> dict[Keys, dict[str, torch.Tensor]]:
+    """The mappings of names to tensors, one of which has so many dimensions, by the keys that lead to them.
+
+    Two dimensions tell a network from what else is kept: means, scores, states of random numbers.
+    """
+    if not isinstance(content, Mapping) or _OPTIMIZER in content or len(keys) > _DEEPEST:
+        return {}
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    found = {keys: tensors} if any(tensor.dim() >= least for tensor in tensors.values()) else {}
+    for key, value in content.items():
+        found |= _mappings(value, least, (*keys, key))
+    return found
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Size, ...]:
+    """Those of the weights, by which copies of one network are known, whatever stands before their names."""
+    return tuple(sorted(tensor.shape for tensor in tensors.values() if tensor.dim() > 1))
+
+
+def _words(found: Iterable[Keys]) -> str:
+    return ", ".join(".".join(map(str, keys)) or "its top level" for keys in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,19 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ("MXFP4", r"_proj_(blocks|scales)$"),
     ("FP8", r"\.weight_scale_inv$"),
 )
-_FOREIGN = (".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+# What a file is → how its name usually ends, and where its first bytes tell it as well (from which byte on, which).
+_FOREIGN: dict[str, tuple[str, int, bytes]] = {
+    "an ONNX file": (".onnx", 2, b"\x12\x07pytorch"),  # behind the version: who wrote it
+    "an HDF5 file": (".h5", 0, b"\x89HDF"),
+    "a TensorFlow Lite file": (".tflite", 4, b"TFL3"),
+    "a Flax file": (".msgpack", 0, b""),
+    "a NumPy archive": (".npz", 0, b""),
+}
+# What an archive of torch's is → an entry that only it has, and what gives its tensors.
+_ARCHIVES = {
+    "a TorchScript file": ("/code/", "torch.jit.load({!r}).state_dict()"),
+    "a torch.export file": ("/archive_format", "dict(torch.export.load({!r}).state_dict)"),
+}
 
 
 def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -62,8 +75,27 @@ def refuse_foreign(path: Path, start: bytes) -> None:
     """Raise if the first bytes or the ending are those of a file that holds no plain tensors."""
     if start[:4] == b"GGUF" or path.suffix == ".gguf":
         raise _already_packed(path, "GGUF")
-    if path.suffix in _FOREIGN:
-        raise FileError(f"{path}: bitplan reads .safetensors and PyTorch checkpoints, not {path.suffix}")
+    for form, (ending, place, mark) in _FOREIGN.items():
+        if path.suffix == ending or (mark and start[place : place + len(mark)] == mark):
+            raise FileError(
+                f"{path} is {form}: give the PyTorch model that it was made from, or its weights (.safetensors, .pth)"
+            )
+    if start[:2] == b"PK":
+        _refuse_archive(path)
+
+
+def _refuse_archive(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError):  # cut off: who reads it says so
+        return
+    for form, (mark, tensors) in _ARCHIVES.items():
+        if any(mark in name for name in names):
+            raise FileError(
+                f"{path} is {form}, code and weights in one: give the model's own code, or write its weights alone: "
+                f"torch.save({tensors.format(str(path))}, 'weights.pth')"
+            )
 
 
 def unreadable(path: Path, error: OSError) -> FileError:

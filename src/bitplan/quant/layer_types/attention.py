@@ -16,6 +16,7 @@ class TorchAttention(LayerType):
 
     modules = (nn.MultiheadAttention,)
     weights = "in_proj_weight"
+    hands_out = ("out_proj",)
     kind = "parameter"
 
     def example(self) -> tuple[nn.Module, Tensor]:

@@ -7,6 +7,7 @@ a cast) is the same value as its source. A storage that is written to holds a ne
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ class Values:
         self._producers: dict[tuple[int, int], str] = {}
         self._sources: dict[int, frozenset[str]] = {}
         self._activations: set[int] = set()
+        self._origins: dict[int, Any] = {}
 
     def _storage(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
@@ -56,8 +58,13 @@ class Values:
         """The parameters that a tensor was computed from, if it is not an activation."""
         return self._sources.get(self._storage(tensor), frozenset())
 
+    def origin(self, tensor: torch.Tensor) -> Any:
+        """What was noted of how a tensor came about that is not an activation; None of a parameter."""
+        return self._origins.get(self._storage(tensor))
+
     def add_parameter(self, tensor: torch.Tensor, name: str) -> None:
-        """Start to follow a parameter."""
+        """Start to follow a parameter, or anything else under a name of its own."""
+        self._activations.discard(self._storage(tensor))
         self._sources[self._storage(tensor)] = frozenset({name})
 
     def add_input(self, tensor: torch.Tensor, label: str) -> None:
@@ -70,7 +77,14 @@ class Values:
         if source.numel() == target.numel() and source.is_floating_point() and target.is_floating_point():
             self._copied_from[self.key(target)] = self.key(source)
 
-    def made(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str, layer: bool) -> None:
+    def made(
+        self,
+        outputs: Iterable[torch.Tensor],
+        inputs: Iterable[torch.Tensor],
+        by: str,
+        layer: bool,
+        origin: Any = None,
+    ) -> None:
         """Note new tensors: activations if an input is one (or a layer made them), else still parameters."""
         read = [self._storage(tensor) for tensor in inputs]
         active = layer or self._any_active(read)
@@ -78,9 +92,12 @@ class Values:
         new = {self._storage(tensor) for tensor in outputs}.difference(read)  # others are views of what was read
         for storage in new:
             self._producers[(storage, 0)] = by
+            self._origins[storage] = origin
             self._inherit(storage, active, sources)
 
-    def wrote(self, targets: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str) -> None:
+    def wrote(
+        self, targets: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str, origin: Any = None
+    ) -> None:
         """Note that tensors were written to in place: every view of them has a new value."""
         read = [self._storage(tensor) for tensor in inputs]
         active = self._any_active(read)
@@ -89,6 +106,7 @@ class Values:
             writes = self._writes.get(storage, 0) + 1
             self._writes[storage] = writes
             self._producers[(storage, writes)] = by
+            self._origins[storage] = origin
             self._inherit(storage, active, sources)
 
     def _any_active(self, storages: Iterable[int]) -> bool:

@@ -14,13 +14,17 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Product:
-    """One multiplication of two tensors. `second` is the weight where only one can be (convolution, table)."""
+    """One multiplication of two tensors. `second` is the weight where only one can be (convolution, table).
+
+    `by_data` says that it is one only if the data say what is multiplied: otherwise a weight is put together so.
+    """
 
     kind: str
     first: torch.Tensor
     second: torch.Tensor
     macs: int
     in_features: int
+    by_data: bool = False
 
 
 def product_of(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[Product]:
@@ -59,6 +63,15 @@ def _embedding(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
     return [Product("embedding", indices, table, 0, int(table.shape[0]))]
 
 
+def _index(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
+    """Rows of a table, as `table[indices]` and `table.index_select(0, indices)` take them."""
+    table, chosen = arguments[0], arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[2]]
+    by_row = isinstance(arguments[1], list | tuple) or arguments[1] == 0
+    if table.dim() != 2 or len(chosen) != 1 or not by_row or chosen[0].dtype not in (torch.int64, torch.int32):
+        return []
+    return [Product("embedding", chosen[0], table, 0, int(table.shape[0]), by_data=True)]
+
+
 def _attention(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
     query, key, value = arguments[:3]  # (…, T, d), (…, S, d), (…, S, e)
     sources, width = key.shape[-2], query.shape[-1]
@@ -86,6 +99,9 @@ _READERS: dict[Any, Callable[[tuple[Any, ...], Any], list[Product]]] = {
     aten._addmm_activation: _matmul(1),
     aten.embedding: _embedding,
     aten._embedding_bag: _embedding,
+    aten._embedding_bag_forward_only: _embedding,
+    aten.index: _index,
+    aten.index_select: _index,
     aten._scaled_dot_product_flash_attention: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_efficient_attention: _attention,

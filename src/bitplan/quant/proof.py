@@ -1,0 +1,262 @@
+"""Proof that a quantized network executes its plan: one forward pass in which every multiplication is looked at.
+
+The pass runs on tensors without data (`forward/shadow.py`). Each quantizer only leaves its mark on what it is given;
+a layer is proven where what is multiplied has the marks of its quantizers. A weight of the plan that is multiplied
+without them runs in float, whatever else says that it is quantized.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, is_fake
+
+from bitplan.core.errors import InputError
+from bitplan.core.naming import split
+from bitplan.forward.operations import Operations, tensors_in, written
+from bitplan.forward.products import Product, product_of
+from bitplan.forward.shadow import Shadow, arguments_of
+from bitplan.forward.values import Key, Values
+from bitplan.quant.calls import AttentionCall, sources_of
+from bitplan.quant.install import call_at, quantizers_at
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.root import root_of, sites_of
+from bitplan.quant.sites import Site
+
+Unreached = Literal["raise", "warn"]
+"""What to do about layers of a plan that are never run: an error, or a warning where a task does not use them."""
+
+_log = logging.getLogger(__name__)
+_SHOWN = 8
+_MARK = "quantizer "
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How often each layer of a plan was multiplied as planned, and how often a plan's weight was left in float.
+
+    Layers that the plan leaves alone are not among them.
+    """
+
+    quantized: Mapping[str, int]
+    in_float: Mapping[str, int]
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        """The layers that the forward pass never came to."""
+        return tuple(layer for layer, count in self.quantized.items() if not count and not self.in_float.get(layer))
+
+    def check(self, unreached: Unreached = "raise") -> None:
+        """Raise an error that names the layers which run in float, and raise or warn of those that do not run."""
+        if self.in_float:
+            raise InputError(
+                f"the plan quantizes {named(self.in_float)}, which this network computes in float: make the plan from "
+                "a graph of this model, with trace(model, example)"
+            )
+        complain(self.unreached, unreached)
+
+
+def complain(layers: Collection[str], unreached: Unreached) -> None:
+    """Raise, or only warn, of layers that a plan quantizes and no run has come to."""
+    if not layers:
+        return
+    if unreached == "warn":
+        _log.warning("the network never ran %s", named(layers))
+        return
+    raise InputError(
+        f"the network never ran {named(layers)} of its plan: make the plan from a graph of this model, or, if the task "
+        'does not use them, say so: calibrate_(model, batches, unreached="warn"), or --unreached warn'
+    )
+
+
+def named(layers: Collection[str]) -> str:
+    """Some layers by name, many of them in part."""
+    names = list(layers)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{'layers' if len(names) > 1 else 'layer'} {', '.join(names[:_SHOWN])}{more}"
+
+
+def prove(model: nn.Module, example: Any) -> Proof:
+    """Run a quantized model once, without data, and tell which layers of its plan are really quantized.
+
+    `example` is what `trace` takes, and only its shapes matter, unless the model decides by its values: then a copy of
+    the model is run on it. The model itself is neither run nor changed.
+    """
+    return _prove(root_of(model), *arguments_of(example))
+
+
+def _prove(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
+    shadow = Shadow(root)
+    try:
+        return _Witness(shadow.model).watch(shadow.running(), *shadow.arguments((args, kwargs)))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return _Witness(copy.deepcopy(root).eval()).watch(nullcontext(), args, kwargs)
+
+
+def prove_when_run_(root: nn.Module) -> None:
+    """Have a model proven by the arguments of its first run, whoever runs it."""
+    root.register_forward_pre_hook(_prove_first, with_kwargs=True)
+
+
+def allow_unreached_(model: nn.Module) -> None:
+    """Let the first run of a quantized model, if it is to prove its plan, only warn of layers not reached."""
+    root = root_of(model)
+    if take_proof_off_(root):
+        root.register_forward_pre_hook(_prove_reached, with_kwargs=True)
+
+
+def take_proof_off_(root: nn.Module) -> bool:
+    """Have its first run prove nothing; tell whether it would have."""
+    found = [key for key, hook in root._forward_pre_hooks.items() if hook in (_prove_first, _prove_reached)]
+    for key in found:
+        del root._forward_pre_hooks[key]
+        root._forward_pre_hooks_with_kwargs.pop(key, None)
+    return bool(found)
+
+
+# Hooks are found by their names when a model is unpickled.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _prove_first(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    inputs = [module for module in root.modules() if isinstance(module, InputQuantizer)]
+    is_new = root.training and all(quantizer.range is None for quantizer in inputs)
+    _prove_once(root, args, kwargs, "raise" if is_new else "warn")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _prove_reached(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _prove_once(root, args, kwargs, "warn")
+
+
+def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], unreached: Unreached) -> None:
+    if any(is_fake(parameter) for parameter in root.parameters()):  # a shadow, or a capture: somebody else's business
+        return
+    take_proof_off_(root)
+    _prove(root, args, kwargs).check(unreached)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What the two operands of a layer are called where they are as planned, in pairs.
+
+    `own` are the names of what no other layer multiplies: its weight, as planned or not, or both of a product's.
+    """
+
+    name: str
+    pairs: tuple[tuple[str, str], ...]
+    own: frozenset[str]
+
+
+class _Witness:
+    """Follows marks through a forward pass of a copy that is the witness's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        take_proof_off_(model)
+        self._model = model
+        self._values = Values()
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            self._values.add_parameter(parameter, name)
+        self._layers = [_described(site, names) for site in sites_of(model).values()]
+        self._known: dict[str, list[_Planned]] = {}
+        for layer in self._layers:
+            for name in layer.own:
+                self._known.setdefault(name, []).append(layer)
+        self._rows: dict[Key, list[_Planned]] = {}
+        self._quantized: Counter[str] = Counter()
+        self._in_float: Counter[str] = Counter()
+        for module in model.modules():
+            if isinstance(module, WeightQuantizer | InputQuantizer):
+                vars(module)["forward"] = partial(self._mark, module)
+
+    def watch(self, context: AbstractContextManager[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
+        """Run the copy."""
+        for tensor in tensors_in((args, kwargs)):
+            self._values.add_input(tensor, "")
+        with torch.no_grad(), context, Operations(self._note):
+            self._model(*args, **kwargs)
+        self._in_float.update(layer.name for layers in self._rows.values() for layer in layers)
+        return Proof({layer.name: self._quantized[layer.name] for layer in self._layers}, dict(self._in_float))
+
+    def _mark(self, quantizer: nn.Module, v: Tensor, **_: Any) -> Tensor:
+        if not v.is_floating_point():
+            return v
+        mark = _mark_of(quantizer)
+        waiting = self._rows.pop(self._values.key(v), [])  # rows of a table, which are quantized once looked up
+        as_planned = [layer.name for layer in waiting if any(mark in pair for pair in layer.pairs)]
+        self._quantized.update(as_planned)
+        self._in_float.update([] if as_planned else [layer.name for layer in waiting])
+        marked = v.clone()
+        self._values.add_parameter(marked, mark)
+        return marked
+
+    def _note(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
+        products = product_of(operation, arguments, output)
+        for product in products:
+            self._judge(product, outputs)
+        self._values.made(outputs, inputs, "", layer=any(product.kind != "embedding" for product in products))
+        self._values.wrote(written(operation, arguments), inputs, "")
+
+    def _judge(self, product: Product, outputs: list[Tensor]) -> None:
+        """See whether a multiplication is one of a layer's, and as planned."""
+        if product.by_data and not self._values.is_activation(product.first):
+            return
+        first, second = self._values.sources(product.first), self._values.sources(product.second)
+        for layer in dict.fromkeys(layer for name in first | second for layer in self._known.get(name, ())):
+            if product.kind == "embedding" and layer.own & second:
+                self._judge_rows(layer, product, outputs)
+            elif any(_meet(pair, first, second) for pair in layer.pairs):
+                self._quantized[layer.name] += 1
+            elif self._takes_part(layer, product, first, second):
+                self._in_float[layer.name] += 1
+
+    def _judge_rows(self, layer: _Planned, product: Product, outputs: list[Tensor]) -> None:
+        if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
+            self._quantized[layer.name] += 1
+        else:
+            self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
+
+    def _takes_part(self, layer: _Planned, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
+        """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
+        for operand, others, other in ((first, second, product.second), (second, first, product.first)):
+            if operand & layer.own and (
+                self._values.is_activation(other) or any(name.startswith(_MARK) for name in others)
+            ):
+                return True
+        return False
+
+
+def _described(site: Site, names: Mapping[int, str]) -> _Planned:
+    both, call = quantizers_at(site), call_at(site)
+    if site.kind == "product":
+        operands = [_mark_of(quantizer) for quantizer in both.inputs]
+        if isinstance(call, AttentionCall):
+            query, key, _, weights, value = operands
+            return _Planned(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
+        return _Planned(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
+    assert site.parameter is not None
+    raw = frozenset(names[id(source)] for source in sources_of(site.module, split(site.parameter)[1]))
+    inputs = _mark_of(both.inputs[0]) if both.inputs else ""
+    if both.weight is None:  # only what it reads is quantized
+        return _Planned(site.layer, tuple((name, inputs) for name in raw), raw)
+    weight = _mark_of(both.weight)
+    return _Planned(site.layer, ((weight, inputs),), raw | {weight})
+
+
+def _meet(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:
+    """Tell whether two operands are a layer's, in either order; an input that is left alone has no name."""
+    one, other = pair
+    return (one in first and (not other or other in second)) or (one in second and (not other or other in first))
+
+
+def _mark_of(quantizer: nn.Module) -> str:
+    return f"{_MARK}{id(quantizer)}"

@@ -1,0 +1,195 @@
+"""torch's recurrent functions, opened: loops over time in which every product by a weight can be seen.
+
+torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu and their cells are each one function that hides what it
+multiplies. These compute the same from products that somebody makes: `trace` looks at plain ones, a quantized network
+makes ones that quantize what they are given (`quant/calls.py`). A product is made once for a sequence, so its weight
+is quantized once, however many steps there are (docs/decisions/0013-recurrent.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+State = tuple[Tensor, ...]
+"""What goes from step to step: the hidden state (B, H) and, of an LSTM, its cell (B, C)."""
+Rule = Callable[[Tensor, Tensor, State], State]
+"""One step: what the input and the hidden state give (B, gates · C), and the state before → the state."""
+
+
+class Products(Protocol):
+    """Makes the product by a weight (out, in) and bias; it will be used so many `times` for each sample."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """x (…, in) → (…, out)."""
+
+
+def plain(weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+    """The product itself."""
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _lstm(given: Tensor, hidden: Tensor, state: State) -> State:
+    into, forget, new, out = (given + hidden).chunk(4, -1)
+    cell = forget.sigmoid() * state[1] + into.sigmoid() * new.tanh()
+    return out.sigmoid() * cell.tanh(), cell
+
+
+def _gru(given: Tensor, hidden: Tensor, state: State) -> State:
+    (reset, update, new), (reset_h, update_h, new_h) = given.chunk(3, -1), hidden.chunk(3, -1)
+    new = (new + (reset + reset_h).sigmoid() * new_h).tanh()
+    return (new + (update + update_h).sigmoid() * (state[0] - new),)
+
+
+def _rnn_tanh(given: Tensor, hidden: Tensor, _: State) -> State:
+    return ((given + hidden).tanh(),)
+
+
+def _rnn_relu(given: Tensor, hidden: Tensor, _: State) -> State:
+    return ((given + hidden).relu(),)
+
+
+class _Settings(NamedTuple):
+    """What torch's functions are told after the weights, in their order."""
+
+    has_biases: bool
+    num_layers: int
+    dropout: float
+    train: bool
+    bidirectional: bool
+    batch_first: bool = False
+
+
+@dataclass(frozen=True)
+class _Sequences:
+    """How sequences lie: (T, B, …); or packed, the rows of one step after those of the other, so many each."""
+
+    packed: list[int] | None
+
+    def steps(self, product: Product, x: Tensor) -> Sequence[Tensor]:
+        """The rows of each step, multiplied for all of them at once; a quantizer sees samples first, (B, T, …)."""
+        if self.packed is not None:
+            return product(x).split(self.packed)
+        if isinstance(x.shape[0], torch.SymInt):
+            raise ValueError("it runs over a free dimension, the first one: give it sequences that are batch_first")
+        return product(x.transpose(0, 1)).unbind(1)
+
+    def joined(self, steps: Sequence[Tensor]) -> Tensor:
+        """Steps as one tensor again."""
+        return torch.stack(tuple(steps)) if self.packed is None else torch.cat(tuple(steps))
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """One layer in one direction of time: its rule, the products that it is made of, and its weights."""
+
+    rule: Rule
+    products: Products
+    weights: Sequence[Tensor]
+    has_biases: bool
+    backwards: bool
+
+    def run(self, x: Tensor, state: State, sequences: _Sequences) -> tuple[Tensor, State]:
+        """The hidden states of all steps, and the state after the last.
+
+        Where sequences end at different steps, the rows of those that have ended, or not yet begun, stay as they are.
+        """
+        of_input, of_hidden, *rest = self.weights
+        bias_input, bias_hidden = rest[:2] if self.has_biases else (None, None)
+        projection = rest[2:] if self.has_biases else rest
+        steps = sequences.steps(self.products(of_input, bias_input), x)
+        remember = self.products(of_hidden, bias_hidden, times=len(steps))
+        project = self.products(projection[0], None, times=len(steps)) if projection else None
+        outputs: list[Tensor] = []
+        for given in reversed(steps) if self.backwards else steps:
+            running = tuple(_first(part, given) for part in state)
+            hidden, *cell = self.rule(given, remember(running[0]), running)
+            new = (project(hidden) if project else hidden, *cell)
+            outputs.append(new[0])
+            state = tuple(_with_rest(part, before) for part, before in zip(new, state, strict=True))
+        return sequences.joined(outputs[::-1] if self.backwards else outputs), state
+
+
+def _sequence(rule: Rule, products: Products, *arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """torch.lstm(input, hx, params, …), or of packed sequences torch.lstm(data, batch_sizes, hx, params, …)."""
+    is_packed = isinstance(arguments[3], list | tuple)  # the weights
+    x, *sizes, hx, weights = arguments[: 4 if is_packed else 3]
+    about = _Settings(*arguments[4 if is_packed else 3 :], **named)
+    sequences = _Sequences(sizes[0].tolist() if is_packed else None)
+    outputs, final = _layers(
+        partial(_Direction, rule, products),
+        x.transpose(0, 1) if about.batch_first else x,
+        hx if isinstance(hx, list | tuple) else (hx,),
+        weights,
+        about,
+        sequences,
+    )
+    return outputs.transpose(0, 1) if about.batch_first else outputs, *final
+
+
+def _layers(
+    direction: Callable[..., _Direction],
+    x: Tensor,
+    hx: Sequence[Tensor],  # (layers · directions, B, …) each
+    weights: Sequence[Tensor],
+    about: _Settings,
+    sequences: _Sequences,
+) -> tuple[Tensor, State]:
+    """All layers, each of them reading what the one before put out, in both directions if there are two."""
+    projects = len(hx) > 1 and hx[0].shape[-1] != hx[1].shape[-1]
+    each = 2 + 2 * about.has_biases + projects
+    states = list(zip(*(part.unbind(0) for part in hx), strict=True))
+    finals: list[State] = []
+    for layer in range(about.num_layers):
+        outputs = []
+        for backwards in (False, True)[: 1 + about.bidirectional]:
+            place = len(finals)
+            own = weights[each * place : each * (place + 1)]
+            output, final = direction(own, about.has_biases, backwards).run(x, states[place], sequences)
+            outputs.append(output)
+            finals.append(final)
+        x = torch.cat(outputs, -1) if about.bidirectional else outputs[0]
+        if about.train and about.dropout and layer < about.num_layers - 1:
+            x = F.dropout(x, about.dropout)
+    return x, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+
+
+def _cell(  # the signature is torch's
+    rule: Rule,
+    products: Products,
+    input: Tensor,
+    hx: Tensor | Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor | State:
+    """torch.lstm_cell and its like: one step."""
+    state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    new = rule(products(w_ih, b_ih)(input), products(w_hh, b_hh)(state[0]), state)
+    return new if len(new) > 1 else new[0]
+
+
+def _first(part: Tensor, given: Tensor) -> Tensor:
+    """The rows of a state that a step goes on with."""
+    return part if part.shape[0] == given.shape[0] else part[: given.shape[0]]
+
+
+def _with_rest(new: Tensor, before: Tensor) -> Tensor:
+    """A state after a step that went on with its first rows."""
+    return new if new.shape[0] == before.shape[0] else torch.cat((new, before[new.shape[0] :]))
+
+
+_RULES: dict[str, Rule] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
+OPENED: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{getattr(torch, name): partial(_sequence, rule) for name, rule in _RULES.items()},
+    **{getattr(torch, f"{name}_cell"): partial(_cell, rule) for name, rule in _RULES.items()},
+}
+"""torch's function → the same, given first what makes its products, then what torch's is given."""
