@@ -100,7 +100,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     columns = ("bare", "bare channels_last", "finetune_", "finetune_ in a folder")
     print(f"{'samples/s':20} " + " ".join(f"{name:>22}" for name in columns) + "   finetune_ ÷ best bare")
-    recipe = bitplan.Recipe(steps=STEPS, batch_size=BATCH)
+    recipe = bitplan.Recipe(steps=STEPS, batch_size=BATCH, lr=0.01)
     for name, model, task in networks():
 
         def contest(

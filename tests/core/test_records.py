@@ -122,6 +122,19 @@ def test_impossible_values_are_refused_in_one_clear_line(build, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_recipe_without_a_rate_gets_one_that_does_no_harm_and_one_with_a_rate_is_as_before():
+    plain = Recipe(steps=3, lr=0.01)
+    assert (plain.warmup, plain.move_limit, plain.held_out) == (0.0, 0.0, 0.0)
+    assert plain.id == "74fb8acc90fa"  # as before there were words for the last two
+    assert not {"move_limit", "held_out"} & plain.model_dump().keys()
+    harmless = Recipe(steps=3)
+    assert (harmless.lr, harmless.warmup, harmless.move_limit) == (0.01, 0.1, 0.001)
+    assert Recipe(steps=3, optimizer="adamw").lr == 1e-4
+    assert Recipe(steps=3, warmup=0.0, move_limit=0.5) == Recipe(steps=3, lr=0.01, warmup=0.0, move_limit=0.5)
+    for recipe in (plain, harmless, Recipe(steps=3, held_out=0.1)):
+        assert Recipe.from_json(recipe.to_json()) == recipe
+
+
 def layer(name):
     return Layer(name=name, kind="k", macs=1, weights=1, in_features=1)
 

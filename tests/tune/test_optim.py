@@ -10,7 +10,7 @@ from torch import nn
 from bitplan.adapters import timm
 from bitplan.core.errors import InputError, MissingExtra
 from bitplan.core.trials import Recipe
-from bitplan.tune.optim import build_optimizer, rate, set_rate_
+from bitplan.tune.optim import SMALLEST, build_optimizer, limited, rate, set_rate_
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "poly", "linear"])
@@ -37,8 +37,8 @@ def test_constant_stays_and_warm_up_rises_in_a_straight_line():
 
 @pytest.mark.parametrize("schedule", ["cosine", "poly", "linear", "constant"])
 def test_after_warm_up_the_schedule_is_the_shorter_one(schedule):
-    warm = Recipe(steps=50, schedule=schedule, warmup=0.2)
-    plain = Recipe(steps=40, schedule=schedule)
+    warm = Recipe(steps=50, lr=0.1, schedule=schedule, warmup=0.2)
+    plain = Recipe(steps=40, lr=0.1, schedule=schedule)
     assert [rate(warm, 10 + step, 50) for step in range(40)] == [rate(plain, step, 40) for step in range(40)]
     assert all(0 < rate(warm, step, 50) <= warm.lr for step in range(50))
 
@@ -98,3 +98,36 @@ def test_steps_never_decay_and_vectors_only_where_the_recipe_says_so(optimizer, 
 def test_a_frozen_model_is_refused():
     with pytest.raises(InputError, match="nothing to train: every parameter is frozen"):
         build_optimizer(network().requires_grad_(False), Recipe(steps=1))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_nothing_moves_further_than_its_limit(optimizer):
+    model = quantized()
+    nn.init.zeros_(next(parameter for parameter in model.parameters() if parameter.dim() > 1))
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    stepping = build_optimizer(model, Recipe(steps=1, lr=10.0, optimizer=optimizer))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    with limited(stepping, 0.01):
+        stepping.step()
+    after = {name: value.detach() for name, value in model.named_parameters()}
+    moves = {name: (value - before[name]).norm() / before[name].norm() for name, value in after.items()}
+    for name, value in after.items():
+        if name.endswith("step") or (value.dim() > 1 and before[name].any()):
+            assert moves[name] == pytest.approx(0.01, rel=1e-3), name
+        elif value.dim() > 1:
+            assert value.pow(2).mean().sqrt() == pytest.approx(0.01 * SMALLEST, rel=1e-3)
+        elif "bias" in name:
+            assert moves[name] > 0.1, name
+
+
+def test_small_moves_and_no_limit_leave_the_optimizer_alone():
+    for share in (0.0, 1e9):
+        one, other = quantized(), quantized()
+        for model, given in ((one, share), (other, 0.0)):
+            stepping = build_optimizer(model, Recipe(steps=1, lr=0.01))
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            with limited(stepping, given):
+                stepping.step()
+        torch.testing.assert_close(one.state_dict(), other.state_dict())

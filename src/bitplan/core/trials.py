@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -17,6 +17,11 @@ Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 OLD_RUN = "it is of a run by bitplan before 0.2: sweep its study into a new folder, or read it with that bitplan"
 
+# What a recipe without a rate gets (docs/decisions/0015).
+_RATES = {"sgd": 0.01, "adamw": 1e-4, "lamb": 1e-3}
+_HARMLESS = {"warmup": 0.1, "move_limit": 0.001}
+_NEWER = {"held_out", "move_limit"}
+
 
 class Recipe(Record):
     """How a network is trained: for a number of epochs, or of steps.
@@ -25,6 +30,10 @@ class Recipe(Record):
     rounding. `step_lr` multiplies the rate of LSQ's steps, `warmup` is a share of all steps, `decay_vectors`
     False spares biases and norms from weight decay, `distill` is the teacher's share of the loss. `held_out` is a share
     of the training samples that is not trained on: the weights that score best on it are kept.
+
+    `move_limit` is the most that a weight tensor, or a step, may move in one step of the optimizer, as a share of its
+    own size; it follows the schedule, and 0 is none. A recipe without `lr` gets a rate, a warm-up and a limit that do a
+    trained network no harm (docs/decisions/0015); with one, it does just what it says.
     """
 
     epochs: Positive | None = None
@@ -32,7 +41,7 @@ class Recipe(Record):
     batch_size: Count = 128
     accumulate: Count = 1
     optimizer: Literal["sgd", "adamw", "lamb"] = "sgd"
-    lr: Positive = 0.01
+    lr: Positive
     step_lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
@@ -46,12 +55,22 @@ class Recipe(Record):
     precision: Literal["no", "bf16"] = "no"
     channels_last: bool = True
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    move_limit: NotNegative = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _harmless(cls, told: Any) -> Any:
+        """Where no rate is told, one that does no harm, with what belongs to it."""
+        if not isinstance(told, dict) or "lr" in told:
+            return told
+        rate = _RATES.get(str(told.get("optimizer")), _RATES["sgd"])
+        return {"lr": rate, **_HARMLESS} | told
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
-        """A recipe that holds nothing out is written, and has its id, as before there was a word for it."""
+        """A recipe is written, and has its id, as before there were words for what it does not use."""
         content: dict[str, JsonValue] = handler(self)
-        return {name: value for name, value in content.items() if name != "held_out" or value}
+        return {name: value for name, value in content.items() if name not in _NEWER or value}
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -27,7 +27,7 @@ from bitplan.tune.distill import check_teacher, objective
 from bitplan.tune.judge import Judge, judge_of
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
 from bitplan.tune.meter import Meter
-from bitplan.tune.optim import build_optimizer, rate, set_rate_
+from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
 from bitplan.tune.prepare import deterministic, layout, modes
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
 
@@ -196,7 +196,8 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
             accelerator.backward(loss)
     if recipe.grad_clip is not None:
         accelerator.clip_grad_norm_(loop.model.parameters(), recipe.grad_clip)
-    loop.optimizer.step()
+    with limited(loop.optimizer, recipe.move_limit * lr / recipe.lr):
+        loop.optimizer.step()
     loop.optimizer.zero_grad(set_to_none=True)
     if loop.pace.processes > 1:
         sums = torch.tensor([losses, scores], device=accelerator.device)

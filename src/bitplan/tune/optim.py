@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -13,7 +14,10 @@ from bitplan.core.errors import InputError
 from bitplan.core.trials import Recipe
 from bitplan.quant.parameters import parameter_groups
 
+_TINY = 1e-30  # instead of 0 / 0
 POLY_POWER = 0.9  # as for PSPNet
+SMALLEST = 1e-3
+"""The root mean square that a weight is taken to have at least where moves are limited."""
 
 _SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda t: 0.5 * (1 + math.cos(math.pi * t)),
@@ -35,6 +39,29 @@ def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> No
     """Give every parameter group its rate: LSQ's steps the recipe's multiple."""
     for group in optimizer.param_groups:
         group["lr"] = lr * recipe.step_lr if group["name"] == "steps" else lr
+
+
+@contextmanager
+def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
+    """No weight and no step moves by more than a share of its own size while the block runs; 0 is no limit.
+
+    A network with batch normalization computes the same whatever the size of its weights, but a fixed rate moves small
+    ones further. Vectors may be zero, and move freely.
+    """
+    moved = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if share and (group["name"] == "steps" or parameter.dim() > 1)
+    ]
+    before = [parameter.detach().clone() for parameter in moved]
+    yield
+    with torch.no_grad():
+        for parameter, was in zip(moved, before, strict=True):
+            move = parameter - was
+            least = SMALLEST * math.sqrt(was.numel()) if parameter.dim() > 1 else 0.0  # where all are zero
+            most = share * was.norm().clamp_min(least)
+            parameter.copy_(was + move * (most / move.norm().clamp_min(_TINY)).clamp_max(1.0))
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
