@@ -35,9 +35,9 @@ def model_names() -> list[str]:
     return names
 
 
-def build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+def build(name: str, **options: Any) -> tuple[torch.nn.Module, torch.Tensor]:
     """A model by timm's name, and an example of the input it is made for."""
-    model = _timm().create_model(name, pretrained=False)
+    model = _timm().create_model(name, pretrained=False, **options)
     return model, torch.empty(1, *model.pretrained_cfg["input_size"], device="meta")
 
 
