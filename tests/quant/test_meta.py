@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from test_uses import COMPUTED, FREE, NETWORKS, X, parts
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import bitplan
 from bitplan.adapters.transformers import transformers
