@@ -41,7 +41,7 @@ class Recipe(Record):
     batch_size: Count = 128
     accumulate: Count = 1
     optimizer: Literal["sgd", "adamw", "lamb"] = "sgd"
-    lr: Positive
+    lr: Positive = _RATES["sgd"]  # where none is told, `_harmless` says which
     step_lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False

@@ -1,0 +1,221 @@
+"""Every architecture of timm and torchvision and many of transformers: traced, quantized, proven, one backward pass.
+
+python -m benchmarks.architectures [timm | torchvision | transformers | PATTERN …] [--folder DIR] [--workers N]
+                                   [--again] [--page docs/architectures.md]
+
+Outcomes are files in the folder: started again, it goes on where it was. `--again` looks once more at those that
+failed. Of each network, built with random weights, every layer is planned at w4a4, first, last and narrow ones too;
+`bitplan.prove` counts that each of them is multiplied as planned, and a training step must give finite gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import fnmatch
+import gc
+import logging
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bitplan
+from benchmarks.architectures_page import Examined, write_page
+from benchmarks.catalogue import Candidate, candidates, names
+from bitplan.core.record import Record
+from bitplan.core.shelf import Shelf
+from bitplan.engines.base import Failure
+from bitplan.engines.jobs import run_jobs
+from bitplan.engines.local import Local
+from bitplan.forward.operations import tensors_in
+from bitplan.forward.shadow import arguments_of
+from bitplan.quant.convert import quantizers_of
+
+LIMIT = 1_000_000_000  # parameters: above, a network is only traced
+LARGE = 150_000_000  # parameters: of these, one at a time is in memory
+SECONDS_EACH = 6  # one architecture, about, on one core
+SECONDS = 1200  # at most, for one architecture
+ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
+
+
+class Architecture(Record):
+    """A job: one architecture by its name."""
+
+    source: str
+    name: str
+
+
+def main() -> None:
+    """Look at what was asked for, print each as it is done, and write the page."""
+    asked = _arguments()
+    jobs = [Architecture(source=source, name=name) for source, name in _chosen(asked.which)]
+    shelf = Shelf.at(asked.folder).holding(Examined)
+    if asked.again:
+        for job in jobs:
+            outcome = shelf.find(job.id)
+            if outcome is not None and outcome.problem:
+                shelf.remove(job.id)
+    done = len(shelf.ids() & {job.id for job in jobs})
+    minutes = (len(jobs) - done) * SECONDS_EACH / 60 / max(1, asked.workers)
+    print(f"{len(jobs)} architectures, {done} of them done; the others take about {minutes:.0f} minutes")
+    found: list[Examined] = []
+    work = Work(asked.folder)
+    for job, outcome in run_jobs(work, jobs, shelf=shelf, engine=Local(workers=asked.workers, retries=0)):
+        if isinstance(outcome, Failure):  # its worker died: not kept, so the next call tries again
+            outcome = Examined(source=job.source, name=job.name, problem=outcome.error)
+        found.append(outcome)
+        if outcome.problem:
+            print(f"{len(found)}/{len(jobs)} {outcome.source}/{outcome.name}: {outcome.problem}", flush=True)
+        elif len(found) % 50 == 0:
+            print(f"{len(found)}/{len(jobs)}", flush=True)
+    good = sum(not outcome.problem for outcome in found)
+    print(f"{good} of {len(found)} ({100 * good / len(found):.1f} %)")
+    if asked.page:
+        write_page(asked.page, sorted(found, key=lambda one: (one.source, one.name)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("which", nargs="*", default=[], help="a library, or patterns of names; all without")
+    parser.add_argument("--folder", type=Path, default=Path("runs/architectures"), help="where outcomes are kept")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="look at those again that failed")
+    parser.add_argument("--page", type=Path, help="where to write the table")
+    return parser.parse_args()
+
+
+def _chosen(which: list[str]) -> Iterator[tuple[str, str]]:
+    """Sources and names that were asked for, in the order of the libraries."""
+    there = names()
+    for source, known in there.items():
+        for name in known:
+            if not which or source in which or any(fnmatch.fnmatch(name, pattern) for pattern in which):
+                yield source, name
+
+
+class Work:
+    """Looks at one architecture; large ones wait for each other, by a lock in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, job: Architecture) -> Examined:
+        """Whatever goes wrong is the outcome, by the step at which it did."""
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        torch.manual_seed(0)
+        self.facts: dict[str, Any] = {}
+        self.step = "cannot be built or traced"
+        signal.signal(signal.SIGALRM, _too_long)
+        signal.alarm(SECONDS)
+        start = time.perf_counter()
+        try:
+            self._examine(job)
+            problem = ""
+        except Exception as error:
+            line = next(iter(str(error).splitlines()), "")
+            problem = f"{self.step}: {type(error).__name__}: {line[:160]}"
+        finally:
+            signal.alarm(0)
+            gc.collect()
+        seconds = time.perf_counter() - start
+        return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
+
+    def _examine(self, job: Architecture) -> None:
+        taken, graph = self._traced(job)
+        if self.facts["parameters"] > LIMIT:
+            return
+        with _alone(self.folder / "large", self.facts["parameters"] > LARGE):
+            self._quantized(taken, graph)
+
+    def _traced(self, job: Architecture) -> tuple[Candidate, bitplan.Graph]:
+        """The first candidate that can be traced, built without weights; the last one's error if none can."""
+        error: Exception | None = None
+        for candidate in candidates(job.source, job.name):
+            try:
+                model = _weightless(candidate)
+                graph = bitplan.trace(model.eval(), candidate.example, rules=ALL_LAYERS, name=job.name)
+            except Exception as what:
+                error = what
+                continue
+            self.facts |= {
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "size": candidate.size,
+                "layers": len(graph.layers),
+                "products": sum(not layer.weights for layer in graph.layers),
+                "handed": len(graph.uses or {}),
+            }
+            return candidate, graph
+        raise error or LookupError("there is no way to build it")
+
+    def _quantized(self, candidate: Candidate, graph: bitplan.Graph) -> None:
+        self.step = "cannot be quantized"
+        plan = bitplan.Plan.uniform(graph, "w4a4")
+        alone = [layer.name for layer in graph.layers if plan.precisions[layer.name].left_alone]
+        self.facts["left_alone"] = len(alone)
+        model = bitplan.quantize(candidate.build().float(), plan)
+        self.step = "not proven"
+        proof = bitplan.prove(model, candidate.example)
+        proof.check()
+        self.facts["proven"] = sum(count > 0 for count in proof.quantized.values())
+        if self.facts["proven"] + len(alone) != len(graph.layers):
+            raise AssertionError(f"{len(graph.layers)} layers, {self.facts['proven']} of them proven")
+        self.step = "does not train"
+        _train_once(model, candidate.example)
+
+
+def _train_once(model: nn.Module, example: Any) -> None:
+    """One forward and backward pass; all that is learned must have a gradient, and each must be finite."""
+    args, kwargs = arguments_of(example)
+    output = model.train()(*args, **kwargs)
+    floats = [tensor for tensor in _tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
+    loss = torch.stack([tensor.float().square().mean() for tensor in floats]).sum()
+    if not loss.isfinite():
+        raise FloatingPointError("the loss is not finite")
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            raise FloatingPointError(f"the gradient of {name} is not finite")
+    quantizers = [one for both in quantizers_of(model).values() for one in (both.weight, *both.inputs) if one]
+    if not any(one.step.grad is not None for one in quantizers):
+        raise AssertionError("no step has a gradient")
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Every tensor of what a network gives, also of transformers' outputs, which are mappings."""
+    return tensors_in(dict(output) if hasattr(output, "keys") else output)
+
+
+def _weightless(candidate: Candidate) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return candidate.build()
+    except (NotImplementedError, RuntimeError):  # it reads numbers while it is built
+        return candidate.build()
+
+
+@contextmanager
+def _alone(path: Path, large: bool) -> Iterator[None]:
+    """Hold a lock for as long as the block takes, if the network is large."""
+    if not large:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"not done after {SECONDS} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
