@@ -51,7 +51,7 @@ is started again:
 python -m benchmarks.architectures --page docs/architectures.md
 ```
 
-Each network is **traced** from shapes; **quantized** with every layer at 4 bits (first, last and narrow ones, embeddings
+Each network is **traced** from shapes; **quantized**, every layer at 4 bits (first, last and narrow ones, embeddings
 and products of activations too); every layer of the plan is **proven** to be multiplied as planned, and none in float
 (`bitplan.prove` counts the multiplications); and a **training step** gives a finite loss and finite gradients. Images
 are the smallest of a list of sizes that the network takes (timm's networks of a fixed size are built for smaller images
