@@ -42,6 +42,7 @@ from bitplan.quant.convert import quantizers_of
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
 LARGE = 150_000_000  # parameters: of these, one at a time is in memory
 SECONDS_EACH = 6  # one architecture, about, on one core
+INPUTS = 12  # sizes that are tried where training fails
 SECONDS = 1200  # at most, for one architecture
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
 
@@ -130,22 +131,29 @@ class Work:
         return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
 
     def _examine(self, job: Architecture) -> None:
-        taken, graph = self._traced(job)
-        if self.facts["parameters"] > LIMIT:
-            return
-        with _alone(self.folder / "large", self.facts["parameters"] > LARGE):
-            self._quantized(taken, graph)
+        """Take the smallest input; a larger one if training needs it, as the auxiliary head of an Inception does."""
+        for tried, (candidate, graph) in enumerate(self._traced(job), start=1):
+            if self.facts["parameters"] > LIMIT:
+                return
+            try:
+                with _alone(self.folder / "large", self.facts["parameters"] > LARGE):
+                    self._quantized(candidate, graph)
+                return
+            except RuntimeError:
+                if self.step != "does not train" or tried == INPUTS:
+                    raise
 
-    def _traced(self, job: Architecture) -> tuple[Candidate, bitplan.Graph]:
-        """The first candidate that can be traced, built without weights; the last one's error if none can."""
-        error: Exception | None = None
+    def _traced(self, job: Architecture) -> Iterator[tuple[Candidate, bitplan.Graph]]:
+        """Each candidate that can be traced, built without weights; the last one's error if none can."""
+        error: Exception | None = LookupError("there is no way to build it")
         for candidate in candidates(job.source, job.name):
             try:
                 model = _weightless(candidate)
                 graph = bitplan.trace(model.eval(), candidate.example, rules=ALL_LAYERS, name=job.name)
             except Exception as what:
-                error = what
+                error = error and what
                 continue
+            error = None
             self.facts |= {
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "size": candidate.size,
@@ -153,8 +161,9 @@ class Work:
                 "products": sum(not layer.weights for layer in graph.layers),
                 "handed": len(graph.uses or {}),
             }
-            return candidate, graph
-        raise error or LookupError("there is no way to build it")
+            yield candidate, graph
+        if error is not None:
+            raise error
 
     def _quantized(self, candidate: Candidate, graph: bitplan.Graph) -> None:
         self.step = "cannot be quantized"
