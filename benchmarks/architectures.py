@@ -148,8 +148,10 @@ class Work:
         error: Exception | None = LookupError("there is no way to build it")
         for candidate in candidates(job.source, job.name):
             try:
-                model = _weightless(candidate)
-                graph = bitplan.trace(model.eval(), candidate.example, rules=ALL_LAYERS, name=job.name)
+                model = candidate.build() if candidate.values else _weightless(candidate)
+                graph = bitplan.trace(
+                    model.eval(), candidate.example, rules=ALL_LAYERS, name=job.name, values=candidate.values
+                )
             except Exception as what:
                 error = error and what
                 continue

@@ -24,11 +24,15 @@ TOKENS = 16
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to build an architecture, and the input it is tried with; the first that can be traced is taken."""
+    """One way to build an architecture, and the input it is tried with; the first that can be traced is taken.
+
+    `values` is for a network that decides by the values of tensors.
+    """
 
     build: Callable[[], nn.Module]
     example: Any
     size: str
+    values: bool = False
 
 
 def names() -> dict[str, list[str]]:
@@ -104,10 +108,11 @@ def _of_transformers(name: str) -> Iterator[Candidate]:
         config = library.AutoConfig.for_model(name.partition(" ")[0], **sizes)
         config.use_cache = False
         network = getattr(library, class_name)
-        model: nn.Module = network(config) if class_name != "AutoModel" else network.from_config(config)
+        model: nn.Module = network.from_config(config) if class_name.startswith("Auto") else network(config)
         return model
 
     yield Candidate(build, inputs(), "small")
+    yield Candidate(build, inputs(), "small, followed by values", values=True)
 
 
 def _text() -> dict[str, Tensor]:
@@ -185,7 +190,7 @@ _SMALL: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tensor]]]] =
     "convnextv2": ("AutoModel", _STAGES, _picture()),
     "cvt": (
         "AutoModel",
-        {"embed_dim": [16, 32, 32], "depth": [1, 1, 1], "num_heads": [1, 2, 2]},
+        {"embed_dim": [16, 32, 32], "depth": [2, 2, 4], "num_heads": [1, 2, 2]},
         _picture(64),
     ),
     "data2vec-text": ("AutoModel", _ENCODER, _text),
@@ -196,14 +201,20 @@ _SMALL: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tensor]]]] =
     "distilbert": ("AutoModel", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 99}, _text),
     "dpt": (
         "DPTForDepthEstimation",
-        _VIT | {"backbone_out_indices": [0, 0, 1, 1], "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16},
+        _VIT
+        | {
+            "num_hidden_layers": 4,
+            "backbone_out_indices": [0, 1, 2, 3],
+            "neck_hidden_sizes": [8, 8, 16, 16],
+            "fusion_hidden_size": 16,
+        },
         _picture(),
     ),
     "electra": ("AutoModel", _ENCODER | {"embedding_size": 16}, _text),
     "falcon": ("AutoModel", {k: v for k, v in _ENCODER.items() if k != "intermediate_size"}, _text),
     "fnet": ("AutoModel", {k: v for k, v in _ENCODER.items() if k != "num_attention_heads"}, _text),
     "funnel": (
-        "AutoModel",
+        "FunnelModel",
         {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "vocab_size": 99},
         _text,
     ),
