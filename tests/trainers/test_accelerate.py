@@ -2,7 +2,7 @@
 
 import accelerate
 import pytest
-import tiny
+import tiny_bert as tiny
 import torch
 from safetensors.torch import load_file, load_model, save_model
 from torch.nn.parallel import DistributedDataParallel

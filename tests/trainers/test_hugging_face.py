@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
+import tiny_bert as tiny
 import torch
 
 import bitplan
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
     whole = tmp_path / "checkpoint-2"
     with (tmp_path / "said.txt").open("w+") as said:
-        killed = subprocess.Popen([sys.executable, str(HERE / "tiny.py"), str(tmp_path)], stdout=said, stderr=said)
+        killed = subprocess.Popen([sys.executable, str(HERE / "tiny_bert.py"), str(tmp_path)], stdout=said, stderr=said)
         while not (whole / "trainer_state.json").exists():  # what Trainer writes last
             assert killed.poll() is None, (tmp_path / "said.txt").read_text()
             time.sleep(0.05)

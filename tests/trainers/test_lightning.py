@@ -1,7 +1,7 @@
 """Lightning, on quantized networks as they are."""
 
 import pytest
-import tiny
+import tiny_bert as tiny
 import torch
 
 import bitplan

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny
+import tiny_bert as tiny
 import torch
 from test_lightning import lightning
 from transformers.utils import logging
