@@ -39,7 +39,7 @@ class Shadow:
         original = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         _check_there(original, values)
         self.mode: AbstractContextManager[Any] = nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True)
-        self._values = values
+        self.follows_values = values
         memo: dict[int, Any] = {id(tensor): self._like(tensor, tensor.device) for tensor in _tensors(original)}
         try:
             self.model: nn.Module = copy.deepcopy(original, memo)
@@ -51,7 +51,7 @@ class Shadow:
 
     def _like(self, tensor: torch.Tensor, device: torch.device, kind: torch.dtype | None = None) -> torch.Tensor:
         """What stands for a tensor: without data, unless values count; a parameter stays, as it is not written to."""
-        if self._values:
+        if self.follows_values:
             return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().to(device, kind, copy=True)
         # What is on "meta" is treated as on the CPU, like the constants that a model makes as it runs.
         device = torch.device("cpu") if device.type == "meta" else device
@@ -61,7 +61,7 @@ class Shadow:
 
     def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """An example split into positional and keyword arguments, on the model's device; float32 in its type."""
-        if self._values and any(tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)):
+        if self.follows_values and any(tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)):
             raise TraceError("the example has shapes only, and this trace follows values: give one with data")
         positional, keyword = self.arguments(arguments_of(given))
         return positional, keyword

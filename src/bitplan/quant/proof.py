@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, is_fake
+from torch._subclasses.fake_tensor import is_fake
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import split
@@ -88,8 +88,8 @@ def named(layers: Collection[str]) -> str:
 def prove(model: nn.Module, example: Any) -> Proof:
     """Run a quantized model once, without data, and tell which layers of its plan are really quantized.
 
-    `example` is what `trace` takes, and only its shapes matter, unless the model decides by its values: then a copy of
-    the model is run on it. The model itself is neither run nor changed.
+    `example` is what `trace` takes, and only its shapes matter, unless the model cannot run on shapes alone: then a copy
+    of the model is run on it. The model itself is neither run nor changed.
     """
     return _prove(root_of(model), *arguments_of(example))
 
@@ -98,7 +98,9 @@ def _prove(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
     shadow = Shadow(root)
     try:
         return _Witness(shadow.model).watch(shadow.running(), *shadow.arguments((args, kwargs)))
-    except (DataDependentOutputException, DynamicOutputShapeException):
+    except Exception:  # it decides by values, or an operation knows the shapes of fewer types than it computes
+        if any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
+            raise
         return _Witness(copy.deepcopy(root).eval()).watch(nullcontext(), args, kwargs)
 
 
