@@ -1,4 +1,4 @@
-"""A tiny BERT that classifies, its data, and how Trainer trains it; `python tiny_bert.py FOLDER` does so, to be killed."""
+"""A tiny BERT that classifies, its data, and how Trainer trains it; `tiny_bert.py FOLDER` does so, to be killed."""
 
 import sys
 import time

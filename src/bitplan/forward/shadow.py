@@ -61,7 +61,9 @@ class Shadow:
 
     def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """An example split into positional and keyword arguments, on the model's device; float32 in its type."""
-        if self.follows_values and any(tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)):
+        if self.follows_values and any(
+            tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)
+        ):
             raise TraceError("the example has shapes only, and this trace follows values: give one with data")
         positional, keyword = self.arguments(arguments_of(given))
         return positional, keyword

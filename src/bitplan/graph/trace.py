@@ -93,9 +93,7 @@ def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
     except Exception as error:
         message = str(error).strip().splitlines()
         # Some operations know the shapes of fewer types than they compute (torch's grouped products: bf16 only).
-        hint = (
-            "" if shadow.follows_values else " (if the model runs on it all the same: --values, or values=True, traces a run)"
-        )
+        hint = "" if shadow.follows_values else " (if the model runs on it: --values, or values=True, traces a run)"
         raise TraceError(
             f"the example input does not fit the model: in {_place(watch)}: "
             f"{message[0] if message else repr(error)}{hint}"

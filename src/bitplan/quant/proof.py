@@ -88,8 +88,8 @@ def named(layers: Collection[str]) -> str:
 def prove(model: nn.Module, example: Any) -> Proof:
     """Run a quantized model once, without data, and tell which layers of its plan are really quantized.
 
-    `example` is what `trace` takes, and only its shapes matter, unless the model cannot run on shapes alone: then a copy
-    of the model is run on it. The model itself is neither run nor changed.
+    `example` is what `trace` takes, and only its shapes matter, unless the model cannot run on shapes alone: then a
+    copy of the model is run on it. The model itself is neither run nor changed.
     """
     return _prove(root_of(model), *arguments_of(example))
 
