@@ -13,7 +13,8 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.uses import Use
 from bitplan.quant.convert import integer_weights, quantizers_of, weight_steps
-from bitplan.quant.proof import allow_unreached_, prove
+from bitplan.quant.first_run import allow_unreached_
+from bitplan.quant.proof import prove
 from bitplan.quant.sites import find_sites
 from nets import Net, dynamo
 
@@ -93,6 +94,8 @@ COMPUTED = {
     "standardized": (standardized, {"part"}),
     "resized": (lambda net, x: x @ F.interpolate(net.tall[None], 6, mode="linear")[0], {"tall"}),
     "with a low-rank update": (lambda net, x: F.linear(x, net.part.weight + net.up @ net.down), {"part"}),
+    "a product of two": (lambda net, x: x @ (net.a @ net.b), {"a"}),
+    "multiplied before what is read": (lambda net, x: torch.einsum("de,ef,btd->btf", net.a, net.b, x), {"a"}),
     "computed elsewhere": (lambda net, x: net.head(x, net.table()), {"table.rows"}),
     "parametrized and handed out": (lambda net, x: F.linear(x, net.normed.weight), {"normed"}),
 }
@@ -139,8 +142,9 @@ def test_every_product_has_operands_on_a_grid(name):
     for context in (torch.no_grad, torch.enable_grad):
         with context(), OnGrid(8) as seen:
             expected = made(X)
-        # Two weights side by side have two grids; a low-rank update is a product of parameters.
-        beside = {"concatenated": (0, 1), "with a low-rank update": (1, 1)}
+        # Two weights side by side have two grids; products of parameters are not of the plan.
+        of_parameters = ("with a low-rank update", "a product of two", "multiplied before what is read")
+        beside = {"concatenated": (0, 1)} | dict.fromkeys(of_parameters, (1, 1))
         assert (seen.good, seen.bad) == beside.get(name, (sum(proof.quantized.values()), 0))
     with torch.inference_mode():
         assert torch.allclose(made(X), expected, atol=1e-6)

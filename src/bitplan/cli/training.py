@@ -115,7 +115,7 @@ def finetune(
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
-    from bitplan.quant.proof import allow_unreached_
+    from bitplan.quant.first_run import allow_unreached_
     from bitplan.quant.root import is_quantized
     from bitplan.tune.log import LOG
     from bitplan.tune.loop import finetune_

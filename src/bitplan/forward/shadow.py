@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bitplan.adapters.torch import float_type
 from bitplan.core.errors import TraceError
@@ -75,7 +75,8 @@ class Shadow:
         def like(tensor: torch.Tensor) -> torch.Tensor:
             return self._like(tensor, self._device, floats if tensor.dtype == torch.float32 else tensor.dtype)
 
-        return tree_map_only(torch.Tensor, like, given)
+        # What else an argument holds is copied: a cache, say, which a forward pass fills.
+        return tree_map(lambda leaf: like(leaf) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf), given)
 
     @contextmanager
     def running(self) -> Iterator[None]:

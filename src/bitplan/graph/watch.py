@@ -156,21 +156,21 @@ class Watch:
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         for tensor in inputs:
             self.touched |= self.values.sources(tensor)
-        is_layer = False
-        for product in product_of(operation, arguments, output):
-            is_layer |= self._note(product)
+        products = product_of(operation, arguments, output)
+        is_layer = any([self._note(product) for product in products])
         path = self._stack[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
-        origin = self._origin(inputs)
+        multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
+        origin = self._origin(inputs, moves=self._moves and not multiplies)
         self.values.made(outputs, inputs, by, is_layer, origin)
         self.values.wrote(written(operation, arguments), inputs, by, origin)
         if operation.overloadpacket in _COPIES:
             self.values.copied(inputs[0], outputs[0])
 
-    def _origin(self, inputs: list[torch.Tensor]) -> _Origin:
+    def _origin(self, inputs: list[torch.Tensor], *, moves: bool) -> _Origin:
         """How what is made now comes from parameters, if it does."""
         before = [origin for origin in map(self.values.origin, inputs) if origin is not None]
-        computed = not self._moves or any(origin.computed for origin in before)
+        computed = not moves or any(origin.computed for origin in before)
         within = tuple(self._stack)
         for origin in before:
             shared = zip(within, origin.within, strict=False)

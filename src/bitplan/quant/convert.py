@@ -15,8 +15,9 @@ from bitplan.core.errors import InputError
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall
+from bitplan.quant.first_run import is_proven, prove_when_run_
 from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
-from bitplan.quant.proof import prove, prove_when_run_, take_proof_off_
+from bitplan.quant.proof import prove, take_proof_off_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
 from bitplan.quant.root import OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
@@ -70,7 +71,7 @@ def quantize(
     take_proof_off_(quantized)
     if example is not None:
         prove(quantized, example).check()
-    elif plan.uses is None:
+    if not is_proven(quantized, plan):
         prove_when_run_(quantized)
     return quantized
 

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import split
@@ -34,6 +33,9 @@ from bitplan.quant.sites import Site
 
 Unreached = Literal["raise", "warn"]
 """What to do about layers of a plan that are never run: an error, or a warning where a task does not use them."""
+
+PROVES = "proves"
+"""Marks a hook that proves a run (`first_run.py`)."""
 
 _log = logging.getLogger(__name__)
 _SHOWN = 8
@@ -60,7 +62,8 @@ class Proof:
         if self.in_float:
             raise InputError(
                 f"the plan quantizes {named(self.in_float)}, which this network computes in float: make the plan from "
-                "a graph of this model, with trace(model, example)"
+                "a graph of this model, with trace(model, example); if it is from one, fix what bitplan cannot reach: "
+                f"--fix '{next(iter(self.in_float))}=w16a16', or Rules(fix=…)"
             )
         complain(self.unreached, unreached)
 
@@ -89,60 +92,41 @@ def prove(model: nn.Module, example: Any) -> Proof:
     """Run a quantized model once, without data, and tell which layers of its plan are really quantized.
 
     `example` is what `trace` takes, and only its shapes matter, unless the model cannot run on shapes alone: then a
-    copy of the model is run on it. The model itself is neither run nor changed.
+    copy of the model is run on it. The model itself is neither run nor changed; the proof is of inference.
     """
-    return _prove(root_of(model), *arguments_of(example))
+    return prove_run(root_of(model), *arguments_of(example), training=False)
 
 
-def _prove(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
+def prove_run(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Proof:
+    """The proof of one run with these arguments, in training or in inference."""
     shadow = Shadow(root)
     try:
-        return _Witness(shadow.model).watch(shadow.running(), *shadow.arguments((args, kwargs)))
+        copied = shadow.arguments((args, kwargs))
+        return _Witness(_in_mode(shadow.model, root, training)).watch(shadow.running(), *copied)
     except Exception:  # it decides by values, or an operation knows the shapes of fewer types than it computes
         if any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
             raise
-        return _Witness(copy.deepcopy(root).eval()).watch(nullcontext(), args, kwargs)
+        model, (args, kwargs) = copy.deepcopy(root), copy.deepcopy((args, kwargs))
+        with torch.random.fork_rng(devices=[]):
+            return _Witness(_in_mode(model, root, training)).watch(nullcontext(), args, kwargs)
 
 
-def prove_when_run_(root: nn.Module) -> None:
-    """Have a model proven by the arguments of its first run, whoever runs it."""
-    root.register_forward_pre_hook(_prove_first, with_kwargs=True)
-
-
-def allow_unreached_(model: nn.Module) -> None:
-    """Let the first run of a quantized model, if it is to prove its plan, only warn of layers not reached."""
-    root = root_of(model)
-    if take_proof_off_(root):
-        root.register_forward_pre_hook(_prove_reached, with_kwargs=True)
+def _in_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
+    """A copy in the mode asked for; where its original is in that mode, module by module as that is."""
+    copied.train(training)
+    if root.training == training:
+        for mine, other in zip(copied.modules(), root.modules(), strict=True):
+            mine.training = other.training
+    return copied
 
 
 def take_proof_off_(root: nn.Module) -> bool:
-    """Have its first run prove nothing; tell whether it would have."""
-    found = [key for key, hook in root._forward_pre_hooks.items() if hook in (_prove_first, _prove_reached)]
+    """Have the first run of a model prove nothing; tell whether it would have."""
+    found = [key for key, hook in root._forward_pre_hooks.items() if hasattr(hook, PROVES)]
     for key in found:
         del root._forward_pre_hooks[key]
         root._forward_pre_hooks_with_kwargs.pop(key, None)
     return bool(found)
-
-
-# Hooks are found by their names when a model is unpickled.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _prove_first(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    inputs = [module for module in root.modules() if isinstance(module, InputQuantizer)]
-    is_new = root.training and all(quantizer.range is None for quantizer in inputs)
-    _prove_once(root, args, kwargs, "raise" if is_new else "warn")
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _prove_reached(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _prove_once(root, args, kwargs, "warn")
-
-
-def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], unreached: Unreached) -> None:
-    if any(is_fake(parameter) for parameter in root.parameters()):  # a shadow, or a capture: somebody else's business
-        return
-    take_proof_off_(root)
-    _prove(root, args, kwargs).check(unreached)
 
 
 @dataclass(frozen=True)
@@ -205,8 +189,14 @@ class _Witness:
         products = product_of(operation, arguments, output)
         for product in products:
             self._judge(product, outputs)
-        self._values.made(outputs, inputs, "", layer=any(product.kind != "embedding" for product in products))
+        self._values.made(outputs, inputs, "", layer=any(map(self._is_layer, products)))
         self._values.wrote(written(operation, arguments), inputs, "")
+
+    def _is_layer(self, product: Product) -> bool:
+        """Tell a layer from a look-up, and from a weight that is computed: a product of parameters, none quantized."""
+        operands = (product.first, product.second)
+        marked = any(name.startswith(_MARK) for operand in operands for name in self._values.sources(operand))
+        return product.kind != "embedding" and (marked or any(map(self._values.is_activation, operands)))
 
     def _judge(self, product: Product, outputs: list[Tensor]) -> None:
         """See whether a multiplication is one of a layer's, and as planned."""
