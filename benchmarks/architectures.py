@@ -11,6 +11,8 @@ failed. Of each network, built with random weights, every layer is planned at w4
 from __future__ import annotations
 
 import argparse
+import ctypes
+import ctypes.util
 import fcntl
 import fnmatch
 import gc
@@ -126,7 +128,7 @@ class Work:
             problem = f"{self.step}: {type(error).__name__}: {line[:160]}"
         finally:
             signal.alarm(0)
-            gc.collect()
+            _give_memory_back()
         seconds = time.perf_counter() - start
         return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
 
@@ -211,6 +213,14 @@ def _weightless(candidate: Candidate) -> nn.Module:
             return candidate.build()
     except (NotImplementedError, RuntimeError):  # it reads numbers while it is built
         return candidate.build()
+
+
+def _give_memory_back() -> None:
+    """A worker that has held a large network would keep its memory, beside the next worker's."""
+    gc.collect()
+    library = ctypes.util.find_library("c")
+    if library and hasattr(ctypes.CDLL(library), "malloc_trim"):
+        ctypes.CDLL(library).malloc_trim(0)
 
 
 @contextmanager
