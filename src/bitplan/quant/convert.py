@@ -63,7 +63,7 @@ def quantize(
     before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
-    quantized = _copied(model)
+    quantized = copied(model)
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
@@ -75,12 +75,13 @@ def quantize(
     return quantized
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing with the model."""
     try:
         return copy.deepcopy(model)
     except RuntimeError as error:
         raise InputError(
-            f"{type(model).__name__} cannot be copied to be quantized ({first_line(error, 60)}): if it has run with a "
+            f"{type(model).__name__} cannot be copied ({first_line(error, 60)}): if it has run with a "
             "weight that it computes, run it once more under torch.no_grad()"
         ) from error
 
