@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import Net, dynamo
 from torch import nn
 
 import bitplan
@@ -18,11 +17,12 @@ from bitplan.core.errors import InputError
 from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
-from bitplan.quant.convert import quantizers_of
+from bitplan.quant.convert import quantizers_of, unquantized
 from bitplan.quant.integer import IntegerLayer
 from bitplan.quant.layer_types.linear import Conv1D
 from bitplan.tasks.digits import Digits
 from bitplan.testing.networks import plan_for
+from nets import Net, dynamo
 
 ALL = Rules(first=None, last=None, narrow=0, embeddings=None)
 
@@ -140,14 +140,17 @@ def shaken(model):
     return model
 
 
+@pytest.mark.parametrize("folds", [False, True])
 @pytest.mark.parametrize("precision", ["w4a4", "w8a8"])
 @pytest.mark.parametrize("make", [digits_resnet, digits_transformer, resnet20, depthwise])
-def test_a_network_predicts_the_same(make, precision):
+def test_a_network_predicts_the_same(make, precision, folds):
     model, example = make()
     x = torch.randn(64, *example.shape[1:])
     model = shaken(model).eval()
     model = quantized(model, x, precision)
-    made = bitplan.integer(model)
+    made = bitplan.integer(model, example if folds else None)
+    norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    assert list(bitplan.integer_layers(made).norms) == (norms if folds else [])
     with torch.inference_mode():
         ours, theirs = made(x), model(x)
     assert (ours.argmax(1) == theirs.argmax(1)).float().mean() > 0.98  # random weights: codes at ties turn answers
@@ -160,7 +163,9 @@ def test_a_trained_network_scores_the_same():
     graph = bitplan.trace(model, example, rules=ALL, name="test")
     model = bitplan.quantize(model, plan_for(graph, {layer.name: "w4a4" for layer in graph.layers}))
     bitplan.finetune_(model, task, bitplan.Recipe(epochs=1, lr=0.01))
-    assert bitplan.evaluate(bitplan.integer(model), task) == bitplan.evaluate(model, task)
+    score = bitplan.evaluate(model, task)
+    assert bitplan.evaluate(bitplan.integer(model), task) == score
+    assert bitplan.evaluate(bitplan.integer(model, example), task) == score
 
 
 def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
@@ -185,9 +190,13 @@ def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
 def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
     """A trace, a proof, an export and another plan look at it without data."""
     x = torch.randn(2, 3, 8, 8)
-    model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)), x)
-    made = bitplan.integer(model)
-    assert bitplan.prove(made, x).quantized == {"0": 1, "3": 1}
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    model = quantized(shaken(network), x)
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == ("1",)
+    assert bitplan.prove(made, x).quantized == {"0": 1, "4": 1}
+    with unquantized(made), unquantized(model):
+        torch.testing.assert_close(made(x), model(x))
     assert bitplan.trace(made, x, rules=ALL, name="test") == bitplan.trace(model, x, rules=ALL, name="test")
     bitplan.export(made, tmp_path / "made.onnx", "onnx", example=x)
     bitplan.export(model, tmp_path / "model.onnx", "onnx", example=x)
@@ -195,6 +204,8 @@ def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
     lower = bitplan.quantize(made, bitplan.plan_of(model)).train()
     lower(x).sum().backward()
     assert lower.get_submodule("0").weight.grad.any()
+    lower.load_state_dict(model.state_dict())
+    assert torch.equal(lower.eval()(x), model(x))
 
 
 def conv_net(x):
@@ -311,6 +322,49 @@ def test_a_network_that_needs_contiguous_tensors_gets_them():
         with pytest.raises(RuntimeError, match="view size is not compatible"):
             bitplan.integer(model)(x)
         torch.testing.assert_close(bitplan.integer(model, channels_last=False)(x), model(x))
+
+
+FOLDED = {
+    "plainly": (lambda net, x: net.norm(net.conv(x)).relu(), True),
+    "twice": (lambda net, x: net.norm(net.conv(net.norm(net.conv(x)))), True),
+    "also read elsewhere": (lambda net, x: net.norm(y := net.conv(x)) + y, False),
+    "also given out": (lambda net, x: (net.norm(y := net.conv(x)), y), False),
+    "after something else": (lambda net, x: net.norm(net.conv(x).relu()), False),
+    "changed in place": (lambda net, x: net.norm(net.conv(x).mul_(2)), False),
+    "with another norm": (lambda net, x: net.norm(net.conv(x)) + net.other(net.conv(x)), False),
+    "after two": (lambda net, x: net.norm(net.conv(x)) + net.norm(net.second(x)), False),
+    "once without": (lambda net, x: net.norm(net.conv(x)) + net.conv(x), False),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_norm_is_folded_only_where_it_alone_reads_a_convolution(name):
+    forward, folds = FOLDED[name]
+    parts = {"conv": nn.Conv2d(3, 3, 3, padding=1), "second": nn.Conv2d(3, 3, 3, padding=1)}
+    norms = {"norm": nn.BatchNorm2d(3), "other": nn.BatchNorm2d(3)}
+    x = torch.randn(2, 3, 6, 6)
+    network = shaken(Net(forward, **parts, **norms)).eval()
+    model = quantized(network, x, "w8a8")
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == (("norm",) if folds else ())
+    with torch.no_grad():
+        for ours, theirs in zip(made(x), model(x), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_norm_whose_convolution_somebody_watches_is_not_folded():
+    x = torch.randn(2, 3, 8, 8)
+    model = conv_net(x)
+    model[0].register_forward_hook(lambda *_: None)
+    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+
+
+def test_a_model_that_decides_by_values_is_folded_by_a_run():
+    x = torch.randn(2, 3, 8, 8)
+    parts = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3)}
+    model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
+    model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
+    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
 
 
 @dynamo

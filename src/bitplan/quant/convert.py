@@ -18,7 +18,7 @@ from bitplan.quant.calls import WeightedCall
 from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
 from bitplan.quant.proof import prove, prove_when_run_, take_proof_off_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
-from bitplan.quant.root import OPTIONS, PLAN, quantized_layers, sites_of
+from bitplan.quant.root import INTEGER, OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
 from bitplan.quant.root import root_of as root_of
 from bitplan.quant.sharing import save_once_
@@ -67,6 +67,7 @@ def quantize(
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
+    vars(quantized).pop(INTEGER, None)
     take_proof_off_(quantized)
     if example is not None:
         prove(quantized, example).check()

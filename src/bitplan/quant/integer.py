@@ -18,43 +18,49 @@ from torch._subclasses.fake_tensor import is_fake
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.quant.convert import copied
-from bitplan.quant.kernels import Kernel, Operands, why_not_here
+from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands, why_not_here
 from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
 from bitplan.quant.lsq import in_use
+from bitplan.quant.norms import norms_after, scale_and_shift
 from bitplan.quant.proof import named
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
-from bitplan.quant.root import root_of, sites_of
+from bitplan.quant.root import INTEGER, root_of, sites_of
 from bitplan.quant.sites import Place, Site
 
 _log = logging.getLogger(__name__)
-_RECORD = "_bitplan_integer"
+_NORMED = "_bitplan_normed"
 _HIGHEST_BITS = 8
 
 
 @dataclass(frozen=True)
 class IntegerLayers:
-    """The layers of a plan that compute in integers, and of each of the others why it does not."""
+    """The layers of a plan that compute in integers, and of each of the others why it does not.
+
+    `norms` are the batch normalizations that are part of the convolution before them.
+    """
 
     computed: tuple[str, ...]
     left: Mapping[str, str]
+    norms: tuple[str, ...] = ()
 
 
-def integer(model: nn.Module, *, channels_last: bool = True) -> nn.Module:
+def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True) -> nn.Module:
     """A copy of a quantized, calibrated model for inference, whose layers compute in integers; the given one stays.
 
     Layers without a kernel (more than 8 bits, embeddings, products of activations, weights handed to functions), and
     all of them on a CPU that cannot add such products up, stay as they are: a log line names them, `integer_layers`
-    says why. What convolutions in two dimensions make lies in channels_last, as their kernels write it; a network that
-    calls `view` on it needs `channels_last=False`, which costs time.
+    says why. With an `example`, an input as `trace` takes it, batch normalizations that directly follow a convolution
+    become part of it, which is faster. What convolutions in two dimensions make lies in channels_last, as their kernels
+    write it; a network that calls `view` on it needs `channels_last=False`, which costs time.
     """
     made = copied(model).eval()
-    sites, left = sites_of(made), dict[str, str]()
-    for layer, site in sites.items():
-        why = _convert_(layer, site, channels_last=channels_last)
-        if why:
-            left[layer] = why
-    root = root_of(made)
-    setattr(root, _RECORD, IntegerLayers(tuple(layer for layer in sites if layer not in left), left))
+    root, sites = root_of(made), sites_of(made)
+    followers = {} if example is None else norms_after(root, example)
+    left = {layer: why for layer, site in sites.items() if (why := _convert_(layer, site, channels_last))}
+    norms = tuple(
+        norm for path, norm in followers.items() if _fold_(root.get_submodule(path), root.get_submodule(norm))
+    )
+    setattr(root, INTEGER, IntegerLayers(tuple(layer for layer in sites if layer not in left), left, norms))
     root.register_load_state_dict_pre_hook(_refuse_state)
     for why in dict.fromkeys(left.values()):
         _log.warning("not in integers: %s (%s)", named([layer for layer in left if left[layer] == why]), why)
@@ -63,7 +69,7 @@ def integer(model: nn.Module, *, channels_last: bool = True) -> nn.Module:
 
 def integer_layers(model: nn.Module) -> IntegerLayers:
     """Which layers of a copy made by `integer` compute in integers, and which do not, and why."""
-    found: IntegerLayers | None = getattr(root_of(model), _RECORD, None)
+    found: IntegerLayers | None = getattr(root_of(model), INTEGER, None)
     if found is None:
         raise InputError("no layer of this model computes in integers: make a copy that does, with integer(model)")
     return found
@@ -74,6 +80,7 @@ class IntegerLayer(Adopted):
 
     kernel: Kernel
     channels_last: bool
+    normed: bool = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -94,13 +101,24 @@ class IntegerLayer(Adopted):
         if x.device.type != "cpu":
             raise InputError(f"a copy that computes in integers runs on the CPU, and its input is on {x.device}")
         with unseen():
-            out = _NoGradient.apply(x, self._computed)
+            needs_gradient = x.requires_grad and torch.is_grad_enabled()
+            out = _NoGradient.apply(x, self._computed) if needs_gradient else self._computed(x)
+            setattr(out, _NORMED, self.normed)
             return out
 
     def _computed(self, x: Tensor) -> Tensor:
         out = self.kernel(x).to(x.dtype)
         both = out.dim() == 4 and (self.channels_last or not x.is_contiguous())
         return out if both else out.contiguous()
+
+
+class PassedNorm(Adopted):
+    """A batch normalization that is part of the convolution before it, where that one was computed by its kernel."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        """Give back what is normalized already."""
+        return x if getattr(x, _NORMED, False) else super().forward(x)
 
 
 class _NoGradient(torch.autograd.Function):
@@ -116,7 +134,7 @@ class _NoGradient(torch.autograd.Function):
         raise InputError("this copy computes in integers, which has no gradient: take it through the quantized model")
 
 
-def _convert_(layer: str, site: Site, *, channels_last: bool) -> str:
+def _convert_(layer: str, site: Site, channels_last: bool) -> str:
     """Let a layer compute in integers wherever it can; gives why it does not, wherever that is."""
     if site.kind == "product":
         return "both of its operands are activations"
@@ -130,6 +148,17 @@ def _convert_(layer: str, site: Site, *, channels_last: bool) -> str:
             adopt_(place.module, IntegerLayer)
             vars(place.module).update(kernel=kernel, channels_last=channels_last)
     return "; ".join(reasons)
+
+
+def _fold_(layer: nn.Module, norm: nn.Module) -> bool:
+    """Make a batch normalization part of the convolution before it; tell whether that could be done."""
+    kernel = layer.kernel if isinstance(layer, IntegerLayer) else None
+    watched = [*layer._forward_hooks.values(), *norm._forward_pre_hooks.values()]  # by somebody who wants the values
+    if not isinstance(kernel, ConvolutionKernel) or isinstance(norm, PassedNorm) or watched:
+        return False
+    vars(layer).update(kernel=kernel.scaled(*scale_and_shift(norm)), normed=True)
+    adopt_(norm, PassedNorm)
+    return True
 
 
 def _kernel(layer: str, place: Place) -> Kernel | str:
@@ -173,8 +202,9 @@ def _operands(layer: str, module: Any, weight: WeightQuantizer, inputs: InputQua
 
 
 # It is found by its name when a model is unpickled.
-def _refuse_state(*_: Any) -> None:
-    raise InputError(
-        "a copy that computes in integers takes no other weights: load them into the quantized model, and make a copy "
-        "of it again, with integer(model)"
-    )
+def _refuse_state(root: nn.Module, *_: Any) -> None:
+    if hasattr(root, INTEGER):
+        raise InputError(
+            "a copy that computes in integers takes no other weights: load them into the quantized model, and make a "
+            "copy of it again, with integer(model)"
+        )

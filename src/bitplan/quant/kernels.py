@@ -7,6 +7,7 @@ asked what it has, but tried on the largest products there are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -25,6 +26,7 @@ Kernel = Callable[[Tensor], Tensor]
 """The float input of a layer → its float output, computed from codes; it can be pickled, and never changes."""
 
 _SIGNED_ZERO = 128
+_PACKED = "packed"
 _SUMS_BELOW = 2**31
 
 
@@ -63,7 +65,7 @@ class Operands:
 
 
 @dataclass(frozen=True, eq=False)
-class _Kernel:
+class _Kernel(ABC):
     """What kernels have in common: their weight is packed for the CPU, and packed again after a pickle."""
 
     operands: Operands
@@ -81,7 +83,18 @@ class _Kernel:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "packed"}
+        return {name: value for name, value in vars(self).items() if name != _PACKED}
+
+    @abstractmethod
+    def _pack(self, shape: torch.Size) -> Tensor:
+        """The weight as the kernel reads it, best where its input has this shape."""
+
+    def _packed(self, shape: torch.Size) -> Tensor:
+        """The weight, packed for the shape that came first: right for all, and repacking takes longer."""
+        if _PACKED not in vars(self):
+            vars(self)[_PACKED] = self._pack(shape)
+        packed: Tensor = vars(self)[_PACKED]
+        return packed
 
     @cached_property
     def _steps(self) -> Tensor:
@@ -98,9 +111,7 @@ class _Kernel:
 class LinearKernel(_Kernel):
     """x (…, in) → (…, out), for codes (out, in)."""
 
-    @cached_property
-    def packed(self) -> Tensor:
-        """The weight as the kernel reads it."""
+    def _pack(self, shape: torch.Size) -> Tensor:
         packed: Tensor = torch.ops.onednn.qlinear_prepack(self.operands.codes, None)
         return packed
 
@@ -108,8 +119,8 @@ class LinearKernel(_Kernel):
         """Encode and multiply."""
         given = self.operands
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
-            given.encode(x), given.step, given.zero_point, self.packed, self._steps, self._no_shift, given.bias,
-            1.0, 0, torch.float32, "none", [], "",
+            given.encode(x), given.step, given.zero_point, self._packed(x.shape), self._steps, self._no_shift,
+            given.bias, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         return out.view(*x.shape[:-1], -1) if x.numel() else out.new_empty(*x.shape[:-1], len(given.codes))
 
@@ -128,16 +139,21 @@ class ConvolutionKernel(_Kernel):
     pad: tuple[int, ...] = ()
     mode: str = "constant"
 
+    def scaled(self, scale: Tensor, shift: Tensor) -> Self:
+        """The kernel whose output channels are multiplied by these figures, then shifted."""
+        given = self.operands
+        bias = shift if given.bias is None else shift + given.bias * scale
+        steps = (given.steps * scale).float()
+        return replace(self, operands=replace(given, steps=steps, bias=bias.float()))
+
     @property
     def _geometry(self) -> tuple[Any, ...]:
         return self.stride, self.padding, self.dilation, self.groups
 
-    @cached_property
-    def packed(self) -> Tensor:
-        """The weight as the kernel reads it."""
+    def _pack(self, shape: torch.Size) -> Tensor:
         given = self.operands
         packed: Tensor = torch.ops.onednn.qconv_prepack(
-            given.codes, self._steps, given.step, given.zero_point, *self._geometry, None
+            given.codes, self._steps, given.step, given.zero_point, *self._geometry, list(shape)
         )
         return packed
 
@@ -146,10 +162,10 @@ class ConvolutionKernel(_Kernel):
         if x.dim() == len(self.stride) + 1:
             return self(x.unsqueeze(0)).squeeze(0)
         given, function = self.operands, _convolutions()[len(self.stride)]
+        codes = given.encode(F.pad(x, self.pad, self.mode) if self.pad else x)
         out: Tensor = function(
-            given.encode(F.pad(x, self.pad, self.mode) if self.pad else x), given.step, given.zero_point,
-            self.packed, self._steps, self._no_shift, given.bias, *self._geometry,
-            1.0, 0, torch.float32, "none", [], "",
+            codes, given.step, given.zero_point, self._packed(codes.shape), self._steps, self._no_shift, given.bias,
+            *self._geometry, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         return out
 
