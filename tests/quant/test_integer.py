@@ -18,7 +18,7 @@ from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
 from bitplan.quant.convert import quantizers_of, unquantized
-from bitplan.quant.integer import IntegerLayer
+from bitplan.quant.integer_copy import IntegerLayer
 from bitplan.quant.layer_types.linear import Conv1D
 from bitplan.tasks.digits import Digits
 from bitplan.testing.networks import plan_for

@@ -157,7 +157,7 @@ def evaluate(
 
 
 def _in_integers(model: Any, task: Any) -> Any:
-    from bitplan.quant.integer import integer
+    from bitplan.quant.integer_copy import integer
 
     with fitting(model, task):
         return integer(model, task.example())

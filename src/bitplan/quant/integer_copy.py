@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import is_fake
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.quant.convert import copied
+from bitplan.quant.followers import norms_after, scale_and_shift
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands, why_not_here
 from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
 from bitplan.quant.lsq import in_use
-from bitplan.quant.norms import norms_after, scale_and_shift
 from bitplan.quant.proof import named
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
 from bitplan.quant.root import INTEGER, root_of, sites_of
