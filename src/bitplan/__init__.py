@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.integer_copy import IntegerLayers as IntegerLayers
+    from bitplan.quant.integer_copy import integer as integer
+    from bitplan.quant.integer_copy import integer_layers as integer_layers
     from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.loading import load_weights_ as load_weights_
     from bitplan.quant.parameters import parameter_groups as parameter_groups
@@ -90,6 +93,7 @@ _HOMES = {
     "Graph": "core.records",
     "Group": "core.records",
     "InputError": "core.errors",
+    "IntegerLayers": "quant.integer_copy",
     "Layer": "core.records",
     "LayerType": "quant.layers",
     "Limit": "core.records",
@@ -114,6 +118,8 @@ _HOMES = {
     "evaluate": "tune.loop",
     "export": "exporters.base",
     "finetune_": "tune.loop",
+    "integer": "quant.integer_copy",
+    "integer_layers": "quant.integer_copy",
     "integer_weights": "quant.convert",
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",

@@ -43,6 +43,7 @@ def test_from_a_name_to_a_mixed_network(run):
     assert code == 0
     assert out.startswith("top-1 ")
     assert out.endswith(" on the 360 test samples of digits\n")
+    assert run("evaluate", "mixed", "--task", "digits", "--threads", "1", "--integer")[:2] == (0, out)
 
 
 def test_the_same_seed_gives_the_same_weights_and_a_finished_run_is_not_repeated(run):
@@ -107,6 +108,7 @@ def test_a_model_of_ones_own(run, own_model):
         (("finetune", "resnet20", "--task", "digits", *SHORT, "-o", "x"), "does not fit the task digits"),
         (("finetune", "users_model:three", "--task", "digits", *SHORT, "-o", "x"), "by its classes: Target "),
         (("quantize", "users_model:three", "--to", "w4a4", "-o", "q"), "gives no example input: add --input"),
+        (("evaluate", "digits_resnet", "--task", "digits", "--integer"), "this model is not quantized"),
         (("evaluate", "empty", "--task", "digits"), "not a checkpoint that bitplan wrote"),
         (("estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
     ],

@@ -1,8 +1,11 @@
 """Layer types that break one clause each: variations of a gated product."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
+from bitplan.quant.kernels import LinearKernel
 from bitplan.quant.layers import Channels, LayerType
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.testing import check_layer
@@ -73,6 +76,11 @@ def remembering(self, x):
     return QuantizedGated.forward(self, x) + self.__dict__.get("shift", 0.0)
 
 
+def ungated(self, module, operands):
+    """A kernel that forgets the gate."""
+    return LinearKernel.of(replace(operands, codes=operands.codes.t().contiguous()))
+
+
 class Noted(Gated):
     """Has more to say than tensors, once it is quantized."""
 
@@ -100,6 +108,7 @@ BROKEN = [
     ("every gradient is finite", broken(rough)),
     ("it can be saved and packed, and loaded", broken(modules=(Noted,), example=of(Noted))),
     ("loaded, it gives the same answers bit for bit", broken(remembering)),
+    ("its integer kernel, if it has one, computes the same", broken(integer=ungated)),
     ("EAGL counts its weights, with one step and with one per channel", broken(layout="out_in", channels=second_axis)),
 ]  # fmt: skip
 

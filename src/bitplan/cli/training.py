@@ -138,6 +138,7 @@ def evaluate(
     source: Source,
     task: Needed,
     task_option: TaskOption = [],
+    integer: Annotated[bool, typer.Option("--integer", help="Compute in integers, by PyTorch's kernels.")] = False,
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
@@ -151,7 +152,15 @@ def evaluate(
 
     chosen = read_task(task, task_option)
     limit_threads(threads)
-    _score(what_is(source, Beside(None, weights, fresh, model, seed)).model, chosen, json)
+    network = what_is(source, Beside(None, weights, fresh, model, seed)).model
+    _score(_in_integers(network, chosen) if integer else network, chosen, json)
+
+
+def _in_integers(model: Any, task: Any) -> Any:
+    from bitplan.quant.integer_copy import integer
+
+    with fitting(model, task):
+        return integer(model, task.example())
 
 
 def _only_warns(unreached: str) -> bool:

@@ -19,7 +19,7 @@ from bitplan.quant.first_run import is_proven, prove_when_run_
 from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
 from bitplan.quant.proof import prove, take_proof_off_
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
-from bitplan.quant.root import OPTIONS, PLAN, quantized_layers, sites_of
+from bitplan.quant.root import INTEGER, OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
 from bitplan.quant.root import root_of as root_of
 from bitplan.quant.sharing import save_once_
@@ -64,10 +64,11 @@ def quantize(
     before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     chosen = replace(before, **changes)
-    quantized = _copied(model)
+    quantized = copied(model)
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
     setattr(quantized, OPTIONS, chosen)
+    vars(quantized).pop(INTEGER, None)
     take_proof_off_(quantized)
     if example is not None:
         prove(quantized, example).check()
@@ -76,12 +77,13 @@ def quantize(
     return quantized
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def copied(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing with the model."""
     try:
         return copy.deepcopy(model)
     except RuntimeError as error:
         raise InputError(
-            f"{type(model).__name__} cannot be copied to be quantized ({first_line(error, 60)}): if it has run with a "
+            f"{type(model).__name__} cannot be copied ({first_line(error, 60)}): if it has run with a "
             "weight that it computes, run it once more under torch.no_grad()"
         ) from error
 

@@ -34,6 +34,14 @@ def quantize(v: Tensor, step: float, low: int, high: int) -> Tensor:
     return out
 
 
+def encode(v: Tensor, step: float, low: int, high: int, zero_point: int) -> tuple[Tensor, bool]:
+    """The codes of a dense fp32 tensor plus a zero point, uint8 in its memory layout; and whether a value was NaN."""
+    out = torch.empty_like(v, dtype=torch.uint8)
+    source, target = _array(v), _array(out)
+    seen = _share(lambda piece: _encode(source[piece], target[piece], step, low, high, zero_point), source.size)
+    return out, any(seen)
+
+
 def gradients(grad: Tensor, v: Tensor, step: float, low: int, high: int) -> tuple[Tensor, float]:
     """Gradients for v and, summed in fp64, for the step."""
     out = torch.empty_like(v)
@@ -66,6 +74,16 @@ def _forward(v: Any, out: Any, s: Any, low: Any, high: Any) -> None:
     for i in range(v.size):
         code = min(max(v[i] / s, low), high)
         out[i] = ((code + _ROUND) - _ROUND) * s
+
+
+@numba.njit("b1(f4[::1], u1[::1], f4, f4, f4, f4)", **_COMPILED)
+def _encode(v: Any, out: Any, s: Any, low: Any, high: Any, zero_point: Any) -> bool:
+    others = 0  # of the values that are not equal to themselves
+    for i in range(v.size):
+        others += v[i] != v[i]
+        code = min(max(v[i] / s, low), high)
+        out[i] = np.uint8(np.int32(((code + _ROUND) - _ROUND) + zero_point))
+    return others > 0
 
 
 @numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]

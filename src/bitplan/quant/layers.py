@@ -11,12 +11,15 @@ import fnmatch
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
+
+if TYPE_CHECKING:
+    from bitplan.quant.kernels import Kernel, Operands
 
 WeightLayout = Literal["out_in", "in_out"]
 """How a weight lies: (out, in, …), or (in, out, …)."""
@@ -80,6 +83,10 @@ class LayerType(ABC):
         """The class whose forward is captured for a graph: it must hand every weight to its quantizer whole."""
         assert self.quantized is not None
         return self.quantized
+
+    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+        """The kernel that computes such a module from codes (`quant/kernels.py`), or why there is none."""
+        return f"PyTorch has no integer kernel for {original(module).__name__}"
 
     def holds(self, parameter: str) -> bool:
         """Tell whether a parameter of such a module is one of the weights."""

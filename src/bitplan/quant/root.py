@@ -10,6 +10,8 @@ from bitplan.quant.sites import Site, find_sites
 
 PLAN = "_bitplan_plan"
 OPTIONS = "_bitplan_options"
+INTEGER = "_bitplan_integer"
+"""What a copy that computes in integers has: which of its layers do."""
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, quantize, weight_steps
+from bitplan.quant.integer_copy import integer
 from bitplan.quant.layers import LayerType, family, kin
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.testing.contract import Contract
@@ -61,6 +62,7 @@ def _check(contract: Contract, layer_type: LayerType) -> None:
         model = _quantized(contract, network, graph, x, "w4a4", per_channel=per_channel)
         _check_training(contract, copy.deepcopy(model), x)
         _check_files(contract, network, model.eval(), x)
+        _check_integers(contract, model, x)
         with contract.works("EAGL counts its weights, with one step and with one per channel"):
             estimate("eagl", model, graph)
 
@@ -122,6 +124,13 @@ def _check_files(contract: Contract, network: nn.Module, model: nn.Module, x: Te
         packed = load_packed(export(model, Path(folder) / "net.safetensors", "packed"), network).eval()(x)
     same = torch.equal(saved, expected) and torch.equal(packed, expected)
     contract.clause("loaded, it gives the same answers bit for bit", same)
+
+
+@torch.no_grad()
+def _check_integers(contract: Contract, model: nn.Module, x: Tensor) -> None:
+    clause = "its integer kernel, if it has one, computes the same"
+    with contract.works(clause):
+        _check_close(contract, clause, integer(model)(x), model(x))
 
 
 def _with_weights(network: nn.Module, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:

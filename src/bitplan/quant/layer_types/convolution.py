@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands
 from bitplan.quant.layers import Adopted, Channels, LayerType
 
 
@@ -29,6 +30,20 @@ class Convolution(LayerType):
     modules = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     quantized = ConvLayer
     kind = "convolution"
+
+    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+        """A kernel that pads with zeros, as many on both sides; other padding is done before it."""
+        layer: Any = module
+        by_itself = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return ConvolutionKernel.of(
+            operands,
+            stride=layer.stride,
+            padding=layer.padding if by_itself else (0,) * len(layer.stride),
+            dilation=layer.dilation,
+            groups=layer.groups,
+            pad=() if by_itself else tuple(layer._reversed_padding_repeated_twice),
+            mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode,
+        )
 
     def example(self) -> tuple[nn.Module, Tensor]:
         """One in two dimensions, with groups."""

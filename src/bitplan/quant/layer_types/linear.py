@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.quant.kernels import Kernel, LinearKernel, Operands
 from bitplan.quant.layers import Adopted, LayerType, original
 
 
@@ -27,6 +29,10 @@ class Linear(LayerType):
     modules = (nn.Linear,)
     quantized = LinearLayer
     kind = "linear"
+
+    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+        """Its codes as they are."""
+        return LinearKernel.of(operands)
 
     def example(self) -> tuple[nn.Module, Tensor]:
         """Two tokens of six features."""
@@ -60,6 +66,10 @@ class TransformersConv1D(LayerType):
             return False
         weight, width = getattr(module, "weight", None), getattr(module, "nf", None)
         return isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width
+
+    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+        """Its codes as (out, in)."""
+        return LinearKernel.of(replace(operands, codes=operands.codes.t().contiguous()))
 
     def example(self) -> tuple[nn.Module, Tensor]:
         """One that is built as transformers builds it."""

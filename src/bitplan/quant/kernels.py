@@ -1,0 +1,206 @@
+"""Integer kernels: uint8 codes times int8 codes, summed in int32, given as float32. They are oneDNN's, inside torch.
+
+Signed codes are handed over as uint8 with zero point 128, which the kernels take off again, also where they pad. A CPU
+without instructions for such sums (VNNI, AMX) adds pairs of products up in 16 bits, where they overflow: it is not
+asked what it has, but tried on the largest products there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bitplan.adapters.foreign import first_line
+from bitplan.core.errors import InputError
+from bitplan.quant import fused
+from bitplan.quant.lsq import dense
+
+Kernel = Callable[[Tensor], Tensor]
+"""The float input of a layer → its float output, computed from codes; it can be pickled, and never changes."""
+
+_SIGNED_ZERO = 128
+_PACKED = "packed"
+_SUMS_BELOW = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What a layer multiplies: the codes of its weight, in the weight's layout, and those that its input gets.
+
+    `steps` has one step, or one for each output channel; `bias` is added in float32; the input's codes go from `low` to
+    `high`, times `step`.
+    """
+
+    layer: str
+    codes: Tensor
+    steps: Tensor
+    bias: Tensor | None
+    step: float
+    low: int
+    high: int
+
+    @property
+    def zero_point(self) -> int:
+        """The unsigned code of zero."""
+        return _SIGNED_ZERO if self.low < 0 else 0
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The unsigned codes of an input, in its memory layout."""
+        wide = x.detach().float()
+        wide = wide if dense(wide) else wide.contiguous()
+        codes, has_nan = fused.encode(wide, self.step, self.low, self.high, self.zero_point)
+        if has_nan:
+            raise InputError(
+                f"the input of layer {self.layer!r} has NaN values, which have no integer codes; check the data and "
+                "the layers before it"
+            )
+        return codes
+
+
+@dataclass(frozen=True, eq=False)
+class _Kernel(ABC):
+    """What kernels have in common: their weight is packed for the CPU, and packed again after a pickle."""
+
+    operands: Operands
+
+    @classmethod
+    def of(cls, operands: Operands, **geometry: Any) -> Self | str:
+        """A kernel, or why there is none: what it adds up must fit 32 bits."""
+        products = operands.codes[0].numel() if len(operands.codes) else 0
+        largest = int(operands.codes.short().abs().amax()) if products else 0  # −128 has no opposite in int8
+        if products * largest * (operands.high + operands.zero_point) >= _SUMS_BELOW:
+            return f"sums of {products} products may not fit 32 bits"
+        return cls(operands, **geometry)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != _PACKED}
+
+    @abstractmethod
+    def _pack(self, shape: torch.Size) -> Tensor:
+        """The weight as the kernel reads it, best where its input has this shape."""
+
+    def _packed(self, shape: torch.Size) -> Tensor:
+        """The weight, packed for the shape that came first: right for all, and repacking takes longer."""
+        if _PACKED not in vars(self):
+            vars(self)[_PACKED] = self._pack(shape)
+        packed: Tensor = vars(self)[_PACKED]
+        return packed
+
+    @cached_property
+    def _steps(self) -> Tensor:
+        """The step of every output channel."""
+        return self.operands.steps.expand(len(self.operands.codes)).contiguous()
+
+    @cached_property
+    def _no_shift(self) -> Tensor:
+        """The zero points of the weight's channels."""
+        return torch.zeros(len(self.operands.codes), dtype=torch.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearKernel(_Kernel):
+    """x (…, in) → (…, out), for codes (out, in)."""
+
+    def _pack(self, shape: torch.Size) -> Tensor:
+        packed: Tensor = torch.ops.onednn.qlinear_prepack(self.operands.codes, None)
+        return packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Encode and multiply."""
+        given = self.operands
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            given.encode(x), given.step, given.zero_point, self._packed(x.shape), self._steps, self._no_shift,
+            given.bias, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return out.view(*x.shape[:-1], -1) if x.numel() else out.new_empty(*x.shape[:-1], len(given.codes))
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionKernel(_Kernel):
+    """x (B, in, …) → (B, out, …) in one, two or three dimensions, for codes (out, in / groups, …).
+
+    What its own zeros cannot do, the input is padded by before: `pad` as F.pad takes it, in that `mode`.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    pad: tuple[int, ...] = ()
+    mode: str = "constant"
+
+    def scaled(self, scale: Tensor, shift: Tensor) -> Self:
+        """The kernel whose output channels are multiplied by these figures, then shifted."""
+        given = self.operands
+        bias = shift if given.bias is None else shift + given.bias * scale
+        steps = (given.steps * scale).float()
+        return replace(self, operands=replace(given, steps=steps, bias=bias.float()))
+
+    @property
+    def _geometry(self) -> tuple[Any, ...]:
+        return self.stride, self.padding, self.dilation, self.groups
+
+    def _pack(self, shape: torch.Size) -> Tensor:
+        given = self.operands
+        packed: Tensor = torch.ops.onednn.qconv_prepack(
+            given.codes, self._steps, given.step, given.zero_point, *self._geometry, list(shape)
+        )
+        return packed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Pad, encode and convolve, one sample without a batch as well."""
+        if x.dim() == len(self.stride) + 1:
+            return self(x.unsqueeze(0)).squeeze(0)
+        given, function = self.operands, _convolutions()[len(self.stride)]
+        codes = given.encode(F.pad(x, self.pad, self.mode) if self.pad else x)
+        out: Tensor = function(
+            codes, given.step, given.zero_point, self._packed(codes.shape), self._steps, self._no_shift, given.bias,
+            *self._geometry, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        return out
+
+
+@cache
+def why_not_here() -> str:
+    """Why this machine does not compute in integers; empty where it does."""
+    try:
+        exact = all(_is_exact(kernel, x) for kernel, x in _largest_products())
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        return f"this build of torch has no integer kernels for this CPU ({first_line(error, 60)})"
+    return "" if exact else "this CPU adds 8-bit products up in 16 bits (no VNNI, no AMX), where they overflow"
+
+
+def _convolutions() -> dict[int, Any]:
+    """The convolution of so many dimensions."""
+    kernels = torch.ops.onednn
+    return {1: kernels.qconv1d_pointwise, 2: kernels.qconv2d_pointwise, 3: kernels.qconv3d_pointwise}
+
+
+def _largest_products() -> list[tuple[LinearKernel | ConvolutionKernel, Tensor]]:
+    """Kernels of every kind for the largest codes, and inputs of the largest."""
+    found: list[tuple[LinearKernel | ConvolutionKernel, Tensor]] = []
+    for low, high in ((0, 255), (-128, 127)):
+        for code in (127, -128):
+            alike = Operands("", torch.full((64, 64), code, dtype=torch.int8), torch.ones(64), None, 1.0, low, high)
+            found.append((LinearKernel(alike), torch.full((8, 64), float(high))))
+            for width in (1, 3):
+                spatial = replace(alike, codes=torch.full((64, 64, width, width), code, dtype=torch.int8))
+                kernel = ConvolutionKernel(spatial, (1, 1), (0, 0), (1, 1), 1)
+                found.append((kernel, torch.full((1, 64, 8, 8), float(high))))
+    return found
+
+
+def _is_exact(kernel: LinearKernel | ConvolutionKernel, x: Tensor) -> bool:
+    """Tell whether the sums of a kernel, whose codes are all alike, are right."""
+    codes = kernel.operands.codes
+    return bool((kernel(x) == codes[0].double().sum() * kernel.operands.high).all())
