@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
@@ -72,8 +72,8 @@ class Study(Record):
     task: Name
     task_options: dict[str, JsonValue] = {}
     model: Name
-    rules: Rules = Rules()
     choices: tuple[Precision, ...]
+    rules: Annotated[Rules, Field(validate_default=True)] = Rules()
     cost: Name = COST
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
@@ -85,6 +85,11 @@ class Study(Record):
     gain_seed: int = 0
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}
+
+    @field_validator("rules")
+    @classmethod
+    def _beside_choices(cls, rules: Rules, info: ValidationInfo) -> Rules:
+        return rules.for_choices(info.data.get("choices", ()))
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
