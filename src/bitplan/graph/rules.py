@@ -99,10 +99,12 @@ def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Gra
 
 def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | None:
     """What the first rule says that speaks of a layer; None where none does."""
+    alone = _ruling_of_uses(graph.uses_of(layer.name))
+    if alone is not None:
+        return alone
     if not layer.weights:
         return _ruling_of_product(layer, rules)
-    alone = _ruling_of_uses(graph.uses_of(layer.name))
-    return alone or _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
+    return _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
 
 
 def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
