@@ -61,6 +61,15 @@ class Rules(Value):
             changed["products"] = LEFT_ALONE
         return self.model_construct(self.model_fields_set, **dict(self) | changed)  # what was said stays told apart
 
+    def settled(self, choices: tuple[Precision, ...]) -> Self:
+        """These rules beside a study's choices; its file, which is read again, does not tell what somebody said.
+
+        Where inputs are left alone, all of it counts as said from now on; elsewhere nothing has to.
+        """
+        beside = self.for_choices(choices)
+        quantizes = any(choice.quantizes_inputs for choice in choices)
+        return self.model_construct(set() if quantizes else set(type(self).model_fields), **dict(beside))
+
     @field_validator("first", "last", "embeddings", mode="before")
     @classmethod
     def _read_free(cls, written: Any) -> Any:

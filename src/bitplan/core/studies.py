@@ -42,7 +42,8 @@ class Start(Value):
 
     `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
     the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
-    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead.
+    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead, and
+    `checkpoint_from` what it is made from, for whoever has none: nothing depends on it, so it is in no file or id.
     """
 
     weights: str | None = None
@@ -51,6 +52,7 @@ class Start(Value):
     float_recipe: Recipe | None = None
     recipe: Recipe | None = None
     checkpoint: str | None = None
+    checkpoint_from: Annotated[str, Field(exclude=True)] = ""
     seed: int = 0
     options: dict[str, JsonValue] = {}
 
@@ -89,7 +91,7 @@ class Study(Record):
     @field_validator("rules")
     @classmethod
     def _beside_choices(cls, rules: Rules, info: ValidationInfo) -> Rules:
-        return rules.for_choices(info.data.get("choices", ()))
+        return rules.settled(info.data.get("choices", ()))
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

@@ -19,8 +19,9 @@ from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
-# Parts of BERT's checkpoints that no span depends on: what looks at [CLS], the heads of pretraining, a constant.
-_SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
+# Parts of checkpoints that nothing depends on here: of BERT's what looks at [CLS], the heads of pretraining and a
+# constant; of a backbone the classifier that it was trained with.
+_SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "backbone.fc.*")
 # What a model computes with but no shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 _COUNTER = "num_batches_tracked"  # of a batch norm
