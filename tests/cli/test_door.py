@@ -1,6 +1,7 @@
 """What users type: what it is, what it has, that nothing is loaded twice, and what is said of what it has not."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ def here(graph, tmp_path, monkeypatch):
     """One thing of each kind."""
     monkeypatch.chdir(tmp_path)
     save(graph, "graph.json")
+    Path("words.json").write_text("no record at all")
+    torch.save({"a.weight": torch.ones(2, 2)}, "pickle.json")
+    torch.save({"a.weight": torch.ones(2, 2)}, "old_pickle.json", _use_new_zipfile_serialization=False)
+    save_file({"a.weight": torch.ones(2, 2)}, "safe.json")
     save(bitplan.Plan.uniform(graph, 4), "plan.json")
     model = bitplan.load_model("digits_resnet")[0]
     bitplan.save_checkpoint(model, "named", spec="digits_resnet")
@@ -73,6 +78,10 @@ def loads(monkeypatch):
         (".", WeightsFile),
         ("graph.json", RecordFile),
         ("gone.json", RecordFile),
+        ("words.json", RecordFile),
+        ("pickle.json", WeightsFile),
+        ("old_pickle.json", WeightsFile),
+        ("safe.json", WeightsFile),
         ("run", RunNetwork),
     ],
 )

@@ -42,14 +42,19 @@ def planned(run):
     return plan
 
 
+@pytest.mark.parametrize("graph_first", [False, True])
 @pytest.mark.parametrize("to", RECIPES)
-def test_the_weight_only_plan_of_the_readme_can_be_exported(run, to):
-    """Beside choices that leave inputs alone, rules leave them alone as well."""
+def test_the_weight_only_plan_of_the_readme_can_be_exported(run, to, graph_first):
+    """Beside choices that leave inputs alone, rules leave them alone as well, also those of a graph made before."""
     shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in BLOCK.items()}
     shapes |= {"model.embed_tokens": (320, 256), "lm_head": (320, 256)}
     save_file({f"{name}.weight": torch.randn(shape) / 16 for name, shape in shapes.items()}, "model.safetensors")
     words = ("--budget", "3.2bpw", "--choices", "w2a16,w3a16,w4a16", "-o", "plan.json")
-    code, _, err = run("plan", "model.safetensors", *words)
+    given = ("model.safetensors",)
+    if graph_first:
+        assert run("trace", "model.safetensors", "-o", "graph.json")[0] == 0
+        given = ("graph.json", "--gain", "uniform")
+    code, _, err = run("plan", *given, *words)
     assert code == 0, err
     precisions = load("plan.json", bitplan.Plan).precisions
     assert str(precisions["model.embed_tokens"]) == str(precisions["lm_head"]) == "w8a16"

@@ -120,3 +120,13 @@ def test_bad_input_is_one_line(run, own_model, tmp_path, words, said):
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", ["q", "q/model.safetensors"])
+def test_a_quantized_networks_weights_are_told_as_what_they_are(run, given):
+    assert run("quantize", "digits_resnet", "--to", "w8a8", "-o", "q")[0] == 0
+    code, _, err = run("quantize", "digits_resnet", "--weights", given, "--to", "w4a4", "-o", "other")
+    assert code == 2
+    assert f"error: {given} holds a network that bitplan quantized (it has " in err
+    assert "give the folder q instead of a model with --weights" in err
+    assert run("quantize", "q", "--to", "w4a4", "-o", "other")[0] == 0

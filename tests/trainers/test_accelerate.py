@@ -1,26 +1,12 @@
-"""accelerate's own loop, and DistributedDataParallel below it, on quantized networks as they are."""
+"""accelerate's own loop, on quantized networks as they are."""
 
 import accelerate
-import pytest
 import tiny_bert as tiny
 import torch
+from loops import prepared, train
 from safetensors.torch import load_file, load_model, save_model
-from torch.nn.parallel import DistributedDataParallel
 
 import bitplan
-
-
-def prepared():
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = tiny.quantized(dropout=0)
-    return accelerator, *accelerator.prepare(model, tiny.optimizer(model), tiny.loader())
-
-
-def train(accelerator, model, optimizer, data):
-    for batch in data:
-        accelerator.backward(model(**batch).loss)
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def test_a_saved_state_goes_on_where_it_was(tmp_path):
@@ -49,26 +35,3 @@ def test_save_model_writes_what_every_loader_reads(tmp_path):
     others.append(bitplan.load_checkpoint(tmp_path / "by_safetensors.safetensors", tiny.quantized()))
     for one in (fresh, *others):
         assert torch.equal(tiny.logits(one), tiny.logits(model))
-
-
-@pytest.fixture
-def group(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
-def test_distributed_data_parallel_trains_and_saves(tmp_path):
-    alone, model = tiny.quantized(dropout=0), tiny.quantized(dropout=0)
-    parallel = DistributedDataParallel(model)
-    for run, trained in ((alone, alone), (parallel, model)):
-        optimizer = tiny.optimizer(trained)
-        for batch in tiny.loader():
-            run(**batch).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(tiny.logits(model), tiny.logits(alone))
-    torch.save(parallel.state_dict(), tmp_path / "parallel.pth")
-    again = bitplan.load_checkpoint(tmp_path / "parallel.pth", tiny.quantized())
-    assert torch.equal(tiny.logits(again), tiny.logits(model))

@@ -1,36 +1,10 @@
 """Hugging Face's Trainer and save_pretrained, on quantized networks as they are."""
 
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import tiny_bert as tiny
 import torch
 
 import bitplan
-
-HERE = Path(__file__).parent
-
-
-def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_weights(tmp_path):
-    whole = tmp_path / "checkpoint-2"
-    with (tmp_path / "said.txt").open("w+") as said:
-        killed = subprocess.Popen([sys.executable, str(HERE / "tiny_bert.py"), str(tmp_path)], stdout=said, stderr=said)
-        while not (whole / "trainer_state.json").exists():  # what Trainer writes last
-            assert killed.poll() is None, (tmp_path / "said.txt").read_text()
-            time.sleep(0.05)
-        killed.kill()
-        assert killed.wait() == -signal.SIGKILL
-    assert not (tmp_path / f"checkpoint-{tiny.STEPS}").exists()
-    resumed, unbroken = tiny.quantized(), tiny.quantized()
-    tiny.trainer(resumed, tmp_path).train(resume_from_checkpoint=str(whole))
-    tiny.trainer(unbroken, tmp_path / "other", save_strategy="no").train()
-    for name, value in unbroken.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
-    assert not torch.equal(tiny.logits(resumed), tiny.logits(tiny.quantized()))  # it did learn
 
 
 def test_what_save_pretrained_wrote_is_loaded_with_equal_logits(tmp_path):

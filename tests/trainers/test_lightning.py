@@ -3,29 +3,13 @@
 import pytest
 import tiny_bert as tiny
 import torch
+from loops import Module, lightnings_trainer
 
 import bitplan
-from bitplan.adapters.torchvision import torchvision
-
-torchvision()  # torchmetrics, which Lightning imports, imports it, and it may need help
-import lightning  # noqa: E402
-
-
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.network = tiny.quantized(dropout=0)
-
-    def training_step(self, batch, index):
-        return self.network(**batch).loss
-
-    def configure_optimizers(self):
-        return tiny.optimizer(self.network)
 
 
 def fit(module, epochs, precision, checkpoint=None):
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", precision=precision, **quiet)
+    trainer = lightnings_trainer(max_epochs=epochs, precision=precision, enable_checkpointing=False)
     trainer.fit(module, tiny.loader(), ckpt_path=checkpoint)
     return trainer
 

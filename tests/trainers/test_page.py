@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_bert as tiny
 import torch
-from test_lightning import lightning
+from loops import lightning
 from transformers.utils import logging
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"

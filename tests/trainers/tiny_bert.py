@@ -1,7 +1,4 @@
-"""A tiny BERT that classifies, its data, and how Trainer trains it; `tiny_bert.py FOLDER` does so, to be killed."""
-
-import sys
-import time
+"""A tiny BERT that classifies, its data, and how Trainer trains it."""
 
 import torch
 
@@ -71,16 +68,3 @@ def trainer(model, folder, **options):
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_steps": 1, "dataloader_pin_memory": False}
     arguments = transformers.TrainingArguments(str(folder), seed=3, **given | quiet | options)
     return transformers.Trainer(model, arguments, train_dataset=dataset())
-
-
-class Slow(transformers.TrainerCallback):
-    """Enough time per step to be killed in the middle of one."""
-
-    def on_step_begin(self, *_, **__):
-        time.sleep(0.5)
-
-
-if __name__ == "__main__":
-    doomed = trainer(quantized(), sys.argv[1])
-    doomed.add_callback(Slow())
-    doomed.train()

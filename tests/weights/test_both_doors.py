@@ -95,6 +95,8 @@ TAKEN = (
     | {f"safetensors with {prefix}": safe(prefixed(prefix)) for prefix in PREFIXES}
     | {
         "safetensors under another ending": safe(STATE, "net.bin"),
+        "safetensors that says json": safe(STATE, "net.json"),
+        "pth that says json": pickled(STATE, "net.json"),
         "folder of model.safetensors": folder_of(safe(STATE, "model.safetensors"), text("config.json", "{}")),
         "folder of shards": shards(safe, "safetensors"),
         "shards by their index": shards(safe, "safetensors", name_the_index=True),
@@ -189,6 +191,9 @@ REFUSED = {
     "onnx": raw("a.onnx", b"\x08\x07"),
     "missing shard": without(shards(safe, "safetensors"), "part-1.safetensors"),
     "index of itself": lambda folder: (text(INDEX, json.dumps({"weight_map": {"a": INDEX}}))(folder), folder)[1],
+    "json": raw("a.json", b'{"weight": [1, 2]}'),
+    "json by another name": raw("a.pth", b' {"a": {"b": 1}}'),
+    "short json": raw("a.json", b"{}"),
     "no index": lambda folder: (text(INDEX, "{}")(folder), folder)[1],
 }
 
@@ -202,6 +207,7 @@ def test_both_doors_refuse_the_same_files_in_the_same_words(tmp_path, case):
         bitplan.load_weights_(Net(seed=2), path)
     assert str(planned.value) == str(loaded.value)
     assert "\n" not in str(planned.value)
+    assert ("wants to run code" in str(planned.value)) == ("bomb" in case or case == "whole model")
 
 
 @pytest.mark.parametrize("make", [safe(prefixed("module.")), pickled(prefixed("module."))])

@@ -22,6 +22,7 @@ from bitplan.core.checkpoints import ABOUT, ENDINGS
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
 
+_PICKLE = b"\x80"  # what a pickle begins with
 _WEIGHTS = (*ENDINGS, ".index.json")
 
 
@@ -38,7 +39,7 @@ def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None
         return OwnCheckpoint(typed, about)
     if path.is_dir() or typed.endswith(_WEIGHTS):
         return WeightsFile(typed, about)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and not _holds_bytes(path):
         return RecordFile(typed, about)
     if path.is_file():  # of whatever name: PyTorch's files have many
         return WeightsFile(typed, about)
@@ -56,6 +57,16 @@ def teacher_of(written: str | None, weights: str | None, model: str | None = Non
     if teacher.has_random_weights:
         raise InputError(f"{written} from the zoo has random weights, which teach nothing: add --teacher-weights")
     return teacher.model
+
+
+def _holds_bytes(path: Path) -> bool:
+    """Tell whether a file is no text, whatever its name says: the first bytes of archives and safetensors have zeros."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+    except OSError:  # who reads it says why
+        return False
+    return b"\0" in start or start[:1] == _PICKLE
 
 
 def _refuse_pick(typed: str, pick: Pick) -> None:

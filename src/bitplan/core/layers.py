@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StrictInt, model_serializer, model_validator
 
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.record import Value
 from bitplan.core.rules import RuleName
 
@@ -17,8 +18,8 @@ Count = Annotated[StrictInt, Field(ge=0)]
 class Layer(Value):
     """One operation with weights, or one product of activations; `macs` are those of the example.
 
-    A fixed layer says which `rule` fixed it, and `why` in words. Where it is fixed only because it is linked to another
-    layer, both are that layer's, which `linked_to` names.
+    A fixed layer says which `rule` fixed it, `why` in words, and whether somebody wrote that rule's precision. Where it
+    is fixed only because it is linked to another layer, all three are that layer's, which `linked_to` names.
     """
 
     name: Name
@@ -30,6 +31,12 @@ class Layer(Value):
     rule: RuleName | None = None
     linked_to: str = ""
     why: str = ""
+    written: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        told: dict[str, Any] = dump(self)
+        return told if self.written else {name: value for name, value in told.items() if name != "written"}
 
     @model_validator(mode="after")
     def _reasoned(self) -> Self:
@@ -43,6 +50,11 @@ class Layer(Value):
     def is_end(self) -> bool:
         """Whether it is fixed as the first or the last layer itself, not through a link with it."""
         return self.rule in ("first", "last") and not self.linked_to
+
+    @property
+    def usual(self) -> bool:
+        """Whether it is fixed by a rule that nobody wrote."""
+        return self.fixed is not None and self.rule != "pattern" and not self.written
 
 
 class Link(Value):
@@ -66,6 +78,13 @@ class Group(Value):
     def fixed(self) -> Precision | None:
         """The precision that a rule gives to all members, if any."""
         return self.layers[0].fixed
+
+    def fixed_beside(self, choices: Iterable[Precision]) -> Precision | None:
+        """The same beside such choices: where none of them quantizes inputs, no rule does that nobody wrote."""
+        if self.fixed is None or not any(layer.usual for layer in self.layers):
+            return self.fixed
+        beside = self.fixed.beside(choices)
+        return beside if self.weights or beside == self.fixed else LEFT_ALONE
 
     @property
     def weights(self) -> int:

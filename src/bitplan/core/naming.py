@@ -29,6 +29,8 @@ ATTENTION = "scaled_dot_product_attention"
 MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 PRODUCT_NAMES = MATRIX_PRODUCTS | {ATTENTION}
 """The functions whose products of activations can be quantized."""
+COMPLEX = "complex "
+"""What stands before the name of a function that multiplies complex numbers, which are not quantized."""
 LOOK_UPS = frozenset({"embedding", "embedding_bag", "__getitem__", "index_select"})
 """The functions that take rows of a weight: what they read are indices."""
 WEIGHTED = MATRIX_PRODUCTS | LOOK_UPS | {"linear", "mv", "dot", "inner", "tensordot", "addmv", "addbmm"} | {

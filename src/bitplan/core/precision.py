@@ -67,6 +67,10 @@ class Precision(Value):
         """Weights of so many bits, inputs left alone."""
         return cls(weight_bits=bits, act_bits=LEFT_ALONE_BITS)
 
+    def beside(self, choices: Iterable[Precision]) -> Precision:
+        """What a rule that nobody wrote means beside such choices: where none quantizes inputs, it does not either."""
+        return self if any(choice.quantizes_inputs for choice in choices) else self.weights_only(self.weight_bits)
+
     def above(self, other: Precision) -> bool:
         """Tell whether neither field is lower than the other's and one is higher."""
         mine, theirs = (self.weight_bits, self.act_bits), (other.weight_bits, other.act_bits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
@@ -65,7 +65,7 @@ class Graph(_Used):
     @cached_property
     def id(self) -> str:
         """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
-        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to"}}})
+        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to", "written"}}})
         return identity(told, type(self))
 
     @cached_property
@@ -80,6 +80,11 @@ class Graph(_Used):
     def selectable(self) -> tuple[Group, ...]:
         """The groups that no rule fixes."""
         return tuple(group for group in self.groups if group.fixed is None)
+
+    def fixed_beside(self, choices: Iterable[Precision]) -> dict[str, Precision]:
+        """The precisions of the fixed layers, beside what the others have to choose from."""
+        beside = [(group, group.fixed_beside(choices)) for group in self.groups]
+        return {layer.name: fixed for group, fixed in beside if fixed for layer in group.layers}
 
     def link_of(self, layer: str) -> Link | None:
         """The link a layer belongs to, if any."""
@@ -246,9 +251,10 @@ class Plan(_Used):
     def uniform(cls, graph: Graph, precision: PrecisionLike) -> Plan:
         """Every selectable layer at one precision, the fixed ones as they are."""
         chosen = Precision.parse(precision)
+        fixed = graph.fixed_beside([chosen])
         return cls(
             model=graph.model,
-            precisions={layer.name: layer.fixed or chosen for layer in graph.layers},
+            precisions={layer.name: fixed.get(layer.name, chosen) for layer in graph.layers},
             links=tuple(link.layers for link in graph.links),
             method=str(chosen),
             selector="uniform",

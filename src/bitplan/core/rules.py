@@ -50,15 +50,25 @@ class Rules(Value):
         A first layer is w8a16 beside w2a16 and w4a16; products of activations are left alone. Patterns are as written.
         """
         parts = [part.strip() for part in written.split(",")] if isinstance(written, str) else list(written)
-        if not parts or any(Precision.parse(part).quantizes_inputs for part in parts):
+        choices = [Precision.parse(part) for part in parts]
+        if not choices or any(choice.quantizes_inputs for choice in choices):
             return self
         unsaid = set(type(self).model_fields).difference(self.model_fields_set)
         usual = {name: getattr(self, name) for name in unsaid}
         ruled = {name: value for name, value in usual.items() if isinstance(value, Precision)}
-        changed = {name: Precision.weights_only(value.weight_bits) for name, value in ruled.items()}
+        changed = {name: value.beside(choices) for name, value in ruled.items()}
         if "products" in unsaid:
             changed["products"] = LEFT_ALONE
         return self.model_construct(self.model_fields_set, **dict(self) | changed)  # what was said stays told apart
+
+    def settled(self, choices: tuple[Precision, ...]) -> Self:
+        """These rules beside a study's choices; its file, which is read again, does not tell what somebody said.
+
+        Where inputs are left alone, all of it counts as said from now on; elsewhere nothing has to.
+        """
+        beside = self.for_choices(choices)
+        quantizes = any(choice.quantizes_inputs for choice in choices)
+        return self.model_construct(set() if quantizes else set(type(self).model_fields), **dict(beside))
 
     @field_validator("first", "last", "embeddings", mode="before")
     @classmethod

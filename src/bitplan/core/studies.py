@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
@@ -42,7 +42,8 @@ class Start(Value):
 
     `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
     the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
-    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead.
+    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead, and
+    `checkpoint_from` what it is made from, for whoever has none: nothing depends on it, so it is in no file or id.
     """
 
     weights: str | None = None
@@ -51,6 +52,7 @@ class Start(Value):
     float_recipe: Recipe | None = None
     recipe: Recipe | None = None
     checkpoint: str | None = None
+    checkpoint_from: Annotated[str, Field(exclude=True)] = ""
     seed: int = 0
     options: dict[str, JsonValue] = {}
 
@@ -72,8 +74,8 @@ class Study(Record):
     task: Name
     task_options: dict[str, JsonValue] = {}
     model: Name
-    rules: Rules = Rules()
     choices: tuple[Precision, ...]
+    rules: Annotated[Rules, Field(validate_default=True)] = Rules()
     cost: Name = COST
     budgets: Annotated[tuple[str, ...], Field(min_length=1)]
     methods: Annotated[tuple[Method, ...], Field(min_length=1)]
@@ -85,6 +87,11 @@ class Study(Record):
     gain_seed: int = 0
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}
+
+    @field_validator("rules")
+    @classmethod
+    def _beside_choices(cls, rules: Rules, info: ValidationInfo) -> Rules:
+        return rules.settled(info.data.get("choices", ()))
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

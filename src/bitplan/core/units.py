@@ -49,6 +49,7 @@ class Account:
     @classmethod
     def of(cls, graph: Graph, cost: Costs) -> Account:
         """Add up a cost over the layers of its graph."""
+        fixed = graph.fixed_beside(cost.choices)
         return cls(
             cost=cost.name,
             unit=cost.unit,
@@ -57,7 +58,7 @@ class Account:
             weights=sum(group.weights for group in graph.selectable),
             fixed=sum(cost.fixed.values()),
             lacking=tuple(
-                f"{layer.name} at {layer.fixed}"
+                f"{layer.name} at {fixed[layer.name]}"
                 for layer in graph.layers
                 if layer.fixed and (layer.name in cost.lacking or layer.name not in cost.fixed)
             ),

@@ -53,7 +53,8 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
     }
     for group, row in rows.items():
         _warn_of_dominated(group, row, precisions, name)
-    ruled = [(layer, layer.fixed) for layer in graph.layers if layer.fixed]
+    fixed_at = graph.fixed_beside(precisions)
+    ruled = [(layer, fixed_at[layer.name]) for layer in graph.layers if layer.fixed]
     lacking = tuple(layer.name for layer, fixed in ruled if function(layer, fixed) is None)
     return Costs(
         name=name,

@@ -58,6 +58,20 @@ def _linear(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
     return [Product("linear", given, weight, given.numel() * weight.shape[0], int(weight.shape[1]))]
 
 
+def _trilinear(arguments: tuple[Any, ...], output: torch.Tensor) -> list[Product]:
+    """Both inputs of a bilinear layer meet its weight at once."""
+    one, weight, other = arguments[:3]  # (batch, i), (out, i, j), (batch, j)
+    macs = output.numel() * math.prod(weight.shape[1:])
+    kind, width = "bilinear", int(weight.shape[1])
+    return [Product(kind, one, weight, macs, width), Product(kind, other, weight, 0, width)]
+
+
+def _convolution_by_time(arguments: tuple[Any, ...], output: torch.Tensor) -> list[Product]:
+    given, weight = arguments[0], arguments[1]  # (time, batch, in), (width, in, out)
+    macs = output.numel() * math.prod(weight.shape[:2])
+    return [Product("conv1d", given, weight, macs, in_features=int(given.shape[2]))]
+
+
 def _embedding(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
     table, indices = arguments[0], arguments[1]
     return [Product("embedding", indices, table, 0, int(table.shape[0]))]
@@ -84,18 +98,19 @@ def _attention(arguments: tuple[Any, ...], _: torch.Tensor) -> list[Product]:
     ]
 
 
+_ADDING = ("addmm", "baddbmm", "addbmm", "addmv")  # which have forms that write into what they add to
 _READERS: dict[Any, Callable[[tuple[Any, ...], Any], list[Product]]] = {
     aten.convolution: _convolution,
+    aten.conv_tbc: _convolution_by_time,
     aten.linear: _linear,
+    aten._trilinear: _trilinear,
     aten.mm: _matmul(0),
     aten.bmm: _matmul(0),
     aten._grouped_mm: _matmul(0),  # mixtures of experts
     aten.mv: _matmul(0),
     aten.dot: _matmul(0),
-    aten.addmm: _matmul(1),
-    aten.baddbmm: _matmul(1),
-    aten.addbmm: _matmul(1),
-    aten.addmv: _matmul(1),
+    aten.vdot: _matmul(0),
+    **{getattr(aten, f"{name}{ending}"): _matmul(1) for name in _ADDING for ending in ("", "_")},
     aten._addmm_activation: _matmul(1),
     aten.embedding: _embedding,
     aten._embedding_bag: _embedding,

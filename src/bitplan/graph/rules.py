@@ -19,11 +19,12 @@ from bitplan.graph.ends import Ends
 
 
 class Ruling(NamedTuple):
-    """What a rule says of a layer: its precision, which rule it is, and why in words."""
+    """What a rule says of a layer: its precision, which rule it is, why in words; and if that precision was written."""
 
     fixed: Precision
     rule: RuleName
     why: str
+    written: bool = False
 
 
 def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
@@ -73,7 +74,7 @@ def _takes_patterns(layer: Layer, graph: Graph) -> bool:
 
 def _with(ruling: Ruling | None, layer: Layer) -> Layer:
     """The layer with what a ruling says, or with nothing, whatever an earlier one said."""
-    said = {"fixed": None, "rule": None, "why": ""} if ruling is None else ruling._asdict()
+    said = {"fixed": None, "rule": None, "why": "", "written": False} if ruling is None else ruling._asdict()
     return layer.model_copy(update=said | {"linked_to": ""})
 
 
@@ -81,7 +82,7 @@ def _own_ruling(layer: Layer) -> Ruling | None:
     """What fixed a layer itself; None where nothing did, or only its link."""
     if layer.fixed is None or layer.rule is None or layer.linked_to:
         return None
-    return Ruling(layer.fixed, layer.rule, layer.why)
+    return Ruling(layer.fixed, layer.rule, layer.why, layer.written)
 
 
 def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Graph) -> Ruling | None:
@@ -98,22 +99,25 @@ def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Gra
 
 def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | None:
     """What the first rule says that speaks of a layer; None where none does."""
+    alone = _ruling_of_uses(graph.uses_of(layer.name))
+    if alone is not None:
+        return alone
     if not layer.weights:
         return _ruling_of_product(layer, rules)
-    alone = _ruling_of_uses(graph.uses_of(layer.name))
-    return alone or _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
+    return _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
 
 
 def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
+    said = rules.model_fields_set
     if layer.name == ends.first and rules.first:
-        return Ruling(rules.first, "first", "first layer")
+        return Ruling(rules.first, "first", "first layer", "first" in said)
     if layer.name == ends.last and rules.last:
-        return Ruling(rules.last, "last", "last layer")
+        return Ruling(rules.last, "last", "last layer", "last" in said)
     if layer.kind == "embedding":
-        return Ruling(rules.embeddings, "embedding", "embedding") if rules.embeddings else None
+        return Ruling(rules.embeddings, "embedding", "embedding", "embeddings" in said) if rules.embeddings else None
     if layer.in_features < rules.narrow:
         why = f"{layer.in_features} input features, fewer than {rules.narrow}"
-        return Ruling(rules.narrow_at, "narrow", why)
+        return Ruling(rules.narrow_at, "narrow", why, "narrow_at" in said)
     return None
 
 
@@ -131,7 +135,7 @@ def _ruling_of_product(layer: Layer, rules: Rules) -> Ruling:
     """Products of activations have no weights to choose for: quantized at one precision, or not at all."""
     function = function_of(layer.name)
     if function in PRODUCT_NAMES:
-        return Ruling(rules.products, "product", "product of activations")
+        return Ruling(rules.products, "product", "product of activations", "products" in rules.model_fields_set)
     return Ruling(LEFT_ALONE, "unquantized", f"{function} is not quantized")
 
 
@@ -147,6 +151,7 @@ def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
     shared = {
         "fixed": leader.fixed,
         "rule": leader.rule,
+        "written": leader.written,
         "linked_to": leader.name,
         "why": f"linked to {leader.name} ({leader.why})",
     }

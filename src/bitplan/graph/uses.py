@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from bitplan.core.naming import LOOK_UPS, WEIGHTED, holder_of
+from bitplan.core.naming import COMPLEX, LOOK_UPS, WEIGHTED, holder_of
 from bitplan.core.uses import Use, Uses
 from bitplan.graph.watch import Watch
 from bitplan.quant.sites import Held, own_name, usual_use
@@ -24,6 +24,7 @@ def told_uses(model: nn.Module, watch: Watch) -> Uses:
             usual = usual_use(held, modules)
             if not all(_says_nothing(use, usual) for use in uses):
                 told[seen.name] = uses
+    told |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
     for name in watch.products_without_softmax():
         told[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
     return told
@@ -31,7 +32,8 @@ def told_uses(model: nn.Module, watch: Watch) -> Uses:
 
 def _as_quantized(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:
     """A use by a module whose own forward a counterpart will run needs no function."""
-    own = own_name(modules[use.module], getattr(held.module, held.name), held) if use.module else ""
+    named = use.module and not use.function.startswith(COMPLEX)
+    own = own_name(modules[use.module], getattr(held.module, held.name), held) if named else ""
     return Use(module=use.module, function="") if own else use
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from bitplan.core.naming import ATTENTION, function_name, inside, is_recurrent, layer_of, product_name, split
+from bitplan.core.naming import ATTENTION, COMPLEX, function_name, inside, is_recurrent, layer_of, product_name, split
 from bitplan.core.uses import Use
 from bitplan.forward.operations import Operations, tensors_in, written
 from bitplan.forward.products import Product, product_of
@@ -183,7 +183,7 @@ class Watch:
         if weight is not None:
             layers = self._weighted_layers(product, weight)
             self.last_weighted = layers[-1].name
-            if product.kind != "embedding":  # what it reads are indices
+            if product.kind not in ("embedding", "bilinear"):  # what they read are indices, or is never quantized
                 for seen in layers:
                     seen.inputs.append(self.values.key(given))
             return True
@@ -192,8 +192,12 @@ class Watch:
         kind = "attention" if self._function == ATTENTION else "product"
         seen = self._layer(self._product_name, product, 0, kind)
         seen.macs += product.macs
-        seen.uses[Use(module=self._stack[-1].path, function=self._function)] = None
+        seen.uses[Use(module=self._stack[-1].path, function=self._function_of(product))] = None
         return True
+
+    def _function_of(self, product: Product) -> str:
+        """The function that multiplies, which is another one for complex numbers: they have no quantizers."""
+        return f"{COMPLEX}{self._function}" if product.second.is_complex() else self._function
 
     def _is_product(self, product: Product) -> bool:
         """Tell whether activations are multiplied; attention takes everything for one."""
@@ -212,7 +216,7 @@ class Watch:
             parts = {name: self._sizes[name] for name in sources}
         layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
         shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
-        use = Use(module=shared[-1].path, function=self._function, computed=origin.computed)
+        use = Use(module=shared[-1].path, function=self._function_of(product), computed=origin.computed)
         for seen, (name, size) in zip(layers, parts.items(), strict=True):
             seen.parameter = name
             seen.macs += product.macs * size // sum(parts.values())
@@ -231,6 +235,11 @@ class Watch:
         if self.values.sources(first) and self.values.is_activation(second) and not only_second:
             return second, first
         return first, None
+
+    def complex_products(self) -> list[str]:
+        """The products of activations that are complex numbers."""
+        products = [seen for seen in self.layers.values() if not seen.parameter]
+        return [seen.name for seen in products if any(use.function.startswith(COMPLEX) for use in seen.uses)]
 
     def products_without_softmax(self) -> list[str]:
         """The products of modules that have several and no softmax among them."""

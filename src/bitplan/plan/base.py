@@ -188,10 +188,11 @@ def make_plan(
         for group, pick in zip(graph.selectable, selection.picks, strict=True)
         for layer in group.layers
     }
+    precisions = chosen | graph.fixed_beside(problem.choices)
     spent = spent_by(problem, selection.picks)
     return Plan(
         model=graph.model,
-        precisions={layer.name: layer.fixed or chosen[layer.name] for layer in graph.layers},
+        precisions={layer.name: precisions[layer.name] for layer in graph.layers},
         links=tuple(link.layers for link in graph.links),
         method=gains.method,
         selector=selector,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import FileError, InputError, suggestion
-from bitplan.core.naming import uncompiled
+from bitplan.core.naming import layer_of_quantizer, uncompiled
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
 from bitplan.quant.fingerprint import state_once
@@ -19,8 +20,9 @@ from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
-# Parts of BERT's checkpoints that no span depends on: what looks at [CLS], the heads of pretraining, a constant.
-_SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids")
+# Parts of checkpoints that nothing depends on here: of BERT's what looks at [CLS], the heads of pretraining and a
+# constant; of a backbone the classifier that it was trained with.
+_SPARE = ("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "backbone.fc.*")
 # What a model computes with but no shape shows.
 _SETTINGS = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 _COUNTER = "num_batches_tracked"  # of a batch norm
@@ -41,6 +43,7 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
     kept = _kept(expected, fresh)
     _check_settings(model, source)
     tensors = read_for(model, source)
+    _refuse_quantized(tensors, expected, source)
     aside = {name for name in tensors if name in kept or (name not in expected and _is_spare(name))}
     if aside:
         _log.info("%s: left aside %s", source, ", ".join(sorted(aside)))
@@ -92,6 +95,18 @@ def _aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTens
 
     candidates = [inside(""), *(inside(f"{part}.") for part in parts)]
     return max(candidates, key=lambda named: len(named.keys() & expected.keys()))
+
+
+def _refuse_quantized(tensors: TorchTensors, expected: Mapping[str, Tensor], source: Path) -> None:
+    """Say of a quantized network's file what it is; a float model has no use for its steps."""
+    steps = [name for name in tensors if name not in expected and layer_of_quantizer(name) is not None]
+    if not steps:
+        return
+    folder = source if source.is_dir() else source.parent
+    advice = f"give the folder {folder} instead of a model with --weights (in Python: load_checkpoint({str(folder)!r}))"
+    if not (folder / ABOUT).is_file():
+        advice = "fill the model that was quantized by its plan: load_checkpoint(path, quantize(model, plan))"
+    raise FileError(f"{source} holds a network that bitplan quantized (it has {min(steps)}): {advice}")
 
 
 def _check_fits(name: str, given: Tensor, wanted: Tensor, source: Path) -> None:

@@ -262,6 +262,11 @@ def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: fl
 
     Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
     """
+    if weight.is_complex():
+        raise InputError(
+            "the plan quantizes weights that are complex numbers, which have no steps: make it from a graph of this "
+            "model, with trace(model, example), which leaves them alone"
+        )
     _, high = code_range(bits, signed=True)
     fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
     magnitude = _magnitude(weight.detach(), dims, percentile)

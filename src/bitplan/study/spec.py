@@ -68,7 +68,7 @@ def _study(content: Content, home: Path) -> Study:
         **{key: content[key] for key in _PLAIN if key in content},
         task=_named(task, "task"),
         task_options=_located(_options(task), DATA, home),
-        rules=_section(Rules, _table(content, "rules"), "[rules]").for_choices(_list(content, "choices")),
+        rules=_section(Rules, _table(content, "rules"), "[rules]"),
         choices=tuple(_list(content, "choices")),
         cost=cost,
         budgets=_budgets(content, cost),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bitplan.core.errors import UnknownName, WriteError
+from bitplan.core.errors import InputError, UnknownName, WriteError
 from bitplan.core.progress import Progress
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder
@@ -68,9 +68,8 @@ def sweep(
     )
     trained = sweeper.run_all(frozenset(only) if only else None)
     own = [trial.id for trial in listed.trials]
-    there, lost = run.trials.ids(), run.failed.ids()
-    failures = tuple(run.failed.read(name) for name in own if name in lost)
-    return Summary(len(own), len(there.intersection(own)), failures, trained, time.perf_counter() - begin)
+    failures = tuple(run.failed.read(name) for name in own if run.failed.has(name))
+    return Summary(len(own), len(run.trials.ids().intersection(own)), failures, trained, time.perf_counter() - begin)
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
@@ -167,6 +166,8 @@ class _Sweeper:
         self.tally.tell(f"{trial.method}: making the network that others start from")
         for _, outcome in run_jobs(MakeStart(self.setting), [trial], shelf=self.run.trials, engine=self.engine):
             if isinstance(outcome, Failure):
+                if outcome.fault == "input":  # no trial is to blame, and none can begin: the data is missing, say
+                    raise InputError(outcome.message)
                 self._fail([trial], outcome)
                 return False
             self._succeed([trial])

@@ -10,7 +10,7 @@ from typing import Any
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import TASKS
-from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Study
+from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import make_gain
 from bitplan.study.spec import DATA
@@ -31,7 +31,7 @@ def starts(study: Study) -> Starts:
     start, base = study.start, _base(study)
     floating = None
     if start.weights is not None or start.float_recipe is not None:
-        source = _digest(Path(start.weights), "weights", start.weights_from) if start.weights else "random weights"
+        source = _digest_of_weights(start) if start.weights else "random weights"
         source += f" but {', '.join(start.fresh)}" if start.fresh else ""
         floating = Trial(
             **base,
@@ -44,7 +44,8 @@ def starts(study: Study) -> Starts:
     _check_teacher(study, floating)
     origin = floating.id if floating else _task_name(study)
     if start.checkpoint is not None:
-        origin = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint')}"
+        made = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
+        origin = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint', made)}"
     high = Trial(
         **base,
         start=origin,
@@ -134,8 +135,13 @@ def _check_teacher(study: Study, floating: Trial | None) -> None:
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
 
 
-def _digest(path: Path, what: str, source: str = "") -> str:
-    """The content of a file, or of all files of a folder; where it is missing, where it can be had is said."""
+def _digest_of_weights(start: Start) -> str:
+    advice = f"; download {start.weights_from} and put it there" if start.weights_from else ""
+    return _digest(Path(start.weights or ""), "weights", advice)
+
+
+def _digest(path: Path, what: str, advice: str) -> str:
+    """The content of a file, or of all files of a folder; where it is missing, what to do is said."""
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
     try:
@@ -144,6 +150,5 @@ def _digest(path: Path, what: str, source: str = "") -> str:
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
     except OSError as error:
-        advice = f"; download {source} and put it there" if source else ""
         raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}{advice}") from None
     return f"{what} {digest.hexdigest()[:12]}"

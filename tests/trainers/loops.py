@@ -1,0 +1,103 @@
+"""The loops of three libraries; each calls `tick` before a step and goes on from what its folder holds.
+
+`loops.py WHOSE FOLDER` runs one of them slowly, to be killed.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import accelerate
+import tiny_bert as tiny
+
+from bitplan.adapters.torchvision import torchvision
+
+torchvision()  # torchmetrics, which Lightning imports, imports it, and it may need help
+import lightning  # noqa: E402
+
+EPOCHS = 3
+
+
+def newest(folder, pattern):
+    """What was saved last; a name ends in its number."""
+    return max(Path(folder).glob(pattern), key=lambda path: int(path.stem.split("-")[-1]), default=None)
+
+
+def by_hugging_face(folder, tick=lambda: None):
+    """Trainer's: a checkpoint after every step, with dropout, whose random numbers it saves."""
+
+    class Ticking(tiny.transformers.TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            tick()
+
+    model = tiny.quantized()
+    trainer = tiny.trainer(model, folder)
+    trainer.add_callback(Ticking())
+    whole = [state.parent.name for state in Path(folder).glob("checkpoint-*/trainer_state.json")]  # written last
+    trainer.train(resume_from_checkpoint=str(Path(folder) / max(whole)) if whole else None)
+    return model
+
+
+class Module(lightning.LightningModule):
+    """The network in Lightning's clothes."""
+
+    def __init__(self, tick=lambda: None):
+        super().__init__()
+        self.network, self.tick = tiny.quantized(dropout=0), tick
+
+    def training_step(self, batch, index):
+        self.tick()
+        return self.network(**batch).loss
+
+    def configure_optimizers(self):
+        return tiny.optimizer(self.network)
+
+
+def lightnings_trainer(**options):
+    """Lightning's, on the processor and silent."""
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    return lightning.Trainer(accelerator="cpu", **quiet | options)
+
+
+def by_lightning(folder, tick=lambda: None):
+    """Lightning's: a checkpoint after every epoch."""
+    saving = lightning.pytorch.callbacks.ModelCheckpoint(
+        folder, "epoch-{epoch}", save_top_k=-1, auto_insert_metric_name=False
+    )
+    module, trainer = Module(tick), lightnings_trainer(max_epochs=EPOCHS, callbacks=[saving])
+    trainer.fit(module, tiny.loader(), ckpt_path=newest(folder, "epoch-*.ckpt"))
+    return module.network
+
+
+def prepared():
+    """accelerate's four: itself, model, optimizer and data."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = tiny.quantized(dropout=0)
+    return accelerator, *accelerator.prepare(model, tiny.optimizer(model), tiny.loader())
+
+
+def train(accelerator, model, optimizer, data, tick=lambda: None):
+    """One epoch of accelerate's loop."""
+    for batch in data:
+        tick()
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_accelerate(folder, tick=lambda: None):
+    """accelerate's: its state after every epoch, under its name once it is whole."""
+    accelerator, *parts = prepared()
+    state, done = newest(folder, "state-*"), 0
+    if state is not None:
+        accelerator.load_state(state)
+        done = int(state.name.split("-")[-1])
+    for epoch in range(done + 1, EPOCHS + 1):
+        train(accelerator, *parts, tick=tick)
+        accelerator.save_state(Path(folder) / "unfinished")
+        (Path(folder) / "unfinished").rename(Path(folder) / f"state-{epoch}")
+    return accelerator.unwrap_model(parts[0])
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2], tick=lambda: time.sleep(0.3))
