@@ -30,7 +30,7 @@ class Addition(Value):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value != ""}
+        return {name: value for name, value in dump(self).items() if value or name not in ("left", "right")}
 
 
 class Integers(Value):

@@ -27,8 +27,7 @@ def grid_of(inputs: nn.Module, weight: nn.Module) -> Tensor | None:
 
 def rounded(values: Tensor, grid: Tensor) -> Tensor:
     """The nearest multiples whose codes fit an integer kernel; no gradient."""
-    wide = values.detach().to(grid.dtype)
-    return (wide / grid).round().clamp(-LARGEST, LARGEST) * grid
+    return (values.detach() / grid).round().clamp(-LARGEST, LARGEST) * grid
 
 
 def on_grid(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor | None:

@@ -117,8 +117,9 @@ def settle_norm_(norm: NormLayer) -> None:
 def _correction(norm: NormLayer, grid: Tensor, scale: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
     """What rounding adds to the shift, (channels); without gradient, so that it passes straight through."""
     with torch.no_grad():
-        factor = scale.detach().to(grid.dtype) * inverse.detach()
-        shift = _bias(norm) - mean.detach().to(grid.dtype) + _figures(norm)["bias"].detach() / factor
+        wide = torch.promote_types(grid.dtype, scale.dtype)
+        factor = scale.to(wide) * inverse.to(wide)
+        shift = _bias(norm) - mean.to(wide) + _figures(norm)["bias"].to(wide) / factor
         return (rounded(shift, grid) - shift) * factor
 
 
