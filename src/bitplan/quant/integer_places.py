@@ -183,7 +183,10 @@ def arguments_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 def argument_names(module: nn.Module) -> list[str]:
     """What the forward of a module's own class calls its arguments, in their order."""
-    parameters = list(inspect.signature(original(module).forward).parameters.values())[1:]
+    try:
+        parameters = list(inspect.signature(original(module).forward).parameters.values())[1:]
+    except (TypeError, ValueError):  # of scripted or builtin code, which does not say
+        return []
     return [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 

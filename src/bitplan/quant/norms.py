@@ -70,7 +70,7 @@ class _Normalizing(TorchFunctionMode):
                     x, scale, bias, running_mean, running_var, True, momentum, eps
                 )
                 shift = _correction(norm, grid, scale, mean, inverse)
-                return out + shift.to(out.dtype).view(-1, *[1] * (x.dim() - 2))
+                return out.add_(shift.to(out.dtype).view(-1, *[1] * (x.dim() - 2)))
             assert running_mean is not None
             assert running_var is not None
             assert bias is not None
