@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import bitplan
+from bitplan.quant.convert import options_of
+from bitplan.quant.integer import additions_of
 
 SHORT = ("--set", "steps=3", "--set", "batch_size=32", "--threads", "1")
 
@@ -130,3 +132,21 @@ def test_a_quantized_networks_weights_are_told_as_what_they_are(run, given):
     assert f"error: {given} holds a network that bitplan quantized (it has " in err
     assert "give the folder q instead of a model with --weights" in err
     assert run("quantize", "q", "--to", "w4a4", "-o", "other")[0] == 0
+
+
+def test_a_network_for_integers_stays_one_from_verb_to_verb(run):
+    words = ("--to", "w4a4", "--narrow", "0", "--task", "digits", "--samples", "64", "--integer")
+    assert run("quantize", "digits_resnet", *words, "-o", "q")[0] == 0
+    assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
+    assert run("plan", "tuned", "--narrow", "0", "--budget", "70%", "-o", "plan.json")[0] == 0
+    assert run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")[0] == 0
+    mixed = bitplan.load_checkpoint("mixed")
+    assert options_of(mixed).integer
+    assert additions_of(mixed).keys() == additions_of(bitplan.load_checkpoint("q")).keys() != set()
+
+
+def test_a_plan_of_before_is_completed_by_the_model(run):
+    plan = bitplan.Plan.uniform(bitplan.trace(*bitplan.load_model("digits_resnet")), "w4a4")
+    bitplan.save(plan.model_copy(update={"integers": None}), "older.json")
+    assert run("quantize", "digits_resnet", "--plan", "older.json", "--integer", "-o", "q")[0] == 0
+    assert additions_of(bitplan.load_checkpoint("q"))

@@ -140,17 +140,35 @@ def shaken(model):
     return model
 
 
-@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("told_by", ["the plan", "an example", "nobody"])
 @pytest.mark.parametrize("precision", ["w4a4", "w8a8"])
 @pytest.mark.parametrize("make", [digits_resnet, digits_transformer, resnet20, depthwise])
-def test_a_network_predicts_the_same(make, precision, folds):
+def test_a_network_predicts_the_same(make, precision, told_by):
     model, example = make()
     x = torch.randn(64, *example.shape[1:])
     model = shaken(model).eval()
     model = quantized(model, x, precision)
-    made = bitplan.integer(model, example if folds else None)
-    norms = [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
-    assert list(bitplan.integer_layers(made).norms) == (norms if folds else [])
+    if told_by != "the plan":
+        model = bitplan.quantize(model, bitplan.plan_of(model).model_copy(update={"integers": None})).eval()
+    made = bitplan.integer(model, example if told_by == "an example" else None)
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert set(bitplan.integer_layers(made).norms) == (set() if told_by == "nobody" else norms)
+    assert_alike(model, made, x)
+
+
+@pytest.mark.parametrize("make", [digits_resnet, resnet20, depthwise])
+def test_a_network_made_for_integers_predicts_the_same(make):
+    model, example = make()
+    x = torch.randn(64, *example.shape[1:])
+    plan = bitplan.Plan.uniform(bitplan.trace(shaken(model).eval(), example, rules=ALL), "w4a4")
+    model = bitplan.quantize(model, plan, integer=True, per_channel=True)
+    bitplan.calibrate_(model, [x])
+    made = bitplan.integer(model.eval())
+    assert bitplan.integer_layers(made).norms
+    assert_alike(model, made, x)
+
+
+def assert_alike(model, made, x):
     with torch.inference_mode():
         ours, theirs = made(x), model(x)
     assert (ours.argmax(1) == theirs.argmax(1)).float().mean() > 0.98  # random weights: codes at ties turn answers

@@ -57,6 +57,7 @@ def quantize(
     percentile: Annotated[float | None, typer.Option(help="For faq: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
     fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,
+    integer: Annotated[bool | None, typer.Option(help="Make a network that integer kernels compute exactly.")] = None,
     unreached: Unreached = "raise",
     weights: Weights = None,
     fresh: Fresh = [],
@@ -81,13 +82,13 @@ def quantize(
     warn = _only_warns(unreached)
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values))
-    floating = network.model
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:
         refuse_rules(rules, f"{plan} says what every layer gets")
     chosen = what_is(plan).plan if plan is not None else Plan.uniform(network.graph(rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
-    made = quantize_model(floating, chosen, **told)
+    unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
+    made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
     if task is not None:
         _calibrate_(made, task, task_option, samples, seed=None if plain else seed, warn=warn)
     elif _uncalibrated(made):

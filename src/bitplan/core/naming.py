@@ -13,12 +13,14 @@ Trace, quantize, checkpoints, EAGL and exporters all go by this table, so that a
     a child whose weight a hands out      a.out_proj   a.out_proj.weight                    a.call_quantizers.out_proj
     a product of activations in a         a.matmul     -                                    a.call_quantizers.matmul
       by the same function, once more     a.matmul_1   -                                    a.call_quantizers.matmul_1
+    an addition of activations in a (¹)   a.add        -                                    a.call_quantizers.add
 
 At such a place are the modules `weight_quantizer` and `input_quantizer`, at that of a product one module per operand,
 each with its learned `step`: the key of the step of a's weight in a state dict is `a.weight_quantizer.step`.
 
+(¹) No layer: it has no precision in a plan, but its quantizers of 8 bits have a place in a network made for integers.
 Products are numbered per function, in the order of their calls, within one run of `a`; a call that is given a parameter
-does not count, since it is no product of activations.
+does not count, since it is no product of activations. Additions are numbered together, however they are written.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from bitplan.core.errors import suggestion
+from bitplan.core.integers import Integers
 from bitplan.core.layers import Count as Count
 from bitplan.core.layers import Group as Group
 from bitplan.core.layers import Layer as Layer
@@ -23,11 +24,15 @@ from bitplan.core.uses import Use, Uses, check_uses
 
 
 class _Used(Record):
-    """What may know where a network uses its layers; that is the network's, so ids do not tell it."""
+    """What may know where a network uses its layers; that is the network's, so ids do not tell it.
 
-    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"uses"}
+    `integers` is what integer kernels compute beside them. None means that nobody looked.
+    """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"uses", "integers"}
 
     uses: Uses | None = None
+    integers: Integers | None = None
 
     def uses_of(self, layer: str) -> tuple[Use, ...]:
         """What is told of a layer's uses: nothing where its name says it, or nobody looked."""
@@ -35,7 +40,8 @@ class _Used(Record):
 
     @model_serializer(mode="wrap")
     def _without_unknown(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(dump(self), "uses", unless=self.uses is not None)
+        told = _leave_out(dump(self), "uses", unless=self.uses is not None)
+        return _leave_out(told, "integers", unless=self.integers is not None)
 
 
 class Graph(_Used):
@@ -260,12 +266,12 @@ class Plan(_Used):
             selector="uniform",
             sources={"graph": graph.id},
             uses=graph.uses,
+            integers=graph.integers,
         )
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told = _leave_out(dump(self), "rounding", unless=self.rounding > 0)
-        return _leave_out(told, "uses", unless=self.uses is not None)
+        return _leave_out(self._without_unknown(dump), "rounding", unless=self.rounding > 0)
 
 
 def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:

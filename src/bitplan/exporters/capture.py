@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bitplan.adapters.onnxscript import graph_of
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of
+from bitplan.quant.integer import settle_
 from bitplan.quant.layers import Adopted, adopt_, family, original, release_
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import MASK, InputQuantizer, WeightQuantizer
@@ -29,6 +30,7 @@ DOMAIN = "bitplan"
 def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
     """The ONNX proto of a calibrated model, its batch dimension free; the model stays as it was."""
     marked = copy.deepcopy(model).cpu().eval()
+    settle_(marked)
     layers = {id(both.weight): layer for layer, both in quantizers_of(marked).items() if both.weight is not None}
     for path, module in marked.named_modules():
         if isinstance(module, InputQuantizer):

@@ -18,7 +18,8 @@ class Operations(TorchDispatchMode):
         self._show = show
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # it is no function that somebody called
+            output = func(*args, **(kwargs or {}))
         self._show(func, args, kwargs or {}, output)
         return output
 

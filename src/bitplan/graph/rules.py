@@ -53,6 +53,7 @@ def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
         links=graph.links,
         unreached=graph.unreached,
         uses=graph.uses,
+        integers=graph.integers,
     )
 
 

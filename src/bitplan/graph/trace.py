@@ -21,6 +21,7 @@ from bitplan.graph.rules import apply_rules
 from bitplan.graph.uses import told_uses
 from bitplan.graph.watch import Watch
 from bitplan.quant.convert import unquantized
+from bitplan.quant.integer_places import IntegerWatch
 from bitplan.quant.layers import original
 from bitplan.weights.opened import OpenedCheckpoint
 
@@ -49,8 +50,8 @@ def trace(
     if example is None:
         raise InputError("an example input is needed to trace a model: trace(model, example)")
     shadow = Shadow(model, values=values)
-    watch = Watch(shadow.model, shadow.parameters)
-    _run(shadow, watch, example)
+    watch, integers = Watch(shadow.model, shadow.parameters), IntegerWatch(shadow.model)
+    _run(shadow, watch, integers, example)
     if not watch.layers:
         raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")
     keys = {key: watch.values.producer(key) for seen in watch.layers.values() for key in seen.inputs}
@@ -69,13 +70,15 @@ def trace(
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
         uses=told_uses(shadow.model, watch),
+        integers=integers.found,
     )
     weighted = next((layer.name for layer in graph.layers if layer.weights), None)
     return apply_rules(graph, rules or Rules(), Ends(weighted, watch.last_weighted))
 
 
-def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
+def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> None:
     positional, keyword = shadow.example(example)
+    integers.add_inputs((positional, keyword))
     labelled = [(f"model input {number}", value) for number, value in enumerate(positional)]
     labelled += [(f"model input {key!r}", value) for key, value in keyword.items()]
     for label, value in labelled:
@@ -83,8 +86,13 @@ def _run(shadow: Shadow, watch: Watch, example: Any) -> None:
             if hasattr(tensor, "untyped_storage"):
                 watch.values.add_input(tensor, label)
     try:
-        with shadow.running(), unquantized(shadow.model), watch:  # a quantized network is the float one it was
-            shadow.model(*positional, **keyword)
+        with (
+            shadow.running(),
+            unquantized(shadow.model),
+            watch,
+            integers,
+        ):  # a quantized network is the float one it was
+            integers.add_outputs(shadow.model(*positional, **keyword))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TraceError(
             f"{_place(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "

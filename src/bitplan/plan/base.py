@@ -218,4 +218,5 @@ def make_plan(
             **{cost.name: cost.id for cost in costs if cost.name != WEIGHT_BITS},
         },
         uses=graph.uses,
+        integers=graph.integers,
     )

@@ -12,7 +12,7 @@ from torch import nn
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import is_quantized, quantizers_of
-from bitplan.quant.install import Quantizers
+from bitplan.quant.factory import Quantizers
 from bitplan.quant.proof import Unreached, complain
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import holder_of
+from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replaced
+from bitplan.quant.grids import on_grid
 from bitplan.quant.quantizers import InputQuantizer
 
 
@@ -38,6 +40,11 @@ class WeightedCall(nn.Module):
         """The tensors that the weight is, or is computed from."""
         return sources_of(self.holder, self.name)
 
+    @property
+    def bias(self) -> Tensor | None:
+        """The parameter beside the weight that is called its bias, if there is one."""
+        return self.holder._parameters.get(self.name.removesuffix("weight") + "bias")
+
     def quantized(self) -> Tensor:
         """The whole weight with quantized values."""
         whole: Tensor = self.weight_quantizer(getattr(self.holder, self.name))
@@ -49,6 +56,18 @@ class WeightedCall(nn.Module):
             self.__dict__["_seen"] = (operand.detach(), self._versions())
         out: Tensor = self.weight_quantizer(operand)
         return out
+
+    def with_bias(
+        self, about: Multiplication, args: Arguments, kwargs: dict[str, Any]
+    ) -> tuple[Arguments, dict[str, Any]]:
+        """A call's arguments, its bias on the grid of its products where the network is made for integers."""
+        place = 0 if about.first else 2  # addmm is given it first
+        if about.name not in LAYER_FUNCTIONS or not getattr(self.weight_quantizer, "integer", False):
+            return args, kwargs
+        if "bias" in kwargs:
+            return args, kwargs | {"bias": on_grid(kwargs["bias"], self.input_quantizer, self.weight_quantizer)}
+        given = on_grid(args[place], self.input_quantizer, self.weight_quantizer) if len(args) > place else None
+        return replaced(args, {} if given is None else {place: given}), kwargs
 
     def multiplied(self, layer: str) -> Tensor:
         """What was last quantized, which only a run can tell where it is computed."""
@@ -78,6 +97,37 @@ class ProductCall(nn.Module):
         self.left = left
         self.right = right
         self.softmax = softmax
+
+
+class AdditionCall(nn.Module):
+    """An addition of two activations that an integer kernel executes: each passes through 8 bits.
+
+    `entries` are the operands that are arguments of the owner's forward, by name and place, with their quantizers: they
+    are quantized as the forward begins, so that everything in it reads the same integers.
+    """
+
+    entries: dict[str, tuple[int, nn.Module]]
+
+    def __init__(self, left: nn.Module, right: nn.Module, entries: dict[str, tuple[int, nn.Module]]) -> None:
+        super().__init__()
+        self.left = left
+        self.right = right
+        self.__dict__["entries"] = entries
+        self._at_entry = [any(one is quantizer for _, quantizer in entries.values()) for one in (left, right)]
+
+    def added(self, addends: Sum) -> Tensor:
+        """Add what was quantized; what the call writes to in place is written to."""
+        written = addends.left
+        left = written if self._at_entry[0] else self.left(self._kept(addends))
+        right = addends.right if self._at_entry[1] else self.right(addends.right)
+        if not addends.in_place:
+            return torch.add(left, right)
+        return written.add_(right) if left is written else written.copy_(torch.add(left, right))
+
+    def _kept(self, addends: Sum) -> Tensor:
+        """The left operand as its quantizer will want it for gradients, after it was written to."""
+        is_needed = addends.in_place and torch.is_grad_enabled() and getattr(self.left, "enabled", False)
+        return addends.left.clone() if is_needed else addends.left
 
 
 class AttentionCall(nn.Module):

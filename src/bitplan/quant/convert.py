@@ -6,19 +6,22 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
+from bitplan.core.integers import Integers
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall
+from bitplan.quant.factory import Options, Quantizers, Told
 from bitplan.quant.first_run import is_proven, prove_when_run_
-from bitplan.quant.install import Options, Quantizers, call_at, install_, quantizers_at, strip_
+from bitplan.quant.install import call_at, install_, quantizers_at, strip_
+from bitplan.quant.integer_places import find_integers
 from bitplan.quant.proof import prove, take_proof_off_
-from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.root import INTEGER, OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
 from bitplan.quant.root import root_of as root_of
@@ -28,17 +31,7 @@ from bitplan.quant.sites import find_sites
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
-def quantize(
-    model: nn.Module,
-    plan: Plan,
-    *,
-    per_channel: bool | None = None,
-    method: Method | None = None,
-    percentile: float | None = None,
-    features: Features | None = None,
-    fused: bool | None = None,
-    example: Any = None,
-) -> nn.Module:
+def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[Told]) -> nn.Module:
     """A quantized copy of a model; the given one stays as it was.
 
     Every layer of a plan that was made from a trace of the model then runs quantized. Of a plan from elsewhere, a file
@@ -50,20 +43,17 @@ def quantize(
     by `calibrate_`, or else by the first training batch. Options, with their defaults: `per_channel` (False:
     one step per weight tensor), `method` ("lsq" learns steps, "faq" fixes them at a percentile of
     magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
-    input step counts), `fused` (False; True quantizes in one compiled loop on a CPU).
+    input step counts), `fused` (False; True quantizes in one compiled loop on a CPU), `integer` (False; True
+    makes a network that integer kernels compute exactly: biases and the shifts of batch norms on the grid of products,
+    8 bits before residual additions; docs/decisions/0017).
     """
     if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
-    told = {
-        "per_channel": per_channel,
-        "method": method,
-        "percentile": percentile,
-        "features": features,
-        "fused": fused,
-    }
     before: Options = getattr(model, OPTIONS, Options())
-    changes: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     chosen = replace(before, **changes)
+    if chosen.integer and plan.integers is None:
+        plan = plan.model_copy(update={"integers": _looked_for(model, example)})
     quantized = copied(model)
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
@@ -75,6 +65,20 @@ def quantize(
     if not is_proven(quantized, plan):
         prove_when_run_(quantized)
     return quantized
+
+
+def _looked_for(model: nn.Module, example: Any) -> Integers:
+    """What a plan does not tell of additions and norms: as an earlier plan of the model told it, or by an example."""
+    earlier: Plan | None = getattr(model, PLAN, None)
+    if earlier is not None and earlier.integers is not None:
+        return earlier.integers
+    if example is None:
+        raise InputError(
+            "integer=True needs to know where the network adds activations, which this plan does not say: give an "
+            "example of its input, example=… (--input), or make the plan from trace(model, example)"
+        )
+    with unquantized(model):
+        return find_integers(model, example)
 
 
 def copied(model: nn.Module) -> nn.Module:

@@ -24,8 +24,14 @@ class Fingerprint:
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Both hashes; two models that have the same compute the same."""
     shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_in_full(model).items()]
-    plan = (plan_of(model).id, options_of(model)) if is_quantized(model) else None
+    plan = _plan_and_options(model) if is_quantized(model) else None
     return Fingerprint(hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12], hash_of_weights(model))
+
+
+def _plan_and_options(model: nn.Module) -> tuple[object, ...]:
+    options = options_of(model)
+    both = (plan_of(model).id, options)
+    return (*both, "integer") if options.integer else both  # not shown among them: others are what they were
 
 
 def hash_of_weights(model: nn.Module) -> str:

@@ -25,6 +25,30 @@ queries, position tables); elsewhere parameter × parameter computes a weight (a
 
 SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 
+ADDITION = "add"
+"""What plans call additions of activations: `+`, `+=`, torch.add and the methods of tensors are counted together."""
+_ADDITIONS = {torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__iadd__, torch.Tensor.__add__}
+_WRITES = {torch.Tensor.add_, torch.Tensor.__iadd__}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A call that adds two float tensors; `in_place` says that it writes to the first."""
+
+    left: Tensor
+    right: Tensor
+    in_place: bool
+
+
+def sum_of(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Sum | None:
+    """The sum that a function computes; None where it adds something else than two float tensors."""
+    if func not in _ADDITIONS or kwargs.get("alpha", 1) != 1 or kwargs.get("out") is not None:
+        return None
+    addends = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    if len(addends) != 2 or not all(isinstance(one, Tensor) and one.is_floating_point() for one in addends):
+        return None
+    return Sum(addends[0], addends[1], func in _WRITES)
+
 
 @dataclass(frozen=True)
 class Multiplication:

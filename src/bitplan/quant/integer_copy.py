@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
-from bitplan.quant.convert import copied
-from bitplan.quant.followers import norms_after, scale_and_shift
+from bitplan.quant.convert import copied, plan_of, unquantized
+from bitplan.quant.integer import settle_
+from bitplan.quant.integer_places import find_integers
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands, why_not_here
 from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
 from bitplan.quant.lsq import in_use
@@ -49,22 +51,35 @@ def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True
 
     Layers without a kernel (more than 8 bits, embeddings, products of activations, weights handed to functions), and
     all of them on a CPU that cannot add such products up, stay as they are: a log line names them, `integer_layers`
-    says why. With an `example`, an input as `trace` takes it, batch normalizations that directly follow a convolution
-    become part of it, which is faster. What convolutions in two dimensions make lies in channels_last, as their kernels
-    write it; a network that calls `view` on it needs `channels_last=False`, which costs time.
+    says why. Batch normalizations that directly follow a convolution become part of it, as far as the trace saw them
+    that the plan is from; of a plan from elsewhere an `example` tells, an input as `trace` takes it. What convolutions
+    in two dimensions make lies in channels_last, as their kernels write it; a network that calls `view` on it needs
+    `channels_last=False`, which costs time.
     """
     made = copied(model).eval()
     root, sites = root_of(made), sites_of(made)
-    followers = {} if example is None else norms_after(root, example)
+    settle_(root)
+    followers = _norms_after(root, example)
     left = {layer: why for layer, site in sites.items() if (why := _convert_(layer, site, channels_last))}
     norms = tuple(
-        norm for path, norm in followers.items() if _fold_(root.get_submodule(path), root.get_submodule(norm))
+        norm
+        for layer, norm in followers.items()
+        if layer in sites and _fold_(sites[layer].owner, root.get_submodule(norm))
     )
     setattr(root, INTEGER, IntegerLayers(tuple(layer for layer in sites if layer not in left), left, norms))
     root.register_load_state_dict_pre_hook(_refuse_state)
     for why in dict.fromkeys(left.values()):
         _log.warning("not in integers: %s (%s)", named([layer for layer in left if left[layer] == why]), why)
     return made
+
+
+def _norms_after(root: nn.Module, example: Any) -> Mapping[str, str]:
+    """Layers and the batch normalizations that alone read what they make."""
+    known = plan_of(root).integers
+    if known is None and example is not None:
+        with unquantized(root):
+            known = find_integers(root, example)
+    return {} if known is None else known.norms
 
 
 def integer_layers(model: nn.Module) -> IntegerLayers:
@@ -154,11 +169,24 @@ def _fold_(layer: nn.Module, norm: nn.Module) -> bool:
     """Make a batch normalization part of the convolution before it; tell whether that could be done."""
     kernel = layer.kernel if isinstance(layer, IntegerLayer) else None
     watched = [*layer._forward_hooks.values(), *norm._forward_pre_hooks.values()]  # by somebody who wants the values
-    if not isinstance(kernel, ConvolutionKernel) or isinstance(norm, PassedNorm) or watched:
+    if not isinstance(kernel, ConvolutionKernel) or not _only_normalizes(norm) or watched:
         return False
-    vars(layer).update(kernel=kernel.scaled(*scale_and_shift(norm)), normed=True)
+    vars(layer).update(kernel=kernel.scaled(*_scale_and_shift(norm)), normed=True)
     adopt_(norm, PassedNorm)
     return True
+
+
+def _only_normalizes(norm: nn.Module) -> bool:
+    """Tell whether a module does nothing else than normalize, as those of timm with an activation inside do."""
+    return isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
+
+
+def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:
+    """k = γ/√(σ² + ε) and β − μ·k of a batch normalization in inference, in double precision."""
+    scale = torch.rsqrt(norm.running_var.double() + norm.eps)
+    scale = scale if norm.weight is None else scale * norm.weight.detach().double()
+    shift = -norm.running_mean.double() * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.detach().double()
 
 
 def _kernel(layer: str, place: Place) -> Kernel | str:

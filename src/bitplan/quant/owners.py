@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bitplan.core.naming import ATTENTION, product_name
-from bitplan.quant.calls import ProductCall, WeightedCall
+from bitplan.quant.calls import AdditionCall, ProductCall, WeightedCall
 from bitplan.quant.functions import (
+    ADDITION,
     LAYER_FUNCTIONS,
     MOVES,
     MULTIPLICATIONS,
@@ -32,6 +33,7 @@ from bitplan.quant.functions import (
     operands_of_einsum,
     pairs_of_einsum,
     replaced,
+    sum_of,
     with_operands_in_place,
 )
 from bitplan.quant.layers import Adopted
@@ -62,6 +64,7 @@ class Owner(Adopted):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         calls, stack = _Calls(self), _stack()
+        args, kwargs = calls.entered(args, kwargs)
         stack.append(calls)
         try:
             with calls:
@@ -102,6 +105,9 @@ class _Calls(TorchFunctionMode):
         self._sites: dict[str, Any] = dict(owner.call_quantizers.items())
         products = [site for site in self._sites.values() if isinstance(site, ProductCall)]
         self._softmax = next((site.softmax for site in products if site.softmax is not None), None)
+        sums = [site for site in self._sites.values() if isinstance(site, AdditionCall)]
+        self._entries = {name: entry for site in sums for name, entry in site.entries.items()}
+        self._adds = bool(sums)
         calls = [site for site in self._sites.values() if isinstance(site, WeightedCall)]
         calls += vars(owner).get(BORROWED, [])
         self._sources = {source: _Handed((call,), quantized=False) for call in calls for source in call.sources}
@@ -109,6 +115,12 @@ class _Calls(TorchFunctionMode):
         self._constants: dict[Tensor, None] = {}
         self._follows_all = any(call.computed is not False for call in calls)
         self._made: dict[tuple[WeightedCall, bool], Tensor] = {}
+
+    def entered(self, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
+        """The owner's arguments, quantized where they are operands of its additions."""
+        new = {place: entry(args[place]) for place, entry in self._entries.values() if place < len(args)}
+        named = {name: entry(kwargs[name]) for name, (_, entry) in self._entries.items() if name in kwargs}
+        return replaced(args, new), kwargs | named
 
     def __torch_function__(
         self, func: Function, kinds: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
@@ -130,6 +142,10 @@ class _Calls(TorchFunctionMode):
             return self._einsum(*operands_of_einsum(args), is_own=is_own)
         if func in MULTIPLICATIONS:
             return self._multiplied(func, MULTIPLICATIONS[func], args, kwargs, is_own=is_own)
+        addends = sum_of(func, args, kwargs) if self._adds and is_own else None
+        site = self._sites.get(self._next(ADDITION)) if addends is not None else None
+        if addends is not None and site is not None:
+            return site.added(addends)
         return self._followed(func, args, kwargs)
 
     def _looks_into(self, args: Arguments, kwargs: dict[str, Any], *, is_own: bool) -> bool:
@@ -163,7 +179,8 @@ class _Calls(TorchFunctionMode):
                 return self._followed(func, args, kwargs)
             if held is not None:
                 new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
-                return func(*replaced(args, new), **kwargs)
+                args, kwargs = held.calls[0].with_bias(about, replaced(args, new), kwargs)
+                return func(*args, **kwargs)
         if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
             return self._followed(func, args, kwargs)  # a weight may be computed so
         site = self._sites.get(self._next(about.name))

@@ -27,6 +27,7 @@ from bitplan.forward.shadow import Shadow, arguments_of
 from bitplan.forward.values import Key, Values
 from bitplan.quant.calls import AttentionCall, sources_of
 from bitplan.quant.install import call_at, quantizers_at
+from bitplan.quant.integer import additions_of, operands_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.root import root_of, sites_of
 from bitplan.quant.sites import Site
@@ -40,13 +41,14 @@ PROVES = "proves"
 _log = logging.getLogger(__name__)
 _SHOWN = 8
 _MARK = "quantizer "
+_SUMS = (torch.ops.aten.add, torch.ops.aten.add_)
 
 
 @dataclass(frozen=True)
 class Proof:
     """How often each layer of a plan was multiplied as planned, and how often a plan's weight was left in float.
 
-    Layers that the plan leaves alone are not among them.
+    So are the additions of a network made for integers. Layers that the plan leaves alone are not among them.
     """
 
     quantized: Mapping[str, int]
@@ -159,6 +161,9 @@ class _Witness:
         self._rows: dict[Key, list[_Planned]] = {}
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
+        sums = {name: operands_of(call) for name, call in additions_of(model).items()}
+        self._sums = {name: (_mark_of(left), _mark_of(right)) for name, (left, right) in sums.items()}
+        self._halves: Counter[str] = Counter()
         for module in model.modules():
             if isinstance(module, WeightQuantizer | InputQuantizer):
                 vars(module)["forward"] = partial(self._mark, module)
@@ -170,7 +175,9 @@ class _Witness:
         with torch.no_grad(), context, Operations(self._note):
             self._model(*args, **kwargs)
         self._in_float.update(layer.name for layers in self._rows.values() for layer in layers)
-        return Proof({layer.name: self._quantized[layer.name] for layer in self._layers}, dict(self._in_float))
+        self._in_float.update({name: count for name, count in self._halves.items() if not self._quantized[name]})
+        names = (*(layer.name for layer in self._layers), *self._sums)
+        return Proof({name: self._quantized[name] for name in names}, dict(self._in_float))
 
     def _mark(self, quantizer: nn.Module, v: Tensor, **_: Any) -> Tensor:
         if not v.is_floating_point():
@@ -189,7 +196,8 @@ class _Witness:
         products = product_of(operation, arguments, output)
         for product in products:
             self._judge(product, outputs)
-        self._values.made(outputs, inputs, "", layer=any(map(self._is_layer, products)))
+        is_sum = operation.overloadpacket in _SUMS and self._judge_sum(*inputs)
+        self._values.made(outputs, inputs, "", layer=is_sum or any(map(self._is_layer, products)))
         self._values.wrote(written(operation, arguments), inputs, "")
 
     def _is_layer(self, product: Product) -> bool:
@@ -210,6 +218,17 @@ class _Witness:
                 self._quantized[layer.name] += 1
             elif self._takes_part(layer, product, first, second):
                 self._in_float[layer.name] += 1
+
+    def _judge_sum(self, first: Tensor, second: Tensor | None = None) -> bool:
+        """See whether an addition is one that integer kernels execute, and whether both its operands are quantized."""
+        marks = [self._values.sources(operand) for operand in (first, second) if operand is not None]
+        found = {
+            name: {mark for mark in pair if any(mark in one for one in marks)} for name, pair in self._sums.items()
+        }
+        whole = [name for name, pair in self._sums.items() if found[name] == set(pair) and len(marks) == 2]
+        self._quantized.update(whole)
+        self._halves.update(name for name, some in found.items() if some and name not in whole)
+        return bool(whole)
 
     def _judge_rows(self, layer: _Planned, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):

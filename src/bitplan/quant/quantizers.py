@@ -42,6 +42,9 @@ class WeightQuantizer(_Quantizer):
     A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
     """
 
+    integer = False
+    """Whether the bias added to its products is rounded to their grid (`quant/grids.py`)."""
+
     def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
         super().__init__()
         self.bits = bits
@@ -155,6 +158,11 @@ class InputQuantizer(_Quantizer):
         if self._range is None:
             self._read_sign()
         return self._range
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether a step is set and in use: not while it is switched off or calibrating."""
+        return self.enabled and self.observation is None and self._range is not None
 
     def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
         """Fake-quantize; while calibrating, look and pass on. `times` says how often for each sample."""

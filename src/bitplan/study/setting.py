@@ -89,8 +89,15 @@ class Setting:
     def plan(self, precisions: dict[str, Any]) -> Plan:
         """A plan of nothing but precisions and links, the same for all that choose alike."""
         links = tuple(link.layers for link in self.graph.links)
-        uses = self.graph.uses
-        return Plan(model=self.study.model, precisions=precisions, links=links, method="", selector="", uses=uses)
+        return Plan(
+            model=self.study.model,
+            precisions=precisions,
+            links=links,
+            method="",
+            selector="",
+            uses=self.graph.uses,
+            integers=self.graph.integers,
+        )
 
 
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:

@@ -131,8 +131,15 @@ def plan_for(graph: Graph, precisions: Mapping[str, str]) -> Plan:
     """A plan by hand."""
     parsed = {name: Precision.parse(precision) for name, precision in precisions.items()}
     links = tuple(link.layers for link in graph.links)
-    by_hand, uses = "by hand", graph.uses
-    return Plan(model=graph.model, precisions=parsed, links=links, method=by_hand, selector=by_hand, uses=uses)
+    return Plan(
+        model=graph.model,
+        precisions=parsed,
+        links=links,
+        method="by hand",
+        selector="by hand",
+        uses=graph.uses,
+        integers=graph.integers,
+    )
 
 
 def classifier_for(example: Any, classes: int = 1000) -> nn.Module | None:

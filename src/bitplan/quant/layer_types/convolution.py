@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.quant.grids import on_grid
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands
 from bitplan.quant.layers import Adopted, Channels, LayerType
 
@@ -18,8 +19,9 @@ class ConvLayer(Adopted):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the base's convolution to what was quantized."""
         layer: Any = self
-        weight = layer.weight_quantizer(layer.weight)
-        out: Tensor = layer._conv_forward(layer.input_quantizer(x), weight, layer.bias)
+        weight, quantized = layer.weight_quantizer(layer.weight), layer.input_quantizer(x)
+        bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        out: Tensor = layer._conv_forward(quantized, weight, bias)
         return out
 
 
@@ -61,10 +63,11 @@ class ConvTransposeLayer(Adopted):
             x, output_size, layer.stride, layer.padding, layer.kernel_size, spatial, layer.dilation
         )
         convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
+        quantized = layer.input_quantizer(x)
         return convolve(
-            layer.input_quantizer(x),
+            quantized,
             layer.weight_quantizer(layer.weight),
-            layer.bias,
+            on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer),
             layer.stride,
             layer.padding,
             padding,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.quant.grids import on_grid
 from bitplan.quant.kernels import Kernel, LinearKernel, Operands
 from bitplan.quant.layers import Adopted, LayerType, original
 
@@ -19,7 +20,9 @@ class LinearLayer(Adopted):
     def forward(self, x: Tensor) -> Tensor:
         """Apply F.linear to what was quantized."""
         layer: Any = self
-        return F.linear(layer.input_quantizer(x), layer.weight_quantizer(layer.weight), layer.bias)
+        quantized = layer.input_quantizer(x)
+        bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        return F.linear(quantized, layer.weight_quantizer(layer.weight), bias)
 
 
 @final
@@ -47,7 +50,8 @@ class TransformersConv1DLayer(Adopted):
         layer: Any = self
         quantized = layer.input_quantizer(x)
         weight = layer.weight_quantizer(layer.weight)
-        flat = torch.addmm(layer.bias, quantized.reshape(-1, quantized.shape[-1]), weight)
+        bias: Any = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        flat = torch.addmm(bias, quantized.reshape(-1, quantized.shape[-1]), weight)
         return flat.view(*x.shape[:-1], weight.shape[1])
 
 

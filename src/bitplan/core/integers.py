@@ -1,0 +1,49 @@
+"""What an integer kernel computes beside the layers, as tracing saw it: norms after convolutions, and additions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from bitplan.core.naming import inside
+from bitplan.core.record import Value
+
+
+class Addition(Value):
+    """An addition of two activations of one shape, in the forward of a module, of which a convolution makes one.
+
+    `call` is its name there, numbered like those of products (`core/naming.py`). `left` and `right` say which argument
+    of the module's forward an operand is, empty where it is none; `layers` are the convolutions that make operands.
+    """
+
+    module: str
+    call: str
+    left: str = ""
+    right: str = ""
+    layers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the addition is called."""
+        return inside(self.module, self.call)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value or name not in ("left", "right")}
+
+
+class Integers(Value):
+    """What `quantize(…, integer=True)` does beside quantizing layers.
+
+    `norms` maps a convolution to the batch normalization that alone reads what it makes. `floats` are the additions of
+    activations that stay float, since no convolution makes an operand: an integer kernel would gain nothing there.
+    """
+
+    additions: tuple[Addition, ...] = ()
+    norms: dict[str, str] = {}
+    floats: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value}

@@ -1,0 +1,215 @@
+"""Find what an integer kernel computes beside the layers: the norms that follow convolutions, and residual additions.
+
+Like layers they are found by what a forward pass does: a norm by the tensor that it reads, an addition by the tensors
+that it adds. `quantize(…, integer=True)` then reaches both (docs/decisions/0017).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bitplan.core.integers import Addition, Integers
+from bitplan.core.naming import inside, layer_of, product_name
+from bitplan.forward.operations import Operations, tensors_in, written
+from bitplan.forward.products import product_of
+from bitplan.forward.shadow import Shadow
+from bitplan.forward.values import Key, Values
+from bitplan.quant.functions import ADDITION, sum_of
+from bitplan.quant.layers import original
+
+
+def find_integers(model: nn.Module, example: Any) -> Integers:
+    """Run a model once, without data, and see; `example` is what `trace` takes."""
+    shadow = Shadow(model)
+    positional, keyword = shadow.example(example)
+    watch = IntegerWatch(shadow.model)
+    watch.add_inputs((positional, keyword))
+    with shadow.running(), watch:
+        watch.add_outputs(shadow.model(*positional, **keyword))
+    return watch.found
+
+
+@dataclass(eq=False)
+class _Call:
+    """A running call of a module: the values of its arguments by their names, and how many sums it has computed."""
+
+    path: str
+    module: nn.Module
+    arguments: dict[Key, str] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+
+
+class IntegerWatch:
+    """Watches one forward pass of a model that is the watch's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._values = Values()
+        for name, parameter in model.named_parameters():
+            self._values.add_parameter(parameter, name)
+        self._stack = [_Call("", model)]
+        self._made_by: dict[Key, str] = {}  # the convolution that made a value, directly or with its norm
+        self._readers: Counter[Key] = Counter()
+        self._norms: dict[str, list[tuple[Key, str]]] = {}
+        self._convolved: dict[str, set[Key]] = {}
+        self._additions: dict[str, list[Addition]] = {}
+        self._floats: dict[str, None] = {}
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._leave)
+
+    def __enter__(self) -> IntegerWatch:
+        self._modes = (_Called(self), Operations(self._note))
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+    def add_inputs(self, given: Any) -> None:
+        """Tell what the model is given."""
+        for tensor in tensors_in(given):
+            self._values.add_input(tensor, "")
+
+    def add_outputs(self, made: Any) -> None:
+        """Tell what the model gives: whoever called it reads that."""
+        self._readers.update(self._values.key(tensor) for tensor in tensors_in(made))
+
+    @property
+    def found(self) -> Integers:
+        """What was seen."""
+        norms = {layer: self._norm_of(layer) for layer in self._norms}
+        additions = [_agreed(seen) for seen in self._additions.values()]
+        floats = [name for name in self._floats if name not in self._additions]
+        return Integers(
+            additions=tuple(additions),
+            norms={layer: path for layer, path in norms.items() if path},
+            floats=tuple(floats),
+        )
+
+    def _norm_of(self, layer: str) -> str:
+        """The one norm that reads whatever a convolution makes, and that reads of no other; empty if there is none."""
+        seen = self._norms[layer]
+        paths = {path for _, path in seen}
+        others = {path for other, found in self._norms.items() if other != layer for _, path in found}
+        alone = {key for key, _ in seen} == self._convolved[layer] and all(self._readers[key] == 1 for key, _ in seen)
+        return paths.pop() if alone and len(paths) == 1 and paths.isdisjoint(others) else ""
+
+    def _enter(self, path: str) -> Any:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            call = _Call(path, module)
+            for name, value in arguments_of_call(module, args, kwargs).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    call.arguments.setdefault(self._values.key(value), name)
+            self._stack.append(call)
+
+        return enter
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        while len(self._stack) > 1 and self._stack.pop().module is not module:
+            pass  # calls that ended in an error which the model caught
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch that the model calls, and note it if it normalizes or adds."""
+        addends = sum_of(func, args, kwargs)
+        if addends is not None:
+            self._note_sum(addends.left, addends.right)
+        read = self._values.key(args[0]) if func is F.batch_norm and args else None
+        out = func(*args, **kwargs)
+        layer = self._made_by.get(read) if read is not None else None
+        if read is not None and layer is not None:
+            self._norms.setdefault(layer, []).append((read, self._norm_at(args)))
+            self._made_by[self._values.key(out)] = layer
+        return out
+
+    def _norm_at(self, args: tuple[Any, ...]) -> str:
+        """The module that normalizes by statistics and figures of its own; empty if it is none."""
+        call = self._stack[-1]
+        own = call.module._buffers.get("running_mean")
+        affine = all(call.module._parameters.get(name) is not None for name in ("weight", "bias"))
+        return call.path if own is not None and len(args) > 1 and args[1] is own and affine else ""
+
+    def _note_sum(self, left: Tensor, right: Tensor) -> None:
+        call = self._stack[-1]
+        name = product_name(ADDITION, call.sums[ADDITION])
+        call.sums[ADDITION] += 1
+        both = self._values.is_activation(left) and self._values.is_activation(right)
+        if not both or left.shape != right.shape:
+            return
+        keys = self._values.key(left), self._values.key(right)
+        first, second = (call.arguments.get(key, "") for key in keys)
+        made = [key for key, argument in zip(keys, (first, second), strict=True) if not argument]
+        layers = tuple(dict.fromkeys(self._made_by[key] for key in made if key in self._made_by))
+        if not layers:
+            self._floats[inside(call.path, name)] = None
+            return
+        seen = Addition(module=call.path, call=name, left=first, right=second, layers=layers)
+        self._additions.setdefault(seen.name, []).append(seen)
+
+    def _note(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
+        if outputs:  # others only ask for a device or a shape
+            self._readers.update({self._values.key(tensor) for tensor in inputs} & self._made_by.keys())
+        products = product_of(operation, arguments, output)
+        layers = [
+            (self._values.sources(product.second), product.kind) for product in products if product.kind != "embedding"
+        ]
+        self._values.made(outputs, inputs, "", layer=bool(layers))
+        self._values.wrote(written(operation, arguments), inputs, "")
+        for sources, kind in layers:
+            if len(sources) == 1 and kind in _CONVOLUTIONS:
+                (layer,) = map(layer_of, sources)
+                key = self._values.key(outputs[0])
+                self._made_by[key] = layer
+                self._convolved.setdefault(layer, set()).add(key)
+
+
+_CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+
+
+def arguments_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a module's forward by their names there; those that have no name of their own are left out."""
+    names = argument_names(module)
+    return dict(zip(names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in names}
+
+
+def argument_names(module: nn.Module) -> list[str]:
+    """What the forward of a module's own class calls its arguments, in their order."""
+    try:
+        parameters = list(inspect.signature(original(module).forward).parameters.values())[1:]
+    except (TypeError, ValueError):  # of scripted or builtin code, which does not say
+        return []
+    return [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _agreed(seen: list[Addition]) -> Addition:
+    """What all runs of one addition have in common: an operand is an argument only if it always is."""
+    first = seen[0]
+    left, right = ({one.left for one in seen}, {one.right for one in seen})
+    layers = tuple(dict.fromkeys(layer for one in seen for layer in one.layers))
+    return Addition(
+        module=first.module,
+        call=first.call,
+        left=first.left if len(left) == 1 else "",
+        right=first.right if len(right) == 1 else "",
+        layers=layers,
+    )
+
+
+class _Called(TorchFunctionMode):
+    """Sees calls of torch functions, before they are taken apart into operations."""
+
+    def __init__(self, watch: IntegerWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._watch.called(func, args, kwargs or {})
