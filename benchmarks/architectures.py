@@ -40,6 +40,7 @@ from bitplan.engines.local import Local
 from bitplan.forward.operations import tensors_in
 from bitplan.forward.shadow import arguments_of
 from bitplan.quant.convert import quantizers_of
+from bitplan.quant.proof import take_proof_off_
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
 LARGE = 150_000_000  # parameters: of these, one at a time is in memory
@@ -182,6 +183,7 @@ class Work:
         if self.facts["proven"] + len(alone) != len(graph.layers):
             raise AssertionError(f"{len(graph.layers)} layers, {self.facts['proven']} of them proven")
         self.step = "does not train"
+        take_proof_off_(model)  # it has one
         _train_once(model, candidate.example)
 
 
