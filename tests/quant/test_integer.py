@@ -10,11 +10,12 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.core.registry import LAYERS
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, options_of, plan_of, unquantized, weight_steps
 from bitplan.quant.fingerprint import fingerprint
 from bitplan.quant.integer import additions_of, settle_
-from bitplan.quant.layers import release_
+from bitplan.quant.layers import Adopted, LayerType, release_
 from bitplan.quant.norms import NormLayer
 from nets import Net, dynamo
 
@@ -511,3 +512,41 @@ def test_norms_can_be_refreshed():
     given = watched(model.eval(), ["2.bn1"], X)["2.bn1"][0]
     torch.testing.assert_close(norms_of(model)["2.bn1"].running_mean.double(), given.mean((0, 2, 3)))
     assert not torch.equal(before, norms_of(model)["2.bn1"].running_mean)
+
+
+def test_it_trains_under_autocast():
+    model = made(network()).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(X)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+class Shifted(nn.Linear):
+    """A layer with a forward of its own, which adds its bias as it is."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight) * 2 + self.bias
+
+
+class ShiftedLayer(Adopted):
+    def forward(self, x):
+        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight)) * 2 + self.bias
+
+
+class ShiftedType(LayerType):
+    modules, quantized = (Shifted,), ShiftedLayer
+
+    def example(self):
+        return Shifted(6, 4), torch.randn(3, 6)
+
+
+def test_a_layer_type_that_does_not_round_keeps_its_bias_where_others_are_settled():
+    net, x = Net(lambda net, x: net.shifted(x), shifted=Shifted(6, 4)), torch.randn(3, 6)
+    with LAYERS.registered("shifted", ShiftedType):
+        model = bitplan.quantize(net, bitplan.Plan.uniform(bitplan.trace(net, x, rules=FREE), "w4a4"), integer=True)
+        bitplan.calibrate_(model, [x])
+        wanted = model.eval()(x)
+        settle_(model)
+        assert torch.equal(model(x), wanted)

@@ -30,6 +30,7 @@ class Convolution(LayerType):
 
     modules = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     quantized = ConvLayer
+    rounds_bias = True
     kind = "convolution"
 
     def example(self) -> tuple[nn.Module, Tensor]:
@@ -68,6 +69,7 @@ class TransposedConvolution(LayerType):
     modules = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     quantized = ConvTransposeLayer
     layout = "in_out"
+    rounds_bias = True
     kind = "convolution"
 
     def channels(self, module: nn.Module) -> Channels:

@@ -29,6 +29,7 @@ class Linear(LayerType):
 
     modules = (nn.Linear,)
     quantized = LinearLayer
+    rounds_bias = True
     kind = "linear"
 
     def example(self) -> tuple[nn.Module, Tensor]:
@@ -55,6 +56,7 @@ class TransformersConv1D(LayerType):
 
     quantized = TransformersConv1DLayer
     layout = "in_out"
+    rounds_bias = True
     kind = "(in, out) matrix"
 
     def recognizes(self, module: nn.Module) -> bool:
