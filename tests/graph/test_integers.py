@@ -25,6 +25,13 @@ def added(integers):
     return {one.name: (one.left, one.right, one.layers) for one in integers.additions}
 
 
+class Named(Net):
+    """One whose forward names its argument."""
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
 class Block(nn.Module):
     """x + its convolution."""
 
@@ -60,13 +67,12 @@ def test_the_operand_that_a_block_is_given_is_told():
 def test_additions_are_numbered_within_one_run_of_their_module():
     def forward(net, x):
         y = net.one(x) + x
-        y = y + 1
         y += net.two(y) * 2  # no convolution makes that
-        return torch.add(net.three(y), y)
+        return torch.add(net.three(y), y + 1)
 
-    integers = found(forward, one=conv(), two=conv(), three=conv())
-    assert added(integers) == {"add": ("", "", ("one",)), "add_2": ("", "", ("three",))}
-    assert integers.floats == ("add_1",)
+    integers = found(lambda net, x: net.inner(x), inner=Named(forward, one=conv(), two=conv(), three=conv()))
+    assert added(integers) == {"inner.add": ("", "x", ("inner.one",)), "inner.add_2": ("", "", ("inner.three",))}
+    assert integers.floats == ("inner.add_1",)
 
 
 def test_a_block_that_is_called_twice_adds_in_one_place():
@@ -129,7 +135,15 @@ def test_transformers_keep_their_residual_stream_in_float():
     model, example = load_model("digits_transformer", weightless=True)
     integers = bitplan.trace(model, example).integers
     assert not integers.additions
-    assert integers.floats
+    assert len(integers.floats) == 4
+
+
+def test_what_a_recurrent_layer_adds_is_its_own():
+    model = nn.LSTM(4, 4)
+    graph = bitplan.trace(model, torch.empty(3, 1, 4, device="meta"), rules=FREE)
+    assert not graph.integers.floats
+    quantized = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))
+    assert bitplan.trace(quantized, torch.empty(3, 1, 4, device="meta"), rules=FREE) == graph
 
 
 def test_plans_carry_what_was_found_and_their_ids_do_not():

@@ -36,8 +36,8 @@ class Addition(Value):
 class Integers(Value):
     """What `quantize(…, integer=True)` does beside quantizing layers.
 
-    `norms` maps a convolution to the batch normalization that alone reads what it makes. `floats` are the additions of
-    activations that stay float, since no convolution makes an operand: an integer kernel would gain nothing there.
+    `norms` maps a convolution to the batch normalization that alone reads what it makes. `floats` are the residual
+    additions that stay float, since no convolution makes an operand: an integer kernel would gain nothing there.
     """
 
     additions: tuple[Addition, ...] = ()

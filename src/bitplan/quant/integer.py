@@ -16,7 +16,7 @@ from bitplan.quant.calls import AdditionCall, WeightedCall
 from bitplan.quant.factory import NONE, Factory
 from bitplan.quant.grids import settle_bias_
 from bitplan.quant.integer_places import argument_names
-from bitplan.quant.layers import kin
+from bitplan.quant.layers import family
 from bitplan.quant.norms import NormLayer, follow_, settle_norm_
 from bitplan.quant.owning import own_
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
@@ -75,9 +75,9 @@ def settle_(model: nn.Module) -> None:
 
 def _whole_bias(module: nn.Module, weight: WeightQuantizer) -> Tensor | None:
     """The bias that is always added as a whole, or in parts that share a step; None where there is none."""
-    if not isinstance(module, WeightedCall):
-        return module._parameters.get("bias")
-    return module.bias if weight.step.numel() == 1 else None
+    if isinstance(module, WeightedCall):
+        return module.bias if weight.step.numel() == 1 else None
+    return module._parameters.get("bias") if _rounds_bias(module) else None
 
 
 def _install_addition_(module: nn.Module, addition: Addition, factory: Factory) -> None:
@@ -108,6 +108,13 @@ def _is_quantized(site: Site) -> bool:
 
 def _is_alone(site: Site) -> bool:
     """Tell whether a layer's weight is that of one module, which lies (out, in, …): a norm can change its signs."""
-    layer_type = kin(site.owner)
     own = site.kind == "module" and len(site.places) == 1 and bool(site.places[0].own)
-    return own and not site.key and layer_type is not None and layer_type.layout == "out_in"
+    layer_type = family(site.owner)
+    return (
+        own and not site.key and _rounds_bias(site.owner) and layer_type is not None and layer_type.layout == "out_in"
+    )
+
+
+def _rounds_bias(module: nn.Module) -> bool:
+    layer_type = family(module)
+    return layer_type is not None and layer_type.rounds_bias

@@ -60,6 +60,7 @@ class IntegerWatch:
         self._convolved: dict[str, set[Key]] = {}
         self._additions: dict[str, list[Addition]] = {}
         self._floats: dict[str, None] = {}
+        self._sums: set[Key] = set()  # what residual additions made
         for path, module in model.named_modules():
             module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
@@ -120,10 +121,11 @@ class IntegerWatch:
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of torch that the model calls, and note it if it normalizes or adds."""
         addends = sum_of(func, args, kwargs)
-        if addends is not None:
-            self._note_sum(addends.left, addends.right)
+        is_residual = addends is not None and self._note_sum(addends.left, addends.right)
         read = self._values.key(args[0]) if func is F.batch_norm and args else None
         out = func(*args, **kwargs)
+        if is_residual:
+            self._sums.add(self._values.key(out))
         layer = self._made_by.get(read) if read is not None else None
         if read is not None and layer is not None:
             self._norms.setdefault(layer, []).append((read, self._norm_at(args)))
@@ -137,22 +139,25 @@ class IntegerWatch:
         affine = all(call.module._parameters.get(name) is not None for name in ("weight", "bias"))
         return call.path if own is not None and len(args) > 1 and args[1] is own and affine else ""
 
-    def _note_sum(self, left: Tensor, right: Tensor) -> None:
+    def _note_sum(self, left: Tensor, right: Tensor) -> bool:
+        """Note an addition; tell whether it adds something to what its module was given, at once or in the end."""
         call = self._stack[-1]
         name = product_name(ADDITION, call.sums[ADDITION])
         call.sums[ADDITION] += 1
         both = self._values.is_activation(left) and self._values.is_activation(right)
         if not both or left.shape != right.shape:
-            return
+            return False
         keys = self._values.key(left), self._values.key(right)
         first, second = (call.arguments.get(key, "") for key in keys)
         made = [key for key, argument in zip(keys, (first, second), strict=True) if not argument]
         layers = tuple(dict.fromkeys(self._made_by[key] for key in made if key in self._made_by))
+        is_residual = bool(first or second) or not self._sums.isdisjoint(keys)
         if not layers:
-            self._floats[inside(call.path, name)] = None
-            return
+            self._floats |= {inside(call.path, name): None} if is_residual else {}
+            return is_residual
         seen = Addition(module=call.path, call=name, left=first, right=second, layers=layers)
         self._additions.setdefault(seen.name, []).append(seen)
+        return is_residual
 
     def _note(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)

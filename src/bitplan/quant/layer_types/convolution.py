@@ -31,6 +31,7 @@ class Convolution(LayerType):
 
     modules = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     quantized = ConvLayer
+    rounds_bias = True
     kind = "convolution"
 
     def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
@@ -83,6 +84,7 @@ class TransposedConvolution(LayerType):
     modules = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     quantized = ConvTransposeLayer
     layout = "in_out"
+    rounds_bias = True
     kind = "convolution"
 
     def channels(self, module: nn.Module) -> Channels:

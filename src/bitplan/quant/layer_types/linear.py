@@ -31,6 +31,7 @@ class Linear(LayerType):
 
     modules = (nn.Linear,)
     quantized = LinearLayer
+    rounds_bias = True
     kind = "linear"
 
     def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
@@ -61,6 +62,7 @@ class TransformersConv1D(LayerType):
 
     quantized = TransformersConv1DLayer
     layout = "in_out"
+    rounds_bias = True
     kind = "(in, out) matrix"
 
     def recognizes(self, module: nn.Module) -> bool:
