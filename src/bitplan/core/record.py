@@ -24,7 +24,7 @@ class Value(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise RecordError(f"{type(self).__name__}: {_one_line(error, type(self))}") from None
+            raise _refusal(error, type(self)) from None
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -32,7 +32,7 @@ class Value(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise RecordError(f"{cls.__name__}: {_one_line(error, cls)}") from None
+            raise _refusal(error, cls) from None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed; what was worked out from the others is forgotten."""
@@ -187,6 +187,12 @@ def _check_format(target: type[Record], version: object) -> int:
         advice = target.remake or f"make the {kind} again"
         raise FileError(f"{kind} format {version} is no longer read (now {known}): {advice}")
     return version
+
+
+def _refusal(error: ValidationError, target: type[BaseModel]) -> RecordError:
+    """What is wrong, behind the name of what it is wrong of; one that was built inside has put it there before."""
+    name = f"{target.__name__}: "
+    return RecordError(name + _one_line(error, target).removeprefix(name))
 
 
 def _one_line(error: ValidationError, target: type[BaseModel]) -> str:
