@@ -104,3 +104,9 @@ def test_a_graph_of_format_1_is_read_and_keeps_its_id(why, rule, linked_to, iden
     again = Graph.from_json(graph.to_json())
     assert (again, again.id) == (graph, identity)
     assert json.loads(graph.to_json())["format"] == 2
+
+
+@pytest.mark.parametrize("build", [bitplan.Rules.read, bitplan.Rules])
+def test_a_refusal_says_once_of_what_it_is(build):
+    with pytest.raises(RecordError, match=r"^Rules: fix: 'stem' is not PATTERN=PRECISION"):
+        build(fix=["stem"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from networks import IDS, IMAGES, Mixed, Words, batch_like, made
@@ -16,6 +17,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.exporters.packed import Packed, predicted_bytes
 from bitplan.models.zoo import load_model
+from nets import Net
 
 
 @given(bits=st.integers(2, 12), count=st.integers(0, 40), seed=st.integers(0, 99))
@@ -116,11 +118,55 @@ def test_weights_that_are_not_contiguous_come_back(tmp_path):
     assert torch.equal(bitplan.integer_weights(model)["0"], bitplan.integer_weights(again)["0"])
 
 
-def test_computed_weights_are_refused_by_name(tmp_path):
-    base = nn.Sequential(nn.Linear(6, 6), nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)))
-    model = made(base, torch.empty(1, 6))
-    with pytest.raises(InputError, match=r"layer '1' computes its weight"):
-        bitplan.export(model, tmp_path / "n.safetensors", "packed")
+def low_rank(inner):
+    class LowRank(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+
+        def forward(self, weight):
+            return weight + self.up @ self.down
+
+    nn.utils.parametrize.register_parametrization(inner, "weight", LowRank())
+    return inner
+
+
+COMPUTED = {
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    "low-rank": lambda: low_rank(nn.Linear(6, 6)),
+    "scaled": lambda: Net(
+        lambda net, x: F.linear(x, net.w * net.scale),
+        w=nn.Parameter(torch.randn(6, 6)),
+        scale=nn.Parameter(torch.ones(1)),
+    ),
+    "standardized": lambda: Net(
+        lambda net, x: F.linear(x, (net.w - net.w.mean()) / net.w.std()), w=nn.Parameter(torch.randn(6, 6))
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"per_channel": True}], ids=str)
+@pytest.mark.parametrize("way", COMPUTED)
+def test_computed_weights_come_back_exactly_and_their_codes_are_there(tmp_path, way, options):
+    def base(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 6), COMPUTED[way](), nn.Linear(6, 3))
+
+    example, batch = torch.empty(1, 6), torch.randn(8, 6)
+    model = made(base(0), example, "w3a4", **options)
+    with torch.no_grad():
+        expected = model(batch)
+    path = bitplan.export(model, tmp_path / "n.safetensors", "packed")
+    again = bitplan.load_packed(path, base(1)).eval()
+    with torch.no_grad():
+        assert torch.equal(again(batch), expected)
+    found = Packed().read(path).codes
+    for codes in (bitplan.integer_weights(model), bitplan.integer_weights(again)):
+        assert codes.keys() == found.keys()
+        assert all(torch.equal(codes[layer], found[layer]) for layer in codes)
+    header = int.from_bytes(path.read_bytes()[:8], "little") + 8
+    assert path.stat().st_size - header == predicted_bytes(model)
+    assert bitplan.verify(path, model, [batch]).codes_equal
 
 
 def test_bad_files_are_refused_in_one_line(tmp_path):

@@ -199,3 +199,16 @@ def test_documents_name_files_that_exist():
             assert (document.parent / target).exists(), f"{document.name} → {target}"
         for path in re.findall(r"`((?:src|tests|docs|benchmarks|studies)/[\w./-]+\.\w+)`", document.read_text()):
             assert (ROOT / path).exists(), f"{document.name} → {path}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/flow.md"])
+def test_pages_say_which_folders_of_tests_there_are(page):
+    """Every folder of the source has one but those that the page names, and every other one is named too."""
+    source, tests = (
+        {item.name for item in folder.iterdir() if item.is_dir() and item.name != "__pycache__"}
+        for folder in (ROOT / "src" / "bitplan", ROOT / "tests")
+    )
+    told = re.search(r"^.*tests/.*adapters/.*\n?.*\n?.*$", (ROOT / page).read_text(), re.MULTILINE)
+    assert told, "it says nothing of them"
+    assert {name for name in source ^ tests if f"{name}/" not in told[0]} == set()
+    assert {name for name in source & tests if f"{name}/" in told[0]} == set()

@@ -82,3 +82,14 @@ def test_forward_and_backward_leave_nothing_on_the_cpu(name, per_channel):
     assert used
     assert all(parameter.grad.is_meta for parameter in used)
     assert all(tensor.is_meta for tensor in there.state_dict().values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["attention", "scores", "convolutions", "lstm", "bert", "scaled"])
+def test_uncalibrated_too(name, training):
+    model, example = BUILT[name]()
+    graph = bitplan.trace(model, example, rules=FREE)
+    quantized = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4")).to("meta").train(training)
+    out = outputs(quantized, tree_map(lambda tensor: tensor.to("meta"), example))
+    assert out.is_meta
+    out.sum().backward()

@@ -186,6 +186,22 @@ def test_a_damaged_folder_is_told_in_one_line(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("lost", [("id",), ("checksum",), ("id", "checksum"), ()])
+def test_a_run_without_its_seal_is_refused_and_one_of_before_goes_on(tmp_path, lost):
+    finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=stops_after(10))
+    content = json.loads((tmp_path / "run.json").read_text())
+    changed = {key: value for key, value in content.items() if key not in lost} | ({} if lost else {"seed": 1})
+    (tmp_path / "run.json").write_text(json.dumps(changed))
+    with pytest.raises(
+        FileError, match=r"run.json: the run.*edited by hand.*delete the folder that it lies in"
+    ) as told:
+        finetune_(network(), TASK, RECIPE, folder=tmp_path)
+    assert "\n" not in str(told.value)
+    before = {key: value for key, value in content.items() if key not in ("checksum", "of")} | {"format": 1}
+    (tmp_path / "run.json").write_text(json.dumps(before))
+    assert finetune_(network(), TASK, RECIPE, folder=tmp_path).complete
+
+
 @pytest.mark.parametrize("name", ["resume.safetensors", "log.jsonl"])
 def test_a_changed_byte_is_found_before_training_goes_on(tmp_path, name):
     finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=stops_after(10))

@@ -60,7 +60,7 @@ def teacher_of(written: str | None, weights: str | None, model: str | None = Non
 
 
 def _holds_bytes(path: Path) -> bool:
-    """Tell whether a file is no text, whatever its name says: archives and safetensors begin with zeros."""
+    """Whether a file is no text, whatever its name says: archives and safetensors have zeros in their first bytes."""
     try:
         with path.open("rb") as file:
             start = file.read(16)

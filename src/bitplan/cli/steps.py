@@ -141,11 +141,10 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions
 def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
-    from bitplan.gains.base import Foreseeing
 
-    if not isinstance(wanted.gain, Foreseeing):
-        return
     told = wanted.gain.expected(weights, graph, parse_choices(wanted.choices), context)
+    if told is None:
+        return
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
     print(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)

@@ -24,7 +24,7 @@ class Value(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise RecordError(f"{type(self).__name__}: {_one_line(error, type(self))}") from None
+            raise _refusal(error, type(self)) from None
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -32,7 +32,7 @@ class Value(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise RecordError(f"{cls.__name__}: {_one_line(error, cls)}") from None
+            raise _refusal(error, cls) from None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with some fields changed; what was worked out from the others is forgotten."""
@@ -51,8 +51,12 @@ class Record(Value):
     """That of ids: raised only where the content itself means something else, so that ids outlive formats of files."""
     older: ClassVar[Mapping[int, Upgrade]] = {1: dict}
     """Formats of before that are read too, each with what makes its content one of today's."""
+    passing: ClassVar[frozenset[int]] = frozenset()
+    """Formats of before, without a checksum, that are taken also where files must be sealed."""
     remake: ClassVar[str] = ""
     """What to do about a file whose format is no longer read."""
+    again: ClassVar[str] = "delete it, and what made it makes it again"
+    """What to do about a file that must be sealed and is not."""
     outside_id: ClassVar[frozenset[str]] = frozenset({"seconds", "device", "versions"})
     kinds: ClassVar[dict[str, type[Record]]] = {}
 
@@ -97,21 +101,22 @@ class Record(Value):
         content = {key: value for key, value in whole.items() if key not in _HEAD}
         target = cls._target(whole.get("bitplan"))
         version = _check_format(target, whole.get("format"))
+        advice = target.again if sealed else "make it again, or delete its id line to accept the change"
         try:
             today = content if version == target.format else target.older[version](dict(content))
             record = target.model_validate(today)
         except RecordError:
             if sealed:  # nobody wrote it by hand, so that it is damaged is said, not what the damage made of it
-                _check_checksum(whole, sealed=True)
+                _check_checksum(whole, advice)
             raise
         if "id" in whole:
-            _check_seal(whole, record.id if version == target.format else identity(content, target), sealed=sealed)
+            _check_seal(whole, record.id if version == target.format else identity(content, target), advice)
         if version != target.format:  # from before files carried a checksum and said what they belong to
-            if sealed:
-                raise FileError(f"the {target.kind()} is of format {version}, without a checksum: {_REMAKE}")
+            if sealed and version not in target.passing:
+                raise FileError(f"the {target.kind()} is of format {version}, without a checksum: {advice}")
             return record
         if sealed and not {"id", "checksum"} <= whole.keys():
-            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; {_REMAKE}")
+            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; {advice}")
         if of is not None and whole.get("of") != of:
             raise FileError(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
         return record
@@ -127,7 +132,7 @@ class Record(Value):
         return target
 
 
-_REMAKE = "delete it, and what made it makes it again"
+_EDITED = "the file was edited by hand or damaged"
 _ID = "_id"  # pydantic shows no name like this as a field
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
@@ -143,24 +148,19 @@ def identity(content: Mapping[str, Any], target: type[Record]) -> str:
     return _digest(told | {"bitplan": target.kind(), "format": target.id_format})[:12]
 
 
-def _check_seal(whole: Mapping[str, Any], own: str, *, sealed: bool) -> None:
+def _check_seal(whole: Mapping[str, Any], own: str, advice: str) -> None:
     """Refuse a file whose content is not the one that its id or its checksum was made of."""
     if whole["id"] != own:
         kind = whole["bitplan"]
-        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {_edited(sealed=sealed)}")
-    _check_checksum(whole, sealed=sealed)
+        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {_EDITED}; {advice}")
+    _check_checksum(whole, advice)
 
 
-def _check_checksum(whole: Mapping[str, Any], *, sealed: bool) -> None:
+def _check_checksum(whole: Mapping[str, Any], advice: str) -> None:
     """Refuse a file whose checksum is of another one; without an id line it was edited on purpose."""
     rest = {key: value for key, value in whole.items() if key != "checksum"}
     if {"id", "checksum"} <= whole.keys() and whole["checksum"] != _digest(rest)[:32]:
-        raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_edited(sealed=sealed)}")
-
-
-def _edited(*, sealed: bool) -> str:
-    advice = _REMAKE if sealed else "make it again, or delete its id line to accept the change"
-    return f"the file was edited by hand or damaged; {advice}"
+        raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_EDITED}; {advice}")
 
 
 def _parse(text: str | bytes) -> dict[str, Any]:
@@ -187,6 +187,12 @@ def _check_format(target: type[Record], version: object) -> int:
         advice = target.remake or f"make the {kind} again"
         raise FileError(f"{kind} format {version} is no longer read (now {known}): {advice}")
     return version
+
+
+def _refusal(error: ValidationError, target: type[BaseModel]) -> RecordError:
+    """What is wrong, behind the name of what it is wrong of; one that was built inside has put it there before."""
+    name = f"{target.__name__}: "
+    return RecordError(name + _one_line(error, target).removeprefix(name))
 
 
 def _one_line(error: ValidationError, target: type[BaseModel]) -> str:

@@ -95,6 +95,9 @@ class Run(Record):
     `network`, `weights` and `teacher` are hashes: of names, shapes and plan, of the first weights, of the teacher.
     """
 
+    passing: ClassVar[frozenset[int]] = frozenset({1})  # half-done trainings of before go on
+    again: ClassVar[str] = "delete the folder that it lies in to begin anew"
+
     recipe: Recipe
     seed: int
     task: str

@@ -35,13 +35,18 @@ FORMAT = "1"
 
 @dataclass(frozen=True)
 class Codes:
-    """Where a packed tensor belongs, and what unpacks it."""
+    """Where a packed tensor belongs, and what unpacks it.
+
+    A `computed` one is the weight of no module: what it is computed from is in the file too, and the codes are for
+    those who only multiply.
+    """
 
     layers: tuple[str, ...]
     bits: int
     shape: tuple[int, ...]
     dtype: str
     step: str
+    computed: bool = False
 
 
 _ALL_CODES = TypeAdapter(dict[str, Codes])
@@ -71,7 +76,7 @@ class Packed(Exporter):
             "bitplan": FORMAT,
             "plan": _compact(source.plan.to_json()),
             "options": json.dumps(asdict(options_of(model))),
-            "packed": _ALL_CODES.dump_json(codes).decode(),
+            "packed": _ALL_CODES.dump_json(codes, exclude_defaults=True).decode(),
             "tied": json.dumps(tied),
             "spec": source.spec or "",
             "graph": _compact(source.graph.to_json()) if source.graph else "",
@@ -115,6 +120,9 @@ def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         tied = _TIES.validate_json(header["tied"])
         options = _OPTIONS.validate_json(header["options"])
         for name, about in codes.items():
+            if about.computed:
+                del tensors[name]
+                continue
             whole = _unpacked(tensors[name], about)
             steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
             tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
@@ -142,13 +150,12 @@ def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
     for layer, weight in weights.items():
         quantizer = quantizers[layer].weight
         assert quantizer is not None
+        step, kind = names[id(quantizer.step)], str(weight.dtype)[6:]
         if id(weight) not in names:
-            raise InputError(
-                f"layer {layer!r} computes its weight from other tensors (a parametrization), so there is no tensor "
-                "to store its codes in: remove the parametrization first (torch.nn.utils.parametrize)"
-            )
+            found[f"{layer}.codes"] = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step, computed=True)
+            continue
         name = names[id(weight)]
-        about = Codes((layer,), quantizer.bits, tuple(weight.shape), str(weight.dtype)[6:], names[id(quantizer.step)])
+        about = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step)
         back = (integers[layer] * quantizer.steps_for(weight)).to(weight.dtype)
         if not torch.equal(quantizer.codes(back), integers[layer]):
             raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {about.dtype}")

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
@@ -68,7 +68,7 @@ class Gain(Protocol):
 
     It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. `selector` names
     the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
-    to be loaded. A method that trains for long should be `Foreseeing` too.
+    to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does.
     """
 
     selector: ClassVar[str] = "exact"
@@ -78,13 +78,9 @@ class Gain(Protocol):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Estimate what each selectable layer gains at each choice over the lowest."""
 
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """A method that can tell beforehand what it will take, as `gains/alps.py` does."""
-
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """What `layer_gains` is going to spend."""
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
+        """What `layer_gains` is going to spend; None where that is little."""
+        return None
 
 
 def estimate(

@@ -215,7 +215,7 @@ class InputQuantizer(_Quantizer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _start(self, v: Tensor) -> None:
         self._read_sign()
-        if self._range is not None or v.numel() == 0:
+        if self._range is not None or v.numel() == 0 or v.is_meta:  # tensors without data say nothing of their size
             return
         if not self.training:
             if not v.any():  # zeros, such as a first hidden state: any step leaves them as they are

@@ -15,7 +15,7 @@ from bitplan.core.records import Graph, Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe, Trial
-from bitplan.gains.base import Context, Foreseeing, make_gain
+from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, some_batches
@@ -86,11 +86,13 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
         job = estimation(study, graph.id, method)
-        if not isinstance(gain, Foreseeing) or setting.run.estimates.has(job.id):
+        if setting.run.estimates.has(job.id):
             continue
         teacher = network if job.recipe and job.recipe.distill else None
         context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
-        seconds[method.title] = float(gain.expected(high, graph, study.choices, context).seconds)
+        told = gain.expected(high, graph, study.choices, context)
+        if told is not None:
+            seconds[method.title] = float(told.seconds)
     return seconds
 
 

@@ -56,7 +56,7 @@ class TrainingFolder:
 
     def _claim(self, main: bool) -> None:
         if (self.path / _RUN).exists():
-            _refuse_other(self.path, load(self.path / _RUN, Run), self._run)
+            _refuse_other(self.path, load(self.path / _RUN, Run, sealed=True), self._run)
         elif self._state.exists() or self.log.exists():
             raise FileError(f"{self.path} has a checkpoint or a log but no {_RUN}: choose another folder")
         elif main:
