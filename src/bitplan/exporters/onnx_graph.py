@@ -79,9 +79,12 @@ class Draft:
 
     def floats(self, name: str, values: Any) -> str:
         """Add a float tensor; gives its name."""
+        return self.constant(name, np.asarray(values, dtype=np.float32))
+
+    def constant(self, name: str, values: Any) -> str:
+        """Add a tensor of the type that the values have; gives its name."""
         chosen = self.fresh(name)
-        array = np.asarray(values, dtype=np.float32)
-        self.graph.initializer.append(self._onnx.numpy_helper.from_array(array, chosen))
+        self.graph.initializer.append(self._onnx.numpy_helper.from_array(np.asarray(values), chosen))
         return chosen
 
     def raw(self, name: str, kind: str, shape: Iterable[int], content: bytes) -> str:
@@ -117,6 +120,17 @@ class Draft:
     def readers(self, name: str) -> list[Node]:
         """The nodes that read a value."""
         return [node for node in self.graph.node if name in node.input]
+
+    def makers(self) -> dict[str, Node]:
+        """The node that makes each value."""
+        return {output: node for node in self.graph.node for output in node.output}
+
+    def rank(self, name: str) -> int | None:
+        """How many dimensions a value of the captured graph has, if it is known."""
+        for value in (*self.graph.value_info, *self.graph.output, *self.graph.input):
+            if value.name == name and value.type.tensor_type.HasField("shape"):
+                return len(value.type.tensor_type.shape.dim)
+        return None
 
     def is_output(self, name: str) -> bool:
         """Tell whether a value leaves the graph."""
