@@ -59,7 +59,7 @@ class MatMulNBits(Exporter):
         """Capture the graph and put the operator in the place of every product with a quantized weight."""
         self._check_inputs(source)
         draft = Draft(source, _OPSET)
-        _leave_inputs_float_(draft)
+        draft.leave_inputs_float_()
         self._multiply_by_codes_(draft)
         dequantize_weights_(draft, _OTHER_WIDTHS)
         draft.save(source, path, exporter=_NAME)
@@ -101,7 +101,7 @@ class MatMulNBits(Exporter):
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """By ONNX Runtime; its activations are float, so no difference can begin at a tie."""
-        return Execution(Executed(Session(path)), float_inputs=True)
+        return Execution(Executed(Session(path)), float_inputs=True, runtime=Session)
 
     def _multiply_by_codes_(self, draft: Draft) -> None:
         """Put the operator in the place of MatMul and Gemm; a weight that several of them read is stored once."""
@@ -147,13 +147,6 @@ class MatMulNBits(Exporter):
         name = draft.raw(weight.layer + BLOCKS, "UINT8", shape, pack(filled, bits).numpy().tobytes())
         scales = np.broadcast_to(steps.reshape(-1, 1).numpy(), (rows, blocks))
         return name, draft.floats(f"{weight.layer}.step", scales)
-
-
-def _leave_inputs_float_(draft: Draft) -> None:
-    for node in list(draft.graph.node):
-        if is_ours(node, "Quantize"):
-            draft.bypass(node)
-    draft.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
 
 
 def _weights_by_value(draft: Draft) -> tuple[dict[str, Weight], dict[str, Weight]]:

@@ -149,6 +149,13 @@ class Draft:
         for reader in self.readers(target):
             reader.input[:] = [source if name == target else name for name in reader.input]
 
+    def leave_inputs_float_(self) -> None:
+        """Take all input quantizers out."""
+        for node in list(self.graph.node):
+            if is_ours(node, "Quantize"):
+                self.bypass(node)
+        self.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
+
     def save(self, source: Source, path: Path, *, exporter: str) -> None:
         """Drop what is unused, check everything, write; the file says which exporter knows it."""
         self._prune_()

@@ -15,10 +15,13 @@ import numpy as np
 from torch import nn
 
 from bitplan.adapters.openvino import OpenVinoSession
+from bitplan.core.codes import code_bits
+from bitplan.core.errors import InputError
+from bitplan.core.naming import layer_of_quantizer
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
 from bitplan.exporters.folding import fold_norms_
-from bitplan.exporters.onnx_graph import Draft, Node, dialect_of
+from bitplan.exporters.onnx_graph import Draft, Node, dialect_of, is_ours
 from bitplan.exporters.onnx_integer import clip_codes_, quantize_in_bytes_
 from bitplan.exporters.onnx_kernels import name_float_products
 from bitplan.exporters.onnx_reading import read_back
@@ -42,6 +45,7 @@ class OpenVino(Exporter):
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph, say it in words that OpenVINO takes for integers, check and write."""
         draft = Draft(source, _OPSET)
+        _refuse_wide(draft)
         fold_norms_(draft)
         name_float_products(draft, "OpenVINO", lacking=())
         dequantize_weights_(draft, _WIDTHS, cast=True)
@@ -69,6 +73,20 @@ class OpenVino(Exporter):
         )
 
 
+def _refuse_wide(draft: Draft) -> None:
+    """Refuse activations of 9 to 15 bits: OpenVINO 2026.4 takes them, and computes something near."""
+    for node in draft.graph.node:
+        if is_ours(node, "Quantize"):
+            about = draft.attributes(node)
+            bits, path = code_bits(about["low"], about["high"]), about["path"]
+            if bits > 8:
+                layer = layer_of_quantizer(path) or path
+                raise InputError(
+                    f"OpenVINO computes activations of at most 8 bits exactly, and the input of {layer!r} has {bits}: "
+                    "choose a8 or fewer, or a16, which leaves it float"
+                )
+
+
 def _add_nothing_(draft: Draft) -> None:
     """Add a number that changes no sum to products without a bias that a quantizer and something else read.
 
@@ -92,7 +110,7 @@ def _add_nothing_(draft: Draft) -> None:
 
 
 def _bare_product(draft: Draft, value: str, makers: Mapping[str, Node]) -> Node | None:
-    """The product of quantized values that a value comes from by scaling, moving or cutting off, if nothing is added."""
+    """The product of quantized values that a value comes from by scaling, moving or cutting off, nothing added."""
     node = makers.get(value)
     while node is not None:
         if any(name in makers and makers[name].op_type == "DequantizeLinear" for name in node.input[:2]):
