@@ -26,7 +26,7 @@ bench: $(READY)  ## side-by-side measurements, as ratios
 $(READY): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,cluster,export,report,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,cluster,export,openvino,report,dev]'
 	touch $(READY)
 
 clean:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bitplan.exporters.base import Exporter as Exporter
     from bitplan.exporters.base import export as export
     from bitplan.exporters.packed import load_packed as load_packed
+    from bitplan.exporters.speed import speed as speed
     from bitplan.exporters.verify import verify as verify
     from bitplan.gains.base import Gain as Gain
     from bitplan.gains.base import estimate as estimate
@@ -140,6 +141,7 @@ _HOMES = {
     "save_checkpoint": "quant.checkpoint",
     "select": "plan.base",
     "select_all": "plan.frontier",
+    "speed": "exporters.speed",
     "sweep": "study.sweep",
     "trace": "graph.trace",
     "verify": "exporters.verify",

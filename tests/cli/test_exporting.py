@@ -1,6 +1,7 @@
 """The verbs export and verify."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -41,7 +42,12 @@ def test_a_checkpoint_is_exported_and_verified(run, checkpoint):
 
 def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp_path):
     assert run("export", checkpoint, "--to", "onnx", "-o", "net.onnx", "--option", "opset=21")[0] == 0
+    code, out, _ = run("verify", "net.onnx", "--against", checkpoint, "--task", "digits", "--limit", 20, "--speed")
+    assert re.search(
+        r"size +\d+\.\d+ x smaller than float \([\d,]+ bytes\)\nspeed +\d+\.\d+ x the speed of float in ONNX", out
+    )
     code, out, _ = run("verify", "net.onnx", "--against", checkpoint, "--task", "digits", "--limit", 20)
+    assert "speed" not in out
     assert code == 0, out
     model = bitplan.load_checkpoint(checkpoint)
     with torch.no_grad():

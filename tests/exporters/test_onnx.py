@@ -51,23 +51,25 @@ def assert_holds_the_codes(exporter, path, model, *, inputs=True):
     assert all(torch.equal(found.codes[layer], own[layer]) for layer in own)
 
 
+@pytest.mark.parametrize("kernels", ["integer", "float"])
 @pytest.mark.parametrize("name", CNN_TO_BERT)
-def test_a_mixed_network_runs_in_onnx_runtime_with_equal_answers(tmp_path, name):
+def test_a_mixed_network_runs_in_onnx_runtime_with_equal_answers(tmp_path, name, kernels):
     model, example = getattr(networks, name)()
     quantized = made(model, example, "mixed")
-    path = bitplan.export(quantized, tmp_path / "net.onnx", "onnx", example=example)
+    path = bitplan.export(quantized, tmp_path / "net.onnx", "onnx", example=example, kernels=kernels)
     assert_holds_the_codes(Onnx(), path, quantized)
     for count in (1, 3):  # the batch dimension is free
         assert_same(quantized, path, example, count)
 
 
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory):
+@pytest.fixture(scope="module", params=["integer", "float"])
+def odd(tmp_path_factory, request):
     """Precisions that no type has, at both opsets, one step per channel."""
     model = made(Mixed(), IMAGES, ODD, per_channel=True)
     folder = tmp_path_factory.mktemp("odd")
+    forms = {opset: Onnx(opset=opset, kernels=request.param) for opset in (25, 21)}
     return model, {
-        opset: bitplan.export(model, folder / f"{opset}.onnx", Onnx(opset=opset), example=IMAGES) for opset in (25, 21)
+        opset: bitplan.export(model, folder / f"{opset}.onnx", form, example=IMAGES) for opset, form in forms.items()
     }
 
 
@@ -94,23 +96,41 @@ def test_weights_are_stored_packed(tmp_path):
     assert path.stat().st_size < 64 * 64 * (2 + 8) / 8 + 4096  # no float copy beside
 
 
-def test_batch_norms_fold_into_steps_and_give_the_same_answers(tmp_path, caplog):
-    """Only where every scale is positive; the others stay, which is said."""
+@pytest.mark.parametrize("kernels", ["integer", "float"])
+def test_batch_norms_fold_into_steps_and_give_the_same_answers(tmp_path, kernels):
+    """Also where a scale is negative or zero: codes are multiplied by steps, not divided."""
     base = Mixed()
     networks.scramble_norms_(base)
     with torch.no_grad():
-        base.norms.weight[2] = -0.7
+        base.norms.weight[2], base.norms.weight[3] = -0.7, 0
     model = made(base, IMAGES, "w4a16", train=False)
-    plain = bitplan.export(model, tmp_path / "plain.onnx", "onnx", example=IMAGES)
-    with caplog.at_level(logging.WARNING):
-        folded = bitplan.export(model, tmp_path / "folded.onnx", "onnx", example=IMAGES, fold=True)
-    assert "after each is not folded: it has a channel whose scale is not positive" in caplog.text
-    left = [node for node in onnx.load(folded).graph.node if node.op_type == "BatchNormalization"]
-    assert len(left) == 1
-    assert len([node for node in onnx.load(plain).graph.node if node.op_type == "BatchNormalization"]) == 2
-    assert_holds_the_codes(Onnx(), folded, model)
+    exported = {
+        fold: bitplan.export(model, tmp_path / f"{fold}.onnx", "onnx", example=IMAGES, fold=fold, kernels=kernels)
+        for fold in (False, True)
+    }
+    for fold, path in exported.items():
+        left = [node for node in onnx.load(path).graph.node if node.op_type == "BatchNormalization"]
+        assert len(left) == (0 if fold else 2)
+        assert_holds_the_codes(Onnx(), path, model)
     batch = batch_like(IMAGES, 4)
-    torch.testing.assert_close(run(folded, batch)[0], run(plain, batch)[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(run(exported[True], batch)[0], run(exported[False], batch)[0], rtol=0, atol=1e-5)
+
+
+def test_a_batch_norm_that_cannot_be_folded_stays_and_is_named(tmp_path, caplog):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.norm(self.conv(self.conv(x)))
+
+    model = made(Twice(), IMAGES, "w4a4")
+    with caplog.at_level(logging.WARNING):
+        path = bitplan.export(model, tmp_path / "n.onnx", "onnx", example=IMAGES)
+    assert "after conv is not folded: its weight is used more than once" in caplog.text
+    assert "BatchNormalization" in {node.op_type for node in onnx.load(path).graph.node}
+    assert_same(model, path, IMAGES)
 
 
 class Deep(nn.Module):
@@ -146,6 +166,8 @@ def test_options_that_cannot_be_are_refused(options):
         MatMulNBits(**options)
     with pytest.raises(InputError, match="opset is 25"):
         Onnx(opset=20)
+    with pytest.raises(InputError, match="the kernels are integer or float, not 'fast'"):
+        Onnx(kernels="fast")
 
 
 class Odd(nn.Module):

@@ -15,6 +15,8 @@ from bitplan.core.errors import FileError, InputError
 class Session:
     """A model that ONNX Runtime executes: arrays by input name → arrays in the order of its outputs."""
 
+    name = "ONNX Runtime"
+
     def __init__(self, model: bytes | str | Path, *, threads: int | None = None, optimize: bool = True) -> None:
         require("onnxruntime", "export", "running ONNX")
         import onnxruntime

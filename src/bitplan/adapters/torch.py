@@ -44,3 +44,11 @@ def float_type(model: nn.Module) -> torch.dtype:
 def as_floats_of(model: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """A float tensor in the type that a model computes in; other tensors as they are."""
     return tensor.to(float_type(model)) if tensor.is_floating_point() else tensor
+
+
+def multiplies_bytes() -> bool:
+    """Whether this CPU has instructions for products of bytes; where torch cannot tell, they are taken to be there."""
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if known.get("architecture") != "x86_64":
+        return True
+    return any(known.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))

@@ -14,7 +14,7 @@ from bitplan.cli.steps import fitting
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
-    from bitplan.core.verdicts import Verdict
+    from bitplan.core.verdicts import Speed, Verdict
 
 Own = Annotated[
     str | None, typer.Option("--model", help="The model of a checkpoint that names none: package.module:factory.")
@@ -88,6 +88,7 @@ def verify(
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
     model: Own = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compare about this many samples; no scores then.")] = None,
+    speed: Annotated[bool, typer.Option(help="Also measure size and time against the float network.")] = False,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
@@ -104,7 +105,7 @@ def verify(
     if data is None:
         raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
     with fitting(network, data):
-        verdict = compare(exported, network, data, limit=limit)
+        verdict = compare(exported, network, data, limit=limit, speed=speed)
     if json:
         print(verdict.to_json(), end="")
     else:
@@ -126,7 +127,17 @@ def _show(verdict: Verdict) -> None:
         print(f"{verdict.control_samples:,} samples")
     if verdict.score is not None:
         print(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
+    if verdict.speed is not None:
+        _show_speed(verdict.speed)
     print(f"verdict      {_said(verdict)}")
+
+
+def _show_speed(speed: Speed) -> None:
+    """Ratios first: the times are this machine's."""
+    print(f"size         {speed.smaller:.2f} x smaller than float ({speed.bytes:,} bytes)")
+    counts = f"batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
+    milliseconds = f"{1000 * speed.seconds:.2f} ms"
+    print(f"speed        {speed.faster:.2f} x the speed of float in {speed.runtime} ({milliseconds}, {counts})")
 
 
 def _said(verdict: Verdict) -> str:

@@ -7,10 +7,32 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bitplan.core.record import Record
+from bitplan.core.record import Record, Value
 from bitplan.core.records import Count
 
 ENOUGH = 0.999  # the share of predictions that must be equal
+
+
+class Speed(Value):
+    """Size and time of an exported file beside the float network, both in one runtime."""
+
+    runtime: str
+    batch: Count
+    threads: Count
+    bytes: Count
+    float_bytes: Count
+    seconds: Annotated[float, Field(gt=0)]
+    float_seconds: Annotated[float, Field(gt=0)]
+
+    @property
+    def smaller(self) -> float:
+        """How many times smaller the file is."""
+        return self.float_bytes / self.bytes
+
+    @property
+    def faster(self) -> float:
+        """How many times faster it runs; below 1 it is slower."""
+        return self.float_seconds / self.seconds
 
 
 class Verdict(Record):
@@ -38,6 +60,7 @@ class Verdict(Record):
     reference: float | None = None
     control: Annotated[float, Field(ge=0, le=1)] | None = None
     control_samples: Count = 0
+    speed: Speed | None = None
 
     @property
     def share(self) -> float:

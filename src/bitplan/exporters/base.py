@@ -16,6 +16,7 @@ from bitplan.core.protocols import check_is, lacks
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
 from bitplan.core.store import whole_file
+from bitplan.exporters.onnx_running import TimedRuntime
 from bitplan.quant.convert import is_quantized, plan_of, root_of
 
 
@@ -54,11 +55,13 @@ class Execution:
 
     `float_inputs` says that the file leaves all activations float, so the model is compared with its inputs left alone.
     `ties` is None where every difference counts: the file adds up in the model's own order, or cannot be looked into.
+    `runtime` also opens other ONNX files, for `speed`; None where nothing there is to be timed.
     """
 
     network: nn.Module
     float_inputs: bool = False
     ties: TieFinder | None = None
+    runtime: TimedRuntime | None = None
 
 
 class Exporter(Protocol):

@@ -112,12 +112,15 @@ def _agree(own: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) ->
 
 def _quantizers(graph: Any) -> list[Any]:
     """The nodes that give quantized activations, not weights, in either dialect."""
-    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    makers = {output: node for node in graph.node for output in node.output}
     stored = {tensor.name for tensor in graph.initializer}
 
     def quantizes_activation(node: Any) -> bool:
         if node.op_type == "DequantizeLinear":
-            return made_by.get(node.input[0]) == "QuantizeLinear"
+            maker = makers.get(node.input[0])
+            while maker is not None and maker.op_type in ("Clip", "MaxPool"):  # of codes
+                maker = makers.get(maker.input[0])
+            return maker is not None and maker.op_type == "QuantizeLinear"
         return node.op_type == "Quant" and node.input[0] not in stored
 
     return [node for node in graph.node if quantizes_activation(node)]

@@ -1,8 +1,7 @@
 """Batch normalization taken into the steps and the bias of the convolution before it, its codes left as they are.
 
-y = γ·(s·Σ c·x + b − μ)/√(σ² + ε) + β = (s·k)·Σ c·x + (b − μ)·k + β with k = γ/√(σ² + ε): steps s·k per channel. A
-channel with k ≤ 0 would need a step that is not positive (a negative one flips the longer end of a signed grid), so
-such a layer is not folded.
+y = γ·(s·Σ c·x + b − μ)/√(σ² + ε) + β = (s·k)·Σ c·x + (b − μ)·k + β with k = γ/√(σ² + ε): steps s·k per channel. Where k
+is negative or zero, so is the step: nothing is quantized with it, codes that are stored are only multiplied by it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 def fold_norms_(draft: Draft) -> list[str]:
     """Fold every batch normalization that directly follows a quantized convolution; gives the layers folded."""
-    makers = {output: node for node in draft.graph.node for output in node.output}
+    makers = draft.makers()
     folded = []
     for norm in [node for node in draft.graph.node if node.op_type == "BatchNormalization"]:
         convolution = makers.get(norm.input[0])
@@ -46,8 +45,6 @@ def _why_not(draft: Draft, layer: str, marker: Node, convolution: Node, norm: No
         return "its output is used elsewhere too"
     if any(draft.array(name) is None for name in (*norm.input[1:], *convolution.input[2:])):
         return "its figures are not constants"
-    if (_factors(draft, norm) <= 0).any():
-        return "it has a channel whose scale is not positive"
     return ""
 
 

@@ -79,9 +79,12 @@ class Draft:
 
     def floats(self, name: str, values: Any) -> str:
         """Add a float tensor; gives its name."""
+        return self.constant(name, np.asarray(values, dtype=np.float32))
+
+    def constant(self, name: str, values: Any) -> str:
+        """Add a tensor of the type that the values have; gives its name."""
         chosen = self.fresh(name)
-        array = np.asarray(values, dtype=np.float32)
-        self.graph.initializer.append(self._onnx.numpy_helper.from_array(array, chosen))
+        self.graph.initializer.append(self._onnx.numpy_helper.from_array(np.asarray(values), chosen))
         return chosen
 
     def raw(self, name: str, kind: str, shape: Iterable[int], content: bytes) -> str:
@@ -118,6 +121,17 @@ class Draft:
         """The nodes that read a value."""
         return [node for node in self.graph.node if name in node.input]
 
+    def makers(self) -> dict[str, Node]:
+        """The node that makes each value."""
+        return {output: node for node in self.graph.node for output in node.output}
+
+    def rank(self, name: str) -> int | None:
+        """How many dimensions a value of the captured graph has, if it is known."""
+        for value in (*self.graph.value_info, *self.graph.output, *self.graph.input):
+            if value.name == name and value.type.tensor_type.HasField("shape"):
+                return len(value.type.tensor_type.shape.dim)
+        return None
+
     def is_output(self, name: str) -> bool:
         """Tell whether a value leaves the graph."""
         return any(value.name == name for value in self.graph.output)
@@ -134,6 +148,13 @@ class Draft:
         source, target = node.input[0], node.output[0]
         for reader in self.readers(target):
             reader.input[:] = [source if name == target else name for name in reader.input]
+
+    def leave_inputs_float_(self) -> None:
+        """Take all input quantizers out."""
+        for node in list(self.graph.node):
+            if is_ours(node, "Quantize"):
+                self.bypass(node)
+        self.rebuild(lambda node: [] if is_ours(node, "Quantize") else [node])
 
     def save(self, source: Source, path: Path, *, exporter: str) -> None:
         """Drop what is unused, check everything, write; the file says which exporter knows it."""

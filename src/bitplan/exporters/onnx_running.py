@@ -25,6 +25,17 @@ Runtime = Callable[[bytes | Path], OpenedGraph]
 """What opens an ONNX file, or the content of one: `adapters.onnxruntime.Session`, `adapters.qonnx.QuantSession` …"""
 
 
+class TimedRuntime(Protocol):
+    """A runtime whose speed is of interest: it has a name, and runs on as many threads as it is told."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    def __call__(self, model: bytes | Path, *, threads: int | None = None) -> OpenedGraph:
+        """Open a file, or the content of one."""
+
+
 class Executed(nn.Module):
     """A graph that is called like the model it was made from: tensors in, tensors out."""
 

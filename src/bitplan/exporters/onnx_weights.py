@@ -11,30 +11,41 @@ from bitplan.core.codes import code_range
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_codes
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_codes, type_number
 
 _CODES = ".codes"  # ends the name of a tensor of codes, which begins with its layer
 
 
-def dequantize_weights_(draft: Draft, widths: tuple[int, ...]) -> None:
-    """Store every weight as codes of one of these widths, and dequantize them where the weight was."""
+def dequantize_weights_(draft: Draft, widths: tuple[int, ...], *, cast: bool = False) -> None:
+    """Store every weight as codes of one of these widths, and dequantize them where the weight was.
+
+    `cast` makes bytes of narrower codes first: integer kernels take bytes.
+    """
 
     def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
         weight, output = draft.weights[about["layer"]], node.output[0]
         if weight.layer in draft.written:  # the layer runs twice, its codes are stored once
             return [draft.node("Identity", (draft.written[weight.layer],), output, node.name)]
         draft.written[weight.layer] = output
-        return _dequantized(draft, weight, output, widths)
+        width = storage(weight.bits, widths, weight.layer)
+        codes = draft.codes(weight.layer + _CODES, weight.codes, width)
+        if not cast or width >= 8:
+            return _dequantized(draft, weight, codes, output)
+        as_bytes = draft.fresh(f"{weight.layer}.bytes")
+        casting = draft.node("Cast", (codes,), as_bytes, f"{weight.layer}.cast", to=type_number("INT8"))
+        return [casting, *_dequantized(draft, weight, as_bytes, output)]
 
     draft.replace("Weight", rewrite)
 
 
-def _dequantized(draft: Draft, weight: Weight, output: str, widths: tuple[int, ...]) -> list[Node]:
+def varying_axes(weight: Weight) -> list[int]:
+    """The axes along which a weight's steps differ."""
+    return [axis for axis, size in enumerate(weight.steps.shape) if size > 1]
+
+
+def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
     """DequantizeLinear of stored codes; steps that vary along two axes are multiplied afterwards: it knows one axis."""
-    name, steps = weight.layer, weight.steps
-    width = storage(weight.bits, widths, name)
-    codes = draft.codes(name + _CODES, weight.codes, width)
-    varying = [axis for axis, size in enumerate(steps.shape) if size > 1]
+    name, steps, varying = weight.layer, weight.steps, varying_axes(weight)
     if not varying:
         scale = draft.floats(f"{name}.step", steps.flatten()[0])
         return [draft.node("DequantizeLinear", (codes, scale), output, f"{name}.dequantize")]
@@ -47,6 +58,45 @@ def _dequantized(draft: Draft, weight: Weight, output: str, widths: tuple[int, .
         draft.node("DequantizeLinear", (codes, one), codes_as_floats, f"{name}.dequantize"),
         draft.node("Mul", (codes_as_floats, scale), output, f"{name}.scale"),
     ]
+
+
+def look_up_codes_(draft: Draft) -> None:
+    """Let an embedding look up bytes and dequantize those, not its whole table; runtimes gather no narrower codes."""
+    tables = _tables_to_look_up(draft)
+
+    def rewrite(node: Node) -> list[Node]:
+        if node.op_type == "DequantizeLinear" and node.output[0] in tables:
+            return []
+        if node.op_type != "Gather" or node.input[0] not in tables:
+            return [node]
+        table, indices = tables[node.input[0]], node.input[1]
+        codes, scale = table.input[:2]
+        rows = draft.fresh(f"{table.name}.rows")
+        return [
+            draft.node("Gather", (codes, indices), rows, node.name, axis=0),
+            draft.node("DequantizeLinear", (rows, scale), node.output[0], table.name),
+        ]
+
+    draft.rebuild(rewrite)
+
+
+def _tables_to_look_up(draft: Draft) -> dict[str, Node]:
+    """The DequantizeLinear of each table that one Gather reads by rows, by its output; all rows share a step."""
+    tensors = {tensor.name: tensor for tensor in draft.graph.initializer}
+    stored = {name for name, tensor in tensors.items() if tensor.data_type in map(type_number, ("INT8", "INT16"))}
+    gathered = stored | {node.output[0] for node in draft.graph.node if node.op_type == "Cast"}
+    tables: dict[str, Node] = {}
+    for node in draft.graph.node:
+        if node.op_type != "DequantizeLinear" or node.input[0] not in gathered:
+            continue
+        table = node.output[0]
+        readers = draft.readers(table)
+        if len(readers) != 1 or readers[0].op_type != "Gather" or readers[0].input[0] != table:
+            continue
+        by_rows = draft.attributes(readers[0]).get("axis", 0) == 0
+        if by_rows and not tensors[node.input[1]].dims:
+            tables[table] = node
+    return tables
 
 
 def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:

@@ -18,6 +18,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Verdict
 from bitplan.exporters.base import TieFinder, exporter_of
 from bitplan.exporters.divergence import leaves
+from bitplan.exporters.speed import speed as measured
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task, WithData
@@ -34,12 +35,14 @@ def verify(
     limit: int | None = None,
     batch_size: int = 100,
     tolerance: float = 1e-4,
+    speed: bool = False,
 ) -> Verdict:
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
     `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
     of keyword arguments. With a task and no `limit` on the samples both scores are measured too. Where all differences
     begin at ties but too few predictions are equal, the model is also compared with itself in double precision.
+    `speed` also measures size and time against the float network, with one sample and one thread.
     """
     source = Path(path)
     exporter = exporter_of(source)
@@ -60,9 +63,10 @@ def verify(
         verdict = Verdict(
             file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores
         )
-        if not equal or verdict.unexplained or verdict.enough:
-            return verdict
-        return verdict.model_copy(update=_control(model, given, min(_CONTROLLED, both.samples), batch_size))
+        if equal and not verdict.unexplained and not verdict.enough:
+            control = _control(model, given, min(_CONTROLLED, both.samples), batch_size)
+            verdict = verdict.model_copy(update=control)
+    return verdict.model_copy(update={"speed": measured(path, model, both.example)}) if speed else verdict
 
 
 def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
@@ -100,6 +104,7 @@ class _Both(nn.Module):
         self.tie_finder = ties
         self.samples = self.close = self.ties = self.unexplained = self.predictions = self.predictions_equal = 0
         self.largest = 0.0
+        self.example: Any = None  # the arguments of the first batch
 
     def counts(self) -> dict[str, Any]:
         """What a verdict says of the samples."""
@@ -108,6 +113,7 @@ class _Both(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compare one batch."""
+        self.example = self.example or kwargs or args
         outputs = self.model(*args, **kwargs)
         mine, theirs = leaves(outputs), leaves(self.executed(*args, **kwargs))
         if [tuple(value.shape) for value in mine] != [tuple(value.shape) for value in theirs]:

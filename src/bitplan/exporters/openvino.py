@@ -1,0 +1,123 @@
+"""openvino: an ONNX file in the form that OpenVINO executes in integers, run by OpenVINO itself.
+
+The file differs from `onnx` in what this runtime wants: 2 bits are stored in INT4 (it reads no INT2), signed
+activations are INT8, and biases stay as they are, for its kernels add them in floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, final
+
+import numpy as np
+from torch import nn
+
+from bitplan.adapters.openvino import OpenVinoSession
+from bitplan.core.codes import code_bits
+from bitplan.core.errors import InputError
+from bitplan.core.naming import layer_of_quantizer
+from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
+from bitplan.exporters.divergence import Taps
+from bitplan.exporters.folding import fold_norms_
+from bitplan.exporters.onnx_graph import Draft, Node, dialect_of, is_ours
+from bitplan.exporters.onnx_integer import clip_codes_, quantize_in_bytes_
+from bitplan.exporters.onnx_kernels import name_float_products
+from bitplan.exporters.onnx_reading import read_back
+from bitplan.exporters.onnx_running import Executed
+from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
+from bitplan.quant.lsq import FLOOR
+
+_NAME = "openvino"
+_OPSET = 21
+_WIDTHS = (4, 8, 16)
+
+
+@final
+@dataclass(frozen=True)
+class OpenVino(Exporter):
+    """ONNX for OpenVINO: integer weights and activations that its integer kernels execute."""
+
+    needs_model: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".onnx"
+
+    def write(self, source: Source, path: Path) -> None:
+        """Capture the graph, say it in words that OpenVINO takes for integers, check and write."""
+        draft = Draft(source, _OPSET)
+        _refuse_wide(draft)
+        fold_norms_(draft)
+        name_float_products(draft, "OpenVINO", lacking=())
+        dequantize_weights_(draft, _WIDTHS, cast=True)
+        quantize_in_bytes_(draft, _WIDTHS, unsigned=False)
+        clip_codes_(draft)
+        _add_nothing_(draft)
+        look_up_codes_(draft)
+        draft.save(source, path, exporter=_NAME)
+        OpenVinoSession(path)  # refuses here what it cannot run
+
+    def read(self, path: Path) -> ReadBack:
+        """The plan in the file, after checking the graph against it, and the codes."""
+        return read_back(path)
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """An ONNX file that says so."""
+        dialect = dialect_of(path)
+        return dialect is not None and dialect.is_for(_NAME, otherwise=False)
+
+    def opened(self, path: Path, model: nn.Module) -> Execution:
+        """By OpenVINO, every quantized activation tapped."""
+        return Execution(
+            Executed(OpenVinoSession(path)), ties=Taps(path, model, OpenVinoSession), runtime=OpenVinoSession
+        )
+
+
+def _refuse_wide(draft: Draft) -> None:
+    """Refuse activations of 9 to 15 bits: OpenVINO 2026.4 takes them, and computes something near."""
+    for node in draft.graph.node:
+        if is_ours(node, "Quantize"):
+            about = draft.attributes(node)
+            bits, path = code_bits(about["low"], about["high"]), about["path"]
+            if bits > 8:
+                layer = layer_of_quantizer(path) or path
+                raise InputError(
+                    f"OpenVINO computes activations of at most 8 bits exactly, and the input of {layer!r} has {bits}: "
+                    "choose a8 or fewer, or a16, which leaves it float"
+                )
+
+
+def _add_nothing_(draft: Draft) -> None:
+    """Add a number that changes no sum to products without a bias that a quantizer and something else read.
+
+    OpenVINO 2026.4 multiplies an integer sum by both steps where it is read; where a quantizer and something else read
+    it, and nothing was added, it multiplies twice. A zero it would leave out.
+    """
+    makers = draft.makers()
+    values = [node.input[0] for node in draft.graph.node if node.op_type == "QuantizeLinear"]
+    shared = {value for value in values if len(draft.readers(value)) > 1 or draft.is_output(value)}
+    found = [_bare_product(draft, value, makers) for value in shared]
+    bare = {node.name for node in found if node is not None}
+
+    def rewrite(node: Node) -> list[Node]:
+        if node.name not in bare:
+            return [node]
+        output, before = node.output[0], draft.fresh(f"{node.output[0]}.before")
+        node.output[0] = before
+        return [node, draft.node("Add", (before, draft.floats("nothing", FLOOR)), output, f"{node.name}.nothing")]
+
+    draft.rebuild(rewrite)
+
+
+def _bare_product(draft: Draft, value: str, makers: Mapping[str, Node]) -> Node | None:
+    """The product of quantized values that a value comes from by scaling, moving or cutting off, nothing added."""
+    node = makers.get(value)
+    while node is not None:
+        if any(name in makers and makers[name].op_type == "DequantizeLinear" for name in node.input[:2]):
+            biased = len(node.input) > 2 and np.any(draft.array(node.input[2]))
+            return None if biased else node
+        computed = [name for name in node.input if name and draft.array(name) is None]
+        if node.op_type == "Add" or len(computed) != 1:
+            return None
+        node = makers.get(computed[0])
+    return None
