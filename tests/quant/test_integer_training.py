@@ -1,29 +1,15 @@
+"""Networks made for integer kernels: what is added to products lies on their grid, and residual sums are of 8 bits."""
+
 import copy
-import logging
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
-<<<<<<<< HEAD:tests/quant/test_integer.py
-from bitplan.core.rules import Rules
-from bitplan.models.digits import digits_resnet, digits_transformer
-from bitplan.models.resnet import resnet20
-from bitplan.quant.convert import quantizers_of, unquantized
-from bitplan.quant.integer_copy import IntegerLayer
-from bitplan.quant.layer_types.linear import Conv1D
-from bitplan.tasks.digits import Digits
-from bitplan.testing.networks import plan_for
-========
 from bitplan.core.registry import LAYERS
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, options_of, plan_of, unquantized, weight_steps
@@ -31,378 +17,482 @@ from bitplan.quant.fingerprint import fingerprint
 from bitplan.quant.integer import additions_of, settle_
 from bitplan.quant.layers import Adopted, LayerType, release_
 from bitplan.quant.norms import NormLayer
->>>>>>>> int-train:tests/quant/test_integer_training.py
 from nets import Net, dynamo
 
-ALL = Rules(first=None, last=None, narrow=0, embeddings=None)
+FREE = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
+X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+EXAMPLE = torch.empty(1, 3, 8, 8, device="meta")
 
 
-def quantized(model, x, precision="w4a4", **options):
-    """Every layer at one precision, calibrated, in inference mode."""
-    graph = bitplan.trace(model, x, rules=ALL, name="test")
-    made = bitplan.quantize(model, plan_for(graph, {layer.name: precision for layer in graph.layers}), **options)
-    bitplan.calibrate_(made, [x])
-    return made.eval()
+def plus(a, b):
+    return a + b
 
 
-def on_powers_of_two(model):
-    """The same with steps and biases by which nothing is ever rounded in float32."""
-    for both in quantizers_of(model).values():
-        for quantizer in (both.weight, *both.inputs):
-            quantizer.step.data = torch.exp2(torch.log2(quantizer.step.data).round())
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data = (parameter.data * 64).round() / 64
-    return model
+def in_place(a, b):
+    a += b
+    return a
 
 
-LAYERS = {
-    "linear": (nn.Linear(37, 19), (2, 3, 5, 37)),
-    "linear, one sample": (nn.Linear(6, 5, bias=False), (6,)),
-    "linear, nothing": (nn.Linear(6, 5), (2, 0, 6)),
-    "transformers": (Conv1D(5, 6), (2, 3, 6)),
-    "convolution": (nn.Conv2d(7, 9, 3, padding=1), (2, 7, 8, 9)),
-    "one sample": (nn.Conv2d(7, 9, 3, padding=1), (7, 8, 9)),
-    "pointwise": (nn.Conv2d(16, 32, 1, bias=False), (2, 16, 7, 7)),
-    "depthwise": (nn.Conv2d(12, 12, 3, stride=2, padding=1, groups=12), (2, 12, 9, 9)),
-    "groups": (nn.Conv2d(8, 12, (3, 5), stride=(2, 1), padding=(0, 2), dilation=(2, 1), groups=4), (2, 8, 11, 9)),
-    "same": (nn.Conv2d(4, 6, 4, padding="same", dilation=2), (2, 4, 9, 9)),
-    "reflected": (nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), (2, 4, 9, 9)),
-    "around": (nn.Conv1d(4, 6, 5, padding=2, padding_mode="circular"), (2, 4, 9)),
-    "one dimension": (nn.Conv1d(6, 8, 3, stride=2, padding=1, groups=2), (3, 6, 17)),
-    "three dimensions": (nn.Conv3d(3, 5, 3, padding=1, stride=(1, 2, 1)), (2, 3, 6, 5, 4)),
+def by_statement(a, b):
+    a.add_(b)
+    return a
+
+
+SUMS = {
+    "operator": plus,
+    "in_place": in_place,
+    "statement": by_statement,
+    "function": torch.add,
+    "method": lambda a, b: a.add(b),
+    "keyword": lambda a, b: torch.add(input=a, other=b),
 }
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("per_channel", [False, True])
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_computes_what_exact_arithmetic_computes(name, signed, per_channel, bits):
-    layer, shape = LAYERS[name]
-    example = torch.randn(*[max(size, 1) for size in shape])
-    model = nn.Sequential(copy.deepcopy(layer))
-    model = quantized(model, example if signed else example.abs(), f"w{bits}a{bits}", per_channel=per_channel)
-    model = on_powers_of_two(model)
-    x = torch.randn(shape)
-    exact = copy.deepcopy(model).double()(x.double())
-    answer = bitplan.integer(model)(x)
-    assert answer.dtype == torch.float32
-    assert torch.equal(answer.double(), exact)
+class Block(nn.Module):
+    """x + what two convolutions make of it; the second has a bias before its norm."""
 
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_random_networks_give_equal_codes(data):
-    """Every layer, on the same input, makes the codes of the next one that exact arithmetic makes."""
-    torch.manual_seed(data.draw(st.integers(0, 1000)))
-    channels, layers = data.draw(st.sampled_from([4, 8])), []
-    for _ in range(data.draw(st.integers(1, 4))):
-        groups = data.draw(st.sampled_from([1, 2, channels]))
-        size, norm = data.draw(st.sampled_from([1, 3])), data.draw(st.booleans())
-        layers += [nn.Conv2d(channels, channels, size, padding=size // 2, groups=groups, bias=not norm)]
-        layers += [nn.BatchNorm2d(channels)] if norm else []
-        layers += [data.draw(st.sampled_from([nn.ReLU(), nn.Hardswish(), nn.Identity()]))]
-    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * 36, 5))
-    x = torch.randn(2, channels, 6, 6)
-    bits = data.draw(st.sampled_from(["w2a2", "w2a4", "w4a4", "w8a8", "w4a8"]))
-    model = quantized(model, x, bits, per_channel=data.draw(st.booleans()))
-    exact, made = copy.deepcopy(model).double(), bitplan.integer(model)
-    names = [name for name, _ in model.named_children()]
-    with torch.no_grad():
-        for place, name in enumerate(names):
-            ours, theirs = made[place](x), exact[place](x.double())
-            later = [made.get_submodule(other) for other in names[place + 1 :]]
-            quantizer = next((layer.input_quantizer for layer in later if isinstance(layer, IntegerLayer)), None)
-            if isinstance(made.get_submodule(name), IntegerLayer) and quantizer is not None:
-                assert torch.equal(quantizer(ours), quantizer(theirs.float()))
-            x = theirs.float()
-
-
-class Depthwise(nn.Module):
-    """A residual network of separable convolutions."""
-
-    def __init__(self):
+    def __init__(self, add=plus, width=6):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
-        self.spatial = nn.Conv2d(16, 16, 3, padding=1, groups=16)
-        self.mixed = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16))
-        self.head = nn.Linear(16, 10)
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.add = add
 
     def forward(self, x):
-        x = self.stem(x)
-        x = x + self.mixed(F.relu6(self.spatial(x)))
-        return self.head(x.mean((2, 3)))
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.add(self.bn2(self.conv2(y)), x))
 
 
-def depthwise():
-    return Depthwise(), torch.empty(1, 1, 8, 8)
+def network(add=plus):
+    """A stem without a norm, two blocks, a classifier; norms as training leaves them, scales of both signs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), Block(add), Block(add), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(6, 5),
+    )  # fmt: skip
+    for norm in [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]:
+        for values in (norm.weight.data, norm.bias.data, norm.running_mean):
+            values.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return net.eval()
 
 
-def shaken(model):
-    """The same with batch normalizations that do something, scales of both signs among it."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.2)
-            module.running_var.uniform_(0.5, 2)
-            module.weight.data.normal_(0.6, 0.5)
-            module.bias.data.normal_(0, 0.2)
-    return model
+def planned(net, precision="w4a4"):
+    return bitplan.Plan.uniform(bitplan.trace(net, EXAMPLE, rules=FREE), precision)
 
 
-@pytest.mark.parametrize("told_by", ["the plan", "an example", "nobody"])
-@pytest.mark.parametrize("precision", ["w4a4", "w8a8"])
-@pytest.mark.parametrize("make", [digits_resnet, digits_transformer, resnet20, depthwise])
-def test_a_network_predicts_the_same(make, precision, told_by):
-    model, example = make()
-    x = torch.randn(64, *example.shape[1:])
-    model = shaken(model).eval()
-    model = quantized(model, x, precision)
-    if told_by != "the plan":
-        model = bitplan.quantize(model, bitplan.plan_of(model).model_copy(update={"integers": None})).eval()
-    made = bitplan.integer(model, example if told_by == "an example" else None)
-    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    assert set(bitplan.integer_layers(made).norms) == (set() if told_by == "nobody" else norms)
-    assert_alike(model, made, x)
+def made(net, precision="w4a4", **options):
+    model = bitplan.quantize(net, planned(net, precision), integer=True, **options)
+    bitplan.calibrate_(model, [X.to(next(net.parameters()).dtype)])
+    return model.eval()
 
 
-@pytest.mark.parametrize("make", [digits_resnet, resnet20, depthwise])
-def test_a_network_made_for_integers_predicts_the_same(make):
-    model, example = make()
-    x = torch.randn(64, *example.shape[1:])
-    plan = bitplan.Plan.uniform(bitplan.trace(shaken(model).eval(), example, rules=ALL), "w4a4")
-    model = bitplan.quantize(model, plan, integer=True, per_channel=True)
+def norms_of(model):
+    return {path: module for path, module in model.named_modules() if isinstance(module, NormLayer)}
+
+
+def grid_of(model, layer):
+    """step_x·step_w of a layer, as one may read it off the model."""
+    module = model.get_submodule(layer)
+    return (module.input_quantizer.step * module.weight_quantizer.step.flatten()).detach().abs().double()
+
+
+def watched(model, paths, x):
+    """What modules are given and give, in one run."""
+    seen = {}
+    hooks = [
+        model.get_submodule(path).register_forward_hook(
+            lambda _, given, out, path=path: seen.update({path: (given[0].detach().double(), out.detach().double())})
+        )
+        for path in paths
+    ]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def off_grid(values, grid):
+    codes = values / grid
+    return (codes - codes.round()).abs().max().item()
+
+
+def channels(values):
+    return values.view(1, -1, 1, 1)
+
+
+# --- What is added to products ---
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_shift_of_a_norm_is_a_multiple_of_the_steps_times_its_scale(training, per_channel):
+    model = made(network(), per_channel=per_channel).train(training)
+    norms = norms_of(model)
+    assert len(norms) == 4
+    for path, (given, out) in watched(model, norms, X).items():
+        norm, layer = norms[path], path.replace("bn", "conv")
+        variance, mean = (
+            torch.var_mean(given, (0, 2, 3), correction=0) if training else (norm.running_var, norm.running_mean)
+        )
+        k = norm.weight.detach().double().abs() / (variance.double() + norm.eps).sqrt()
+        bias = norm.convolution.bias
+        products = given - (0 if bias is None else channels(bias.detach().double()))
+        shift = out / channels(k) - products
+        assert shift.std((0, 2, 3)).max() < 1e-5 * shift.abs().max()  # one number for each channel
+        assert off_grid(shift.mean((0, 2, 3)), grid_of(model, layer)) < 5e-3
+        exact = (0 if bias is None else bias.detach().double()) - mean + norm.bias.detach().double() / k
+        assert ((shift.mean((0, 2, 3)) - exact).abs() <= 0.505 * grid_of(model, layer)).all()
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_other_biases_are_multiples_of_the_steps(training, per_channel):
+    model = made(network(), per_channel=per_channel).train(training)
+    codes, steps = integer_weights(model), weight_steps(model)
+    for layer, product in (("0", lambda x, w: F.conv2d(x, w, padding=1)), ("6", F.linear)):
+        module = model.get_submodule(layer)
+        given, out = watched(model, [layer], X)[layer]
+        step = module.input_quantizer.step.detach().abs().double()
+        low, high = module.input_quantizer.range
+        added = out - product((given / step).round().clamp(low, high) * step, codes[layer] * steps[layer].double())
+        bias = added.transpose(0, 1).flatten(1).mean(1)
+        assert off_grid(bias, grid_of(model, layer)) < 5e-3
+        assert ((bias - module.bias.detach()).abs() <= 0.505 * grid_of(model, layer)).all()
+
+
+@pytest.mark.parametrize("kind", [nn.ConvTranspose2d, nn.Conv2d])
+def test_biases_of_groups_and_of_functions_are_multiples_too(kind):
+    torch.manual_seed(0)
+    layer = kind(4, 6, 3, groups=2)
+    handed = nn.Parameter(torch.randn(5, 6))
+    bias = nn.Parameter(torch.randn(5))
+    net = Net(lambda net, x: F.linear(net.layer(x).mean((2, 3)), net.m, net.c), layer=layer, m=handed, c=bias)
+    x = torch.randn(2, 4, 6, 6)
+    plan = bitplan.Plan.uniform(bitplan.trace(net, x, rules=FREE), "w4a4")
+    model = bitplan.quantize(net, plan, integer=True, per_channel=True)
     bitplan.calibrate_(model, [x])
-    made = bitplan.integer(model.eval())
-    assert bitplan.integer_layers(made).norms
-    assert_alike(model, made, x)
+    zero = torch.zeros_like(x)
+    out = watched(model.eval(), ["layer"], zero)["layer"][1]
+    assert off_grid(out.mean((0, 2, 3)), grid_of(model, "layer")) < 1e-3
+    call = model.call_quantizers["m"]
+    grid = call.input_quantizer.step.detach().double() * call.weight_quantizer.step.detach().double().flatten()
+    nn.init.zeros_(model.layer.bias)
+    assert off_grid(model(zero)[0].detach().double(), grid) < 1e-3
+    assert not torch.equal(model(zero)[0], bias)
 
 
-def assert_alike(model, made, x):
-    with torch.inference_mode():
-        ours, theirs = made(x), model(x)
-    assert (ours.argmax(1) == theirs.argmax(1)).float().mean() > 0.98  # random weights: codes at ties turn answers
-    assert (ours - theirs).abs().mean() < 0.01 * theirs.abs().mean()
+def test_gradients_pass_straight_through_the_rounding():
+    """Those of a norm are those of torch's, whose shift is not rounded, and finite differences of that."""
+    net = network().double()
+    model = made(net).train()
+    path, norm = next(iter(norms_of(model).items()))
+    x = watched(model, [path], X.double())[path][0].requires_grad_()
+    weights = torch.randn(x.shape, dtype=torch.double)
+    (norm(x) * weights).sum().backward()
+
+    def smooth(x, gamma, beta):
+        return (F.batch_norm(x, None, None, gamma.abs(), beta, training=True) * weights).sum()
+
+    figures = [x, norm.weight, norm.bias]
+    wanted = torch.autograd.grad(smooth(*figures), figures)
+    for one, gradient in zip(figures, wanted, strict=True):
+        torch.testing.assert_close(one.grad, gradient)
+    assert torch.autograd.gradcheck(smooth, [one.detach().clone().requires_grad_() for one in figures], fast_mode=True)
 
 
-def test_a_trained_network_scores_the_same():
-    task = Digits()
-    model, example = digits_resnet()
-    graph = bitplan.trace(model, example, rules=ALL, name="test")
-    model = bitplan.quantize(model, plan_for(graph, {layer.name: "w4a4" for layer in graph.layers}))
-    bitplan.finetune_(model, task, bitplan.Recipe(epochs=1, lr=0.01))
-    score = bitplan.evaluate(model, task)
-    assert bitplan.evaluate(bitplan.integer(model), task) == score
-    assert bitplan.evaluate(bitplan.integer(model, example), task) == score
+def test_every_parameter_learns():
+    model = made(network()).train()
+    F.cross_entropy(model(X), torch.tensor([0, 1, 2, 3])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0 or name.endswith("conv2.bias"), name  # which a norm takes away again
 
 
-def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
-    x = torch.randn(2, 3, 8, 8)
-    model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)), x).train()
-    before = copy.deepcopy(model.state_dict())
-    made = bitplan.integer(model)
-    assert model.training
-    assert not made.training
-    assert not any(isinstance(module, IntegerLayer) for module in model.modules())
-    assert all(isinstance(made.get_submodule(name), IntegerLayer) for name in ("0", "3"))
-    for state in (model.state_dict(), made.state_dict()):
-        assert state.keys() == before.keys()
-        assert all(torch.equal(state[name], value) for name, value in before.items())
-    assert bitplan.plan_of(made) == bitplan.plan_of(model)
-    assert bitplan.integer_layers(made) == bitplan.IntegerLayers(("0", "3"), {})
-    bitplan.save_checkpoint(made, tmp_path / "kept")
-    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert torch.equal(again(x), made(x))
-
-
-def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
-    """A trace, a proof, an export and another plan look at it without data."""
-    x = torch.randn(2, 3, 8, 8)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
-    model = quantized(shaken(network), x)
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == ("1",)
-    assert bitplan.prove(made, x).quantized == {"0": 1, "4": 1}
-    with unquantized(made), unquantized(model):
-        torch.testing.assert_close(made(x), model(x))
-    assert bitplan.trace(made, x, rules=ALL, name="test") == bitplan.trace(model, x, rules=ALL, name="test")
-    bitplan.export(made, tmp_path / "made.onnx", "onnx", example=x)
-    bitplan.export(model, tmp_path / "model.onnx", "onnx", example=x)
-    assert (tmp_path / "made.onnx").stat().st_size == (tmp_path / "model.onnx").stat().st_size
-    lower = bitplan.quantize(made, bitplan.plan_of(model)).train()
-    lower(x).sum().backward()
-    assert lower.get_submodule("0").weight.grad.any()
-    lower.load_state_dict(model.state_dict())
-    assert torch.equal(lower.eval()(x), model(x))
-
-
-def conv_net(x):
-    return quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), x)
-
-
-def test_what_a_copy_cannot_do_is_one_line():
-    x = torch.randn(2, 3, 8, 8)
-    model = conv_net(x)
-    made = bitplan.integer(model)
-    with pytest.raises(InputError, match="cannot be trained or calibrated"):
-        copy.deepcopy(made).train()(x)
-    with pytest.raises(InputError, match="cannot be trained or calibrated"):
-        bitplan.calibrate_(copy.deepcopy(made), [x])
-    with pytest.raises(InputError, match="has no gradient"):
-        made(x.clone().requires_grad_()).sum().backward()
-    with pytest.raises(InputError, match="takes no other weights"):
-        made.load_state_dict(model.state_dict())
-    with pytest.raises(InputError, match="the input of layer '0' has NaN values"):
-        made(torch.full_like(x, torch.nan))
-    with pytest.raises(InputError, match="not quantized"):
-        bitplan.integer(nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"make a copy that does, with integer\(model\)"):
-        bitplan.integer_layers(model)
-    assert made(x).shape == (2, 8, 6, 6)
-
-
-def test_layers_without_a_kernel_stay_and_say_why(caplog):
-    def forward(net, x):
-        x = net.up(net.wide(x)).flatten(1) + net.table(torch.zeros(len(x), dtype=torch.long))
-        x = F.linear(x, net.lent.weight)
-        x = net.huge(net.normed(x))
-        return torch.matmul(x.unsqueeze(2), x.unsqueeze(1)).flatten(1) @ torch.eye(9)
-
-    parts = {
-        "wide": nn.Conv2d(1, 4, 3),
-        "up": nn.ConvTranspose2d(4, 2, 2),
-        "table": nn.Embedding(3, 18),
-        "lent": nn.Linear(18, 4),
-        "normed": nn.utils.parametrizations.weight_norm(nn.Linear(4, 70000)),
-        "huge": nn.Linear(70000, 3),
-    }
-    x = torch.randn(2, 1, 4, 4)
-    model = Net(forward, **parts)
-    graph = bitplan.trace(model, x, rules=ALL, name="test")
-    plan = plan_for(graph, {name: "w16a8" if name == "wide" else "w8a8" for name in (y.name for y in graph.layers)})
-    model = bitplan.quantize(model, plan)
-    bitplan.calibrate_(model, [x])
-    model.huge.weight_quantizer.step.data.fill_(1e-6)  # every code is the lowest or the highest
-    with caplog.at_level(logging.WARNING):
-        made = bitplan.integer(model.eval())
-    record = bitplan.integer_layers(made)
-    assert record.computed == ()
-    assert record.left["wide"] == "its weight is not quantized"
-    assert record.left["up"] == "PyTorch has no integer kernel for ConvTranspose2d"
-    assert record.left["table"] == "its input is not quantized"
-    assert record.left["lent"] == "a function is given its weight"
-    assert record.left["normed"] == "its weight is computed as it runs"
-    assert record.left["huge"] == "sums of 70000 products may not fit 32 bits"
-    assert record.left["matmul"] == "both of its operands are activations"
-    assert "not in integers: layer up (PyTorch has no integer kernel for ConvTranspose2d)" in caplog.text
+def test_a_scale_of_zero_learns_and_its_shift_fits_32_bits():
+    net = network()
     with torch.no_grad():
-        assert torch.equal(made(x), model(x))
+        net[2].bn2.weight.zero_()
+    model = made(net).train()
+    norm = model[2].bn2
+    F.cross_entropy(model(X), torch.tensor([0, 1, 2, 3])).backward()
+    assert norm.weight.grad.count_nonzero() > 3  # not those of channels that no ReLU lets pass
+    out = watched(model.eval(), ["2.bn2"], X)["2.bn2"][1]
+    torch.testing.assert_close(out, channels(norm.bias.detach().double()).expand_as(out), atol=1e-4, rtol=1e-4)
+    grid, bias = grid_of(model, "2.conv2"), norm.convolution.bias.detach().double()
+    settle_(model)
+    k = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach().double()
+    codes = (bias - norm.running_mean + norm.bias.detach() / k) / grid
+    assert codes.abs().max() < 2**31
+    assert (k > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda model: model.bfloat16(), "it computes in bfloat16"),
-        (lambda model: model.to("meta"), "it is on meta"),
-    ],
-)
-def test_what_is_not_float32_on_a_cpu_stays(change, why):
-    model = conv_net(torch.randn(2, 3, 8, 8))
-    assert bitplan.integer_layers(bitplan.integer(change(model))).left == {"0": why}
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_settled_plain_modules_compute_what_rounding_ones_do(per_channel):
+    model = made(network(), per_channel=per_channel)
+    wanted = model(X)
+    settle_(model)
+    assert not norms_of(model)
+    torch.testing.assert_close(model(X), wanted)
+    for layer in ("0", "6"):
+        assert off_grid(model.get_submodule(layer).bias.detach().double(), grid_of(model, layer)) < 1e-3
 
 
-def test_more_than_8_bits_and_unset_steps_stay(plan):
-    model = bitplan.quantize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), plan(**{"0": "w8a12", "1": "w4a4"}))
-    left = bitplan.integer_layers(bitplan.integer(model)).left
-    assert left == {
-        "0": "12 bits are more than the 8 of integer kernels",
-        "1": "its input step is not set: calibrate_ the model first",
-    }
+# --- What the float network is ---
 
 
-ELSEWHERE = """
-import torch, bitplan
-from torch import nn
-from bitplan.core.records import Plan
-torch.set_num_threads(1)
-plan = Plan(model="test", precisions={"0": "w8a8"}, method="by hand", selector="none")
-model = bitplan.quantize(nn.Sequential(nn.Conv2d(8, 8, 3)), plan)
-x = torch.randn(2, 8, 9, 9)
-bitplan.calibrate_(model, [x])
-made = bitplan.integer(model.eval())
-assert torch.equal(made(x), model(x))
-print(dict(bitplan.integer_layers(made).left))
-"""
+def test_changing_signs_leaves_the_float_network_as_it_is():
+    net = network()
+    assert any((module.weight < 0).any() for module in net.modules() if isinstance(module, nn.BatchNorm2d))
+    model = made(net)
+    assert all((norm.weight > 0).all() for norm in norms_of(model).values())
+    with unquantized(model):
+        torch.testing.assert_close(model(X), net(X))
+        torch.testing.assert_close(model.train()(X), copy.deepcopy(net).train()(X))
 
 
-def test_a_cpu_without_the_instructions_keeps_the_network_as_it_is():
-    """oneDNN is told to use none that this CPU has beyond AVX2: its sums then overflow, which is found out."""
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True)
-    assert "adds 8-bit products up in 16 bits (no VNNI, no AMX)" in done.stdout, done.stderr
+def test_names_classes_and_keys_stay():
+    net = network()
+    model = made(net)
+    added = [key for key in model.state_dict() if key not in net.state_dict()]
+    assert all(".step" in key or ".signed" in key or key.startswith("weight_q") for key in added)
+    assert net.state_dict().keys() <= model.state_dict().keys()
+    assert all(isinstance(norm, nn.BatchNorm2d) for norm in norms_of(model).values())
 
 
-def test_a_network_that_needs_contiguous_tensors_gets_them():
-    x = torch.randn(2, 3, 8, 8)
-    net = Net(lambda net, x: net.head(net.conv(x).view(len(x), -1)), conv=nn.Conv2d(3, 4, 3), head=nn.Linear(144, 5))
-    model = quantized(net, x)
-    with torch.no_grad():
-        with pytest.raises(RuntimeError, match="view size is not compatible"):
-            bitplan.integer(model)(x)
-        torch.testing.assert_close(bitplan.integer(model, channels_last=False)(x), model(x))
+# --- Additions ---
 
 
-FOLDED = {
-    "plainly": (lambda net, x: net.norm(net.conv(x)).relu(), True),
-    "twice": (lambda net, x: net.norm(net.conv(net.norm(net.conv(x)))), True),
-    "also read elsewhere": (lambda net, x: net.norm(y := net.conv(x)) + y, False),
-    "also given out": (lambda net, x: (net.norm(y := net.conv(x)), y), False),
-    "after something else": (lambda net, x: net.norm(net.conv(x).relu()), False),
-    "changed in place": (lambda net, x: net.norm(net.conv(x).mul_(2)), False),
-    "with another norm": (lambda net, x: net.norm(net.conv(x)) + net.other(net.conv(x)), False),
-    "after two": (lambda net, x: net.norm(net.conv(x)) + net.norm(net.second(x)), False),
-    "once without": (lambda net, x: net.norm(net.conv(x)) + net.conv(x), False),
-}
+@pytest.mark.parametrize("form", SUMS)
+def test_however_it_is_written_an_addition_adds_8_bits(form):
+    model = made(network(SUMS[form]))
+    plain = made(network())
+    assert list(additions_of(model)) == ["2.add", "3.add"]
+    torch.testing.assert_close(model(X), plain(X))
+    left = additions_of(model)["3.add"].left
+    assert left.bits == 8
+    assert left.range == (-128, 127)
+    assert additions_of(model)["3.add"].right.range == (0, 255)
+    model.train()(X).sum().backward()
+    plain.train()(X).sum().backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
-@pytest.mark.parametrize("name", FOLDED)
-def test_a_norm_is_folded_only_where_it_alone_reads_a_convolution(name):
-    forward, folds = FOLDED[name]
-    parts = {"conv": nn.Conv2d(3, 3, 3, padding=1), "second": nn.Conv2d(3, 3, 3, padding=1)}
-    norms = {"norm": nn.BatchNorm2d(3), "other": nn.BatchNorm2d(3)}
-    x = torch.randn(2, 3, 6, 6)
-    network = shaken(Net(forward, **parts, **norms)).eval()
-    model = quantized(network, x, "w8a8")
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == (("norm",) if folds else ())
-    with torch.no_grad():
-        for ours, theirs in zip(made(x), model(x), strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+def test_what_is_added_lies_on_8_bits():
+    model = made(network())
+    call = additions_of(model)["3.add"]
+    out = watched(model, ["3"], X)["3"][1]
+    left, right = (quantizer.step.detach().double() for quantizer in (call.left, call.right))
+    sums = (torch.arange(-128, 128).double()[:, None] * left + torch.arange(256).double() * right).flatten()
+    sums = torch.cat([sums[sums > 0], torch.zeros(1).double()]).sort().values
+    above = torch.searchsorted(sums, out.flatten()).clamp(1, sums.numel() - 1)
+    nearest = torch.minimum((out.flatten() - sums[above]).abs(), (out.flatten() - sums[above - 1]).abs())
+    assert nearest.max() < 1e-6 * out.max()
 
 
-def test_a_norm_whose_convolution_somebody_watches_is_not_folded():
-    x = torch.randn(2, 3, 8, 8)
-    model = conv_net(x)
-    model[0].register_forward_hook(lambda *_: None)
-    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+def test_everything_in_a_block_reads_the_integers_that_it_adds():
+    model = made(network())
+    given = watched(model, ["3.conv1"], X)["3.conv1"][0]
+    assert off_grid(given, additions_of(model)["3.add"].right.step.double()) < 1e-4
 
 
-def test_a_model_that_decides_by_values_is_folded_by_a_run():
-    x = torch.randn(2, 3, 8, 8)
-    parts = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3)}
-    model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
-    model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
-    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_proof_tells_of_additions(integer):
+    net = network()
+    model = bitplan.quantize(net, planned(net), integer=integer)
+    names = {name for name in bitplan.prove(model, EXAMPLE).quantized if name.endswith("add")}
+    assert names == ({"2.add", "3.add"} if integer else set())
+    bitplan.prove(model, EXAMPLE).check()
+
+
+def test_a_proof_finds_an_addition_that_runs_in_float():
+    net = network()
+    model = bitplan.quantize(net, planned(net), integer=True)
+    release_(model[3])  # its quantizers are there, and nobody calls them
+    proof = bitplan.prove(model, EXAMPLE)
+    assert proof.unreached == ("3.add",)
+    with pytest.raises(InputError, match="never ran layer 3.add"):
+        proof.check()
+
+
+def test_a_proof_finds_an_addition_with_one_operand_in_float():
+    net = network()
+    model = bitplan.quantize(net, planned(net), integer=True)
+    call = additions_of(model)["3.add"]
+    call.added = lambda addends: torch.add(addends.left, addends.right)  # the right one is quantized on entry
+    assert dict(bitplan.prove(model, EXAMPLE).in_float) == {"3.add": 1}
+
+
+# --- Exactness ---
+
+
+class Integers:
+    """Computes a network of `Block`s by codes: int64 products, and one scale and one shift code for each channel."""
+
+    def __init__(self, model):
+        self.model, self.codes, self.steps = model, integer_weights(model), weight_steps(model)
+        self.seen = {}
+
+    def quantized(self, quantizer, real, label):
+        low, high = quantizer.range
+        codes = (real / quantizer.step.detach().abs()).round().clamp(low, high)
+        self.seen[label] = codes.long()
+        return codes.long(), quantizer.step.detach().abs()
+
+    def layer(self, path, real, norm=None):
+        module = self.model.get_submodule(path)
+        codes, step = self.quantized(module.input_quantizer, real, f"{path}.input_quantizer")
+        grid = step * self.steps[path].flatten()
+        convolve = F.conv2d if codes.dim() == 4 else F.linear
+        options = {"padding": 1} if codes.dim() == 4 else {}
+        total = convolve(codes.double(), self.codes[path].double(), **options).long()
+        bias = 0 if module.bias is None else module.bias.detach()
+        shape = (1, -1, *[1] * (codes.dim() - 2))
+        if norm is None:
+            return (total + (bias / grid).round().long().view(shape)) * grid.view(shape)
+        k = norm.weight.detach().abs() / (norm.running_var + norm.eps).sqrt()
+        shift = ((bias - norm.running_mean + norm.bias.detach() / k) / grid).round().long()
+        assert shift.abs().max() < 2**31
+        return (total + shift.view(shape)) * (grid * k).view(shape)
+
+    def block(self, path, real):
+        block, call = self.model.get_submodule(path), additions_of(self.model)[f"{path}.add"]
+        codes, step = self.quantized(call.right, real, f"{path}.call_quantizers.add.right")
+        entered = codes * step
+        y = self.layer(f"{path}.conv1", entered, block.bn1).clamp_min(0)
+        y = self.layer(f"{path}.conv2", y, block.bn2)
+        left, left_step = self.quantized(call.left, y, f"{path}.call_quantizers.add.left")
+        return (left * left_step + codes * step).clamp_min(0)
+
+    def __call__(self, x):
+        x = self.layer("0", x).clamp_min(0)
+        x = self.block("3", self.block("2", x))
+        return self.layer("6", x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("precision", ["w2a2", "w4a4", "w8a8", "w2a4"])
+def test_integer_arithmetic_gives_the_same_codes(precision, per_channel):
+    model = made(network(), precision, per_channel=per_channel).double()
+    F.mse_loss(model.train()(X.double()), torch.ones(4, 5, dtype=torch.double)).backward()
+    with torch.no_grad():  # after a step of training: steps, scales and statistics as they come
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    model.eval()
+    seen = {}
+    quantizers = {name: one for name, one in model.named_modules() if hasattr(one, "signed")}
+    for name, quantizer in quantizers.items():
+        quantizer.register_forward_hook(
+            lambda one, _, out, name=name: seen.update({name: (out / one.step.abs()).round().long()})
+        )
+    out = model(X.double())
+    reference = Integers(model)
+    torch.testing.assert_close(reference(X.double()), out)
+    assert reference.seen.keys() == seen.keys()
+    for name, codes in seen.items():
+        assert torch.equal(codes, reference.seen[name]), name
+
+
+# --- What goes with a network ---
+
+
+def test_a_checkpoint_is_read_back_bit_for_bit(tmp_path):
+    model = made(network())
+    model.train()(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.05).step()
+    model.eval()
+    loaded = load_checkpoint(save_checkpoint(model, tmp_path / "kept"), network()).eval()
+    assert options_of(loaded).integer
+    assert torch.equal(loaded(X), model(X))
+    again = load_checkpoint(save_checkpoint(loaded, tmp_path / "again"), network()).eval()
+    assert torch.equal(again(X), model(X))
+
+
+def test_a_packed_file_is_read_back_bit_for_bit(tmp_path):
+    model = made(network())
+    bitplan.export(model, tmp_path / "net.bitplan.safetensors", to="packed")
+    loaded = bitplan.load_packed(tmp_path / "net.bitplan.safetensors", network())
+    assert torch.equal(loaded.eval()(X), model(X))
+
+
+def test_copies_and_pickles_compute_the_same():
+    model = made(network())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert norms_of(other)["2.bn1"].convolution is other[2].conv1
+        torch.testing.assert_close(other(X), model(X))
+
+
+def test_state_dicts_of_trainers_go_from_one_to_another():
+    model, other = made(network()), bitplan.quantize(network(), planned(network()), integer=True)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(X), model(X))
+
+
+def test_a_new_plan_keeps_the_option_and_what_was_learned():
+    model = made(network())
+    lowered = bitplan.quantize(model, planned(network(), "w2a2"))
+    assert options_of(lowered).integer
+    steps = [quantizer.step for quantizer in additions_of(lowered)["2.add"].children()]
+    for one, other in zip(steps, additions_of(model)["2.add"].children(), strict=True):
+        assert torch.equal(one, other.step)
+    back = bitplan.quantize(lowered, plan_of(model)).eval()
+    torch.testing.assert_close(back(X), model(X))
+
+
+def test_the_option_can_be_taken_back():
+    net = network()
+    plain = bitplan.quantize(made(net), planned(net), integer=False)
+    assert not norms_of(plain)
+    assert not additions_of(plain)
+    with unquantized(plain):
+        torch.testing.assert_close(plain.eval()(X), net(X))
+
+
+def test_fingerprints_tell_networks_for_integers_from_others():
+    net = network()
+    plain = bitplan.quantize(net, planned(net))
+    assert fingerprint(plain).network != fingerprint(made(net)).network
+    assert "integer" not in repr(options_of(plain))  # so outcomes of before are found
+
+
+def test_a_plan_that_says_nothing_of_additions_needs_an_example():
+    net = network()
+    plan = planned(net).model_copy(update={"integers": None})
+    with pytest.raises(InputError, match="give an example of its input") as error:
+        bitplan.quantize(net, plan, integer=True)
+    assert "\n" not in str(error.value)
+    model = bitplan.quantize(net, plan, integer=True, example=EXAMPLE)
+    assert list(additions_of(model)) == ["2.add", "3.add"]
+    assert list(additions_of(bitplan.quantize(model, plan))) == ["2.add", "3.add"]  # it is known by now
+
+
+def test_layers_left_in_float_leave_their_norms_and_sums_in_float():
+    net = network()
+    plan = planned(net)
+    precisions = plan.precisions | {"3.conv2": "w4a16", "3.conv1": "w16a16"}
+    part = bitplan.Plan(**(dict(plan) | {"precisions": precisions}))
+    model = bitplan.quantize(net, part, integer=True)
+    assert list(norms_of(model)) == ["2.bn1", "2.bn2"]
+    assert list(additions_of(model)) == ["2.add"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_in_half_precision_run(dtype):
+    net = network().to(dtype)
+    model = made(net)
+    assert model(X.to(dtype)).dtype == dtype
+    assert torch.isfinite(model(X.to(dtype))).all()
+
+
+def test_what_is_retraced_is_what_was_traced():
+    net = network()
+    graph = bitplan.trace(net, EXAMPLE, rules=FREE)
+    assert bitplan.trace(made(net), EXAMPLE, rules=FREE).integers == graph.integers
 
 
 @dynamo
-<<<<<<<< HEAD:tests/quant/test_integer.py
-def test_a_compiled_copy_gives_the_same():
-    x = torch.randn(2, 3, 8, 8)
-    made = bitplan.integer(conv_net(x))
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(made, backend="eager")(x), made(x))
-========
 @pytest.mark.parametrize("training", [False, True])
 def test_it_compiles(training):
     model = made(network()).train(training)
@@ -460,4 +550,3 @@ def test_a_layer_type_that_does_not_round_keeps_its_bias_where_others_are_settle
         wanted = model.eval()(x)
         settle_(model)
         assert torch.equal(model(x), wanted)
->>>>>>>> int-train:tests/quant/test_integer_training.py
