@@ -63,6 +63,8 @@ def _of_timm(name: str) -> Iterator[Candidate]:
         build = lambda side=side: library.create_model(name, img_size=side)  # noqa: E731
         yield Candidate(build, _images(channels, side), f"{side}², built for it")
     yield Candidate(lambda: library.create_model(name), _images(channels, usual), f"{usual}²")
+    for side in (*sides[:1], usual):  # it may decide by values
+        yield Candidate(lambda: library.create_model(name), _images(channels, side), f"{side}², by values", values=True)
 
 
 def _of_torchvision(name: str) -> Iterator[Candidate]:

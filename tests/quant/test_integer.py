@@ -1,0 +1,393 @@
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bitplan
+from bitplan.core.errors import InputError
+from bitplan.core.rules import Rules
+from bitplan.models.digits import digits_resnet, digits_transformer
+from bitplan.models.resnet import resnet20
+from bitplan.quant.convert import quantizers_of, unquantized
+from bitplan.quant.integer_copy import IntegerLayer
+from bitplan.quant.layer_types.linear import Conv1D
+from bitplan.tasks.digits import Digits
+from bitplan.testing.networks import plan_for
+from nets import Net, dynamo
+
+ALL = Rules(first=None, last=None, narrow=0, embeddings=None)
+
+
+def quantized(model, x, precision="w4a4", **options):
+    """Every layer at one precision, calibrated, in inference mode."""
+    graph = bitplan.trace(model, x, rules=ALL, name="test")
+    made = bitplan.quantize(model, plan_for(graph, {layer.name: precision for layer in graph.layers}), **options)
+    bitplan.calibrate_(made, [x])
+    return made.eval()
+
+
+def on_powers_of_two(model):
+    """The same with steps and biases by which nothing is ever rounded in float32."""
+    for both in quantizers_of(model).values():
+        for quantizer in (both.weight, *both.inputs):
+            quantizer.step.data = torch.exp2(torch.log2(quantizer.step.data).round())
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data = (parameter.data * 64).round() / 64
+    return model
+
+
+LAYERS = {
+    "linear": (nn.Linear(37, 19), (2, 3, 5, 37)),
+    "linear, one sample": (nn.Linear(6, 5, bias=False), (6,)),
+    "linear, nothing": (nn.Linear(6, 5), (2, 0, 6)),
+    "transformers": (Conv1D(5, 6), (2, 3, 6)),
+    "convolution": (nn.Conv2d(7, 9, 3, padding=1), (2, 7, 8, 9)),
+    "one sample": (nn.Conv2d(7, 9, 3, padding=1), (7, 8, 9)),
+    "pointwise": (nn.Conv2d(16, 32, 1, bias=False), (2, 16, 7, 7)),
+    "depthwise": (nn.Conv2d(12, 12, 3, stride=2, padding=1, groups=12), (2, 12, 9, 9)),
+    "groups": (nn.Conv2d(8, 12, (3, 5), stride=(2, 1), padding=(0, 2), dilation=(2, 1), groups=4), (2, 8, 11, 9)),
+    "same": (nn.Conv2d(4, 6, 4, padding="same", dilation=2), (2, 4, 9, 9)),
+    "reflected": (nn.Conv2d(4, 6, 3, padding=2, padding_mode="reflect"), (2, 4, 9, 9)),
+    "around": (nn.Conv1d(4, 6, 5, padding=2, padding_mode="circular"), (2, 4, 9)),
+    "one dimension": (nn.Conv1d(6, 8, 3, stride=2, padding=1, groups=2), (3, 6, 17)),
+    "three dimensions": (nn.Conv3d(3, 5, 3, padding=1, stride=(1, 2, 1)), (2, 3, 6, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_exact_arithmetic_computes(name, signed, per_channel, bits):
+    layer, shape = LAYERS[name]
+    example = torch.randn(*[max(size, 1) for size in shape])
+    model = nn.Sequential(copy.deepcopy(layer))
+    model = quantized(model, example if signed else example.abs(), f"w{bits}a{bits}", per_channel=per_channel)
+    model = on_powers_of_two(model)
+    x = torch.randn(shape)
+    exact = copy.deepcopy(model).double()(x.double())
+    answer = bitplan.integer(model)(x)
+    assert answer.dtype == torch.float32
+    assert torch.equal(answer.double(), exact)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_random_networks_give_equal_codes(data):
+    """Every layer, on the same input, makes the codes of the next one that exact arithmetic makes."""
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    channels, layers = data.draw(st.sampled_from([4, 8])), []
+    for _ in range(data.draw(st.integers(1, 4))):
+        groups = data.draw(st.sampled_from([1, 2, channels]))
+        size, norm = data.draw(st.sampled_from([1, 3])), data.draw(st.booleans())
+        layers += [nn.Conv2d(channels, channels, size, padding=size // 2, groups=groups, bias=not norm)]
+        layers += [nn.BatchNorm2d(channels)] if norm else []
+        layers += [data.draw(st.sampled_from([nn.ReLU(), nn.Hardswish(), nn.Identity()]))]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * 36, 5))
+    x = torch.randn(2, channels, 6, 6)
+    bits = data.draw(st.sampled_from(["w2a2", "w2a4", "w4a4", "w8a8", "w4a8"]))
+    model = quantized(model, x, bits, per_channel=data.draw(st.booleans()))
+    exact, made = copy.deepcopy(model).double(), bitplan.integer(model)
+    names = [name for name, _ in model.named_children()]
+    with torch.no_grad():
+        for place, name in enumerate(names):
+            ours, theirs = made[place](x), exact[place](x.double())
+            later = [made.get_submodule(other) for other in names[place + 1 :]]
+            quantizer = next((layer.input_quantizer for layer in later if isinstance(layer, IntegerLayer)), None)
+            if isinstance(made.get_submodule(name), IntegerLayer) and quantizer is not None:
+                assert torch.equal(quantizer(ours), quantizer(theirs.float()))
+            x = theirs.float()
+
+
+class Depthwise(nn.Module):
+    """A residual network of separable convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU6())
+        self.spatial = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.mixed = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.mixed(F.relu6(self.spatial(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def depthwise():
+    return Depthwise(), torch.empty(1, 1, 8, 8)
+
+
+def shaken(model):
+    """The same with batch normalizations that do something, scales of both signs among it."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.2)
+            module.running_var.uniform_(0.5, 2)
+            module.weight.data.normal_(0.6, 0.5)
+            module.bias.data.normal_(0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("told_by", ["the plan", "an example", "nobody"])
+@pytest.mark.parametrize("precision", ["w4a4", "w8a8"])
+@pytest.mark.parametrize("make", [digits_resnet, digits_transformer, resnet20, depthwise])
+def test_a_network_predicts_the_same(make, precision, told_by):
+    model, example = make()
+    x = torch.randn(64, *example.shape[1:])
+    model = shaken(model).eval()
+    model = quantized(model, x, precision)
+    if told_by != "the plan":
+        model = bitplan.quantize(model, bitplan.plan_of(model).model_copy(update={"integers": None})).eval()
+    made = bitplan.integer(model, example if told_by == "an example" else None)
+    norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert set(bitplan.integer_layers(made).norms) == (set() if told_by == "nobody" else norms)
+    assert_alike(model, made, x)
+
+
+@pytest.mark.parametrize("make", [digits_resnet, resnet20, depthwise])
+def test_a_network_made_for_integers_predicts_the_same(make):
+    model, example = make()
+    x = torch.randn(64, *example.shape[1:])
+    plan = bitplan.Plan.uniform(bitplan.trace(shaken(model).eval(), example, rules=ALL), "w4a4")
+    model = bitplan.quantize(model, plan, integer=True, per_channel=True)
+    bitplan.calibrate_(model, [x])
+    made = bitplan.integer(model.eval())
+    assert bitplan.integer_layers(made).norms
+    assert_alike(model, made, x)
+
+
+def assert_alike(model, made, x):
+    with torch.inference_mode():
+        ours, theirs = made(x), model(x)
+    assert (ours.argmax(1) == theirs.argmax(1)).float().mean() > 0.98  # random weights: codes at ties turn answers
+    assert (ours - theirs).abs().mean() < 0.01 * theirs.abs().mean()
+
+
+def test_a_trained_network_scores_the_same():
+    task = Digits()
+    model, example = digits_resnet()
+    graph = bitplan.trace(model, example, rules=ALL, name="test")
+    model = bitplan.quantize(model, plan_for(graph, {layer.name: "w4a4" for layer in graph.layers}))
+    bitplan.finetune_(model, task, bitplan.Recipe(epochs=1, lr=0.01))
+    score = bitplan.evaluate(model, task)
+    assert bitplan.evaluate(bitplan.integer(model), task) == score
+    assert bitplan.evaluate(bitplan.integer(model, example), task) == score
+
+
+def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
+    x = torch.randn(2, 3, 8, 8)
+    model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)), x).train()
+    before = copy.deepcopy(model.state_dict())
+    made = bitplan.integer(model)
+    assert model.training
+    assert not made.training
+    assert not any(isinstance(module, IntegerLayer) for module in model.modules())
+    assert all(isinstance(made.get_submodule(name), IntegerLayer) for name in ("0", "3"))
+    for state in (model.state_dict(), made.state_dict()):
+        assert state.keys() == before.keys()
+        assert all(torch.equal(state[name], value) for name, value in before.items())
+    assert bitplan.plan_of(made) == bitplan.plan_of(model)
+    assert bitplan.integer_layers(made) == bitplan.IntegerLayers(("0", "3"), {})
+    bitplan.save_checkpoint(made, tmp_path / "kept")
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert torch.equal(again(x), made(x))
+
+
+def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
+    """A trace, a proof, an export and another plan look at it without data."""
+    x = torch.randn(2, 3, 8, 8)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    model = quantized(shaken(network), x)
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == ("1",)
+    assert bitplan.prove(made, x).quantized == {"0": 1, "4": 1}
+    with unquantized(made), unquantized(model):
+        torch.testing.assert_close(made(x), model(x))
+    assert bitplan.trace(made, x, rules=ALL, name="test") == bitplan.trace(model, x, rules=ALL, name="test")
+    bitplan.export(made, tmp_path / "made.onnx", "onnx", example=x)
+    bitplan.export(model, tmp_path / "model.onnx", "onnx", example=x)
+    assert (tmp_path / "made.onnx").stat().st_size == (tmp_path / "model.onnx").stat().st_size
+    lower = bitplan.quantize(made, bitplan.plan_of(model)).train()
+    lower(x).sum().backward()
+    assert lower.get_submodule("0").weight.grad.any()
+    lower.load_state_dict(model.state_dict())
+    assert torch.equal(lower.eval()(x), model(x))
+
+
+def conv_net(x):
+    return quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), x)
+
+
+def test_what_a_copy_cannot_do_is_one_line():
+    x = torch.randn(2, 3, 8, 8)
+    model = conv_net(x)
+    made = bitplan.integer(model)
+    with pytest.raises(InputError, match="cannot be trained or calibrated"):
+        copy.deepcopy(made).train()(x)
+    with pytest.raises(InputError, match="cannot be trained or calibrated"):
+        bitplan.calibrate_(copy.deepcopy(made), [x])
+    with pytest.raises(InputError, match="has no gradient"):
+        made(x.clone().requires_grad_()).sum().backward()
+    with pytest.raises(InputError, match="takes no other weights"):
+        made.load_state_dict(model.state_dict())
+    with pytest.raises(InputError, match="the input of layer '0' has NaN values"):
+        made(torch.full_like(x, torch.nan))
+    with pytest.raises(InputError, match="not quantized"):
+        bitplan.integer(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"make a copy that does, with integer\(model\)"):
+        bitplan.integer_layers(model)
+    assert made(x).shape == (2, 8, 6, 6)
+
+
+def test_layers_without_a_kernel_stay_and_say_why(caplog):
+    def forward(net, x):
+        x = net.up(net.wide(x)).flatten(1) + net.table(torch.zeros(len(x), dtype=torch.long))
+        x = F.linear(x, net.lent.weight)
+        x = net.huge(net.normed(x))
+        return torch.matmul(x.unsqueeze(2), x.unsqueeze(1)).flatten(1) @ torch.eye(9)
+
+    parts = {
+        "wide": nn.Conv2d(1, 4, 3),
+        "up": nn.ConvTranspose2d(4, 2, 2),
+        "table": nn.Embedding(3, 18),
+        "lent": nn.Linear(18, 4),
+        "normed": nn.utils.parametrizations.weight_norm(nn.Linear(4, 70000)),
+        "huge": nn.Linear(70000, 3),
+    }
+    x = torch.randn(2, 1, 4, 4)
+    model = Net(forward, **parts)
+    graph = bitplan.trace(model, x, rules=ALL, name="test")
+    plan = plan_for(graph, {name: "w16a8" if name == "wide" else "w8a8" for name in (y.name for y in graph.layers)})
+    model = bitplan.quantize(model, plan)
+    bitplan.calibrate_(model, [x])
+    model.huge.weight_quantizer.step.data.fill_(1e-6)  # every code is the lowest or the highest
+    with caplog.at_level(logging.WARNING):
+        made = bitplan.integer(model.eval())
+    record = bitplan.integer_layers(made)
+    assert record.computed == ()
+    assert record.left["wide"] == "its weight is not quantized"
+    assert record.left["up"] == "PyTorch has no integer kernel for ConvTranspose2d"
+    assert record.left["table"] == "its input is not quantized"
+    assert record.left["lent"] == "a function is given its weight"
+    assert record.left["normed"] == "its weight is computed as it runs"
+    assert record.left["huge"] == "sums of 70000 products may not fit 32 bits"
+    assert record.left["matmul"] == "both of its operands are activations"
+    assert "not in integers: layer up (PyTorch has no integer kernel for ConvTranspose2d)" in caplog.text
+    with torch.no_grad():
+        assert torch.equal(made(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda model: model.bfloat16(), "it computes in bfloat16"),
+        (lambda model: model.to("meta"), "it is on meta"),
+    ],
+)
+def test_what_is_not_float32_on_a_cpu_stays(change, why):
+    model = conv_net(torch.randn(2, 3, 8, 8))
+    assert bitplan.integer_layers(bitplan.integer(change(model))).left == {"0": why}
+
+
+def test_more_than_8_bits_and_unset_steps_stay(plan):
+    model = bitplan.quantize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), plan(**{"0": "w8a12", "1": "w4a4"}))
+    left = bitplan.integer_layers(bitplan.integer(model)).left
+    assert left == {
+        "0": "12 bits are more than the 8 of integer kernels",
+        "1": "its input step is not set: calibrate_ the model first",
+    }
+
+
+ELSEWHERE = """
+import torch, bitplan
+from torch import nn
+from bitplan.core.records import Plan
+torch.set_num_threads(1)
+plan = Plan(model="test", precisions={"0": "w8a8"}, method="by hand", selector="none")
+model = bitplan.quantize(nn.Sequential(nn.Conv2d(8, 8, 3)), plan)
+x = torch.randn(2, 8, 9, 9)
+bitplan.calibrate_(model, [x])
+made = bitplan.integer(model.eval())
+assert torch.equal(made(x), model(x))
+print(dict(bitplan.integer_layers(made).left))
+"""
+
+
+def test_a_cpu_without_the_instructions_keeps_the_network_as_it_is():
+    """oneDNN is told to use none that this CPU has beyond AVX2: its sums then overflow, which is found out."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True)
+    assert "adds 8-bit products up in 16 bits (no VNNI, no AMX)" in done.stdout, done.stderr
+
+
+def test_a_network_that_needs_contiguous_tensors_gets_them():
+    x = torch.randn(2, 3, 8, 8)
+    net = Net(lambda net, x: net.head(net.conv(x).view(len(x), -1)), conv=nn.Conv2d(3, 4, 3), head=nn.Linear(144, 5))
+    model = quantized(net, x)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            bitplan.integer(model)(x)
+        torch.testing.assert_close(bitplan.integer(model, channels_last=False)(x), model(x))
+
+
+FOLDED = {
+    "plainly": (lambda net, x: net.norm(net.conv(x)).relu(), True),
+    "twice": (lambda net, x: net.norm(net.conv(net.norm(net.conv(x)))), True),
+    "also read elsewhere": (lambda net, x: net.norm(y := net.conv(x)) + y, False),
+    "also given out": (lambda net, x: (net.norm(y := net.conv(x)), y), False),
+    "after something else": (lambda net, x: net.norm(net.conv(x).relu()), False),
+    "changed in place": (lambda net, x: net.norm(net.conv(x).mul_(2)), False),
+    "with another norm": (lambda net, x: net.norm(net.conv(x)) + net.other(net.conv(x)), False),
+    "after two": (lambda net, x: net.norm(net.conv(x)) + net.norm(net.second(x)), False),
+    "once without": (lambda net, x: net.norm(net.conv(x)) + net.conv(x), False),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_a_norm_is_folded_only_where_it_alone_reads_a_convolution(name):
+    forward, folds = FOLDED[name]
+    parts = {"conv": nn.Conv2d(3, 3, 3, padding=1), "second": nn.Conv2d(3, 3, 3, padding=1)}
+    norms = {"norm": nn.BatchNorm2d(3), "other": nn.BatchNorm2d(3)}
+    x = torch.randn(2, 3, 6, 6)
+    network = shaken(Net(forward, **parts, **norms)).eval()
+    model = quantized(network, x, "w8a8")
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == (("norm",) if folds else ())
+    with torch.no_grad():
+        for ours, theirs in zip(made(x), model(x), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_norm_whose_convolution_somebody_watches_is_not_folded():
+    x = torch.randn(2, 3, 8, 8)
+    model = conv_net(x)
+    model[0].register_forward_hook(lambda *_: None)
+    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+
+
+def test_a_model_that_decides_by_values_is_folded_by_a_run():
+    x = torch.randn(2, 3, 8, 8)
+    parts = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3)}
+    model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
+    model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
+    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
+
+
+@dynamo
+def test_a_compiled_copy_gives_the_same():
+    x = torch.randn(2, 3, 8, 8)
+    made = bitplan.integer(conv_net(x))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(made, backend="eager")(x), made(x))
