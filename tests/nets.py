@@ -32,6 +32,21 @@ def two_convolutions(*more):
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), *more)
 
 
+def classifier(channels, widths=(8, 8), classes=2, *, norm=True, dropout=0.0):
+    """(B, channels, H, W) → (B, classes): convolutions 0 and 3, with a norm between them, and a head, which is 8."""
+    return nn.Sequential(
+        nn.Conv2d(channels, widths[0], 3, padding=1),
+        nn.BatchNorm2d(widths[0]) if norm else nn.Identity(),
+        nn.ReLU(),
+        nn.Conv2d(*widths, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(4 * widths[1], classes),
+    )
+
+
 class Gated(nn.Module):
     """A layer with a forward of its own; its weight lies (in, out)."""
 

@@ -9,6 +9,7 @@ from llms import llama_shapes, module_tree, plan_for, save_llama, scanned
 import bitplan
 from bitplan.adapters.torchvision import torchvision
 from bitplan.core.errors import InputError
+from bitplan.core.rules import Rules
 
 torchvision()  # transformers, which compressed-tensors imports, needs it to be whole
 
@@ -34,12 +35,12 @@ def bits(scheme):
 
 
 def test_a_scan_is_applied_as_planned(tmp_path):
-    plan, graph = scanned(save_llama(tmp_path / "model.safetensors"))
+    plan, graph = scanned(save_llama(tmp_path / "model.safetensors"), rules=Rules(narrow=0, last="w8a8"))
     model = module_tree(llama_shapes())
     apply_quantization_config(model, config_of(tmp_path, plan, graph))
     expected = {name: str(precision) for name, precision in plan.precisions.items()}
     assert {name: bits(scheme) for name, scheme in schemes(model).items()} == expected | {"model.embed_tokens": "w8a16"}
-    assert set(expected.values()) == {"w2a16", "w4a16", "w8a8"}
+    assert set(expected.values()) == {"w2a16", "w4a16", "w8a8", "w8a16"}
 
 
 @pytest.mark.parametrize(

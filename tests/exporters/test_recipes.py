@@ -103,7 +103,9 @@ def test_widening_never_narrows_and_holds_links(to, made):
 
 @pytest.mark.parametrize("to", RECIPES)
 def test_a_scan_of_a_checkpoint(tmp_path, to):
-    plan, graph = scanned(save_llama(tmp_path / "model.safetensors"), rules=Rules(narrow=0, last="w8a16"))
+    plan, graph = scanned(
+        save_llama(tmp_path / "model.safetensors"), rules=Rules(narrow=0, first="w8a8", embeddings="w8a8")
+    )
     assert {str(precision) for precision in plan.precisions.values()} == {"w2a16", "w4a16", "w8a8", "w8a16"}
     read = written(to, plan, graph)
     assert len(read) == len(plan.precisions)
@@ -293,7 +295,9 @@ def test_impossible_groups(to, size):
 
 @pytest.mark.parametrize("to", RECIPES)
 def test_a_recipe_repeats(tmp_path, to):
-    plan, graph = scanned(save_llama(tmp_path / "model.safetensors"), rules=Rules(narrow=0, last="w8a16"))
+    plan, graph = scanned(
+        save_llama(tmp_path / "model.safetensors"), rules=Rules(narrow=0, first="w8a8", embeddings="w8a8")
+    )
     first, second = (bitplan.export(plan, tmp_path / name, to, graph=graph).read_bytes() for name in ("one", "two"))
     assert first == second
     if to != "llama.cpp":

@@ -16,23 +16,13 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import plan_of, quantize
 from bitplan.quant.lsq import lsq
 from bitplan.quant.parameters import parameter_groups
-from nets import dynamo
+from nets import classifier, dynamo
 
 PLAN = {"0": "w8a8", "3": "w4a4", "8": "w8a8"}
 
 
 def network():
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32, 2),
-    )
+    return classifier(1)
 
 
 def data(count=64):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from bitplan.tasks.classification import Classification
+from nets import classifier
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,7 @@ def network(*, norm=True, dropout=0.0, classes=2):
     """Two convolutions and a head, always the same weights; the caller's random numbers are left alone."""
     with torch.random.fork_rng([]):
         torch.manual_seed(7)
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1),
-            nn.BatchNorm2d(4) if norm else nn.Identity(),
-            nn.ReLU(),
-            nn.Conv2d(4, 6, 3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            nn.Linear(24, classes),
-        )
+        return classifier(1, (4, 6), classes, norm=norm, dropout=dropout)
 
 
 def quantized(middle="w4a4", **options):

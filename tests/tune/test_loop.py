@@ -20,6 +20,18 @@ def recipe(**options):
     return Recipe(**({"epochs": 3, "batch_size": 16, "lr": 0.1} | options))
 
 
+def watched(seeds):
+    """The task, which notes the seeds of the passes that are trained on."""
+
+    class Watched(Halves):
+        def batches(self, split, batch_size, seed=None):
+            if batch_size == 16:  # a few others are only looked at
+                seeds.append(seed)
+            return super().batches(split, batch_size, seed)
+
+    return Watched()
+
+
 def equal(one, other):
     mine, theirs = one.state_dict(), other.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
@@ -69,16 +81,9 @@ def test_it_leaves_mode_layout_and_attributes_as_they_were():
 
 def test_the_order_of_batches_depends_on_seed_and_epoch_only():
     seen = []
-
-    class Watched(Halves):
-        def batches(self, split, batch_size, seed=None):
-            if batch_size == 16:  # a few others are only looked at
-                seen.append(seed)
-            return super().batches(split, batch_size, seed)
-
-    finetune_(network(), Watched(), recipe(epochs=2))
-    finetune_(network(dropout=0.5), Watched(), recipe(epochs=2, lr=0.01))
-    finetune_(network(), Watched(), recipe(epochs=2), seed=1)
+    finetune_(network(), watched(seen), recipe(epochs=2))
+    finetune_(network(dropout=0.5), watched(seen), recipe(epochs=2, lr=0.01))
+    finetune_(network(), watched(seen), recipe(epochs=2), seed=1)
     assert seen[:2] == seen[2:4]
     assert len(set(seen)) == 4
 
@@ -118,14 +123,7 @@ def test_it_is_the_plain_loop():
     model, plain = network(), network()
     options = recipe(schedule="constant", momentum=0.0, weight_decay=0.0, channels_last=False)
     seeds = []
-
-    class Watched(Halves):
-        def batches(self, split, batch_size, seed=None):
-            if batch_size == 16:  # a few others are only looked at
-                seeds.append(seed)
-            return super().batches(split, batch_size, seed)
-
-    finetune_(model, Watched(), options)
+    finetune_(model, watched(seeds), options)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for seed in seeds:
         for images, labels in TASK.batches("train", 16, seed):

@@ -22,7 +22,8 @@ def test_two_processes_share_every_batch(build, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     out = tmp_path / "out.safetensors"
     script = [str(Path(__file__).parent / "shared.py"), build.__name__, str(tmp_path / "run"), str(out)]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1])}  # where nets.py is
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true"} | paths
     subprocess.run([*launch, *script], env=environment, check=True, capture_output=True, timeout=120)
     together = load_file(out)
     for name, value in alone.state_dict().items():

@@ -34,7 +34,8 @@ def equal(one, other):
 def run_and_kill(arguments, until, delay):
     """Start the script and kill it some seconds after it told a step; its first step, and the exit code."""
     first = None
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE) as process:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # where nets.py is
+    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, env=environment) as process:
         for line in process.stdout:
             first = first or int(line)
             if int(line) >= until:

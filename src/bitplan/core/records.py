@@ -78,9 +78,10 @@ class Graph(_Used):
     def groups(self) -> tuple[Group, ...]:
         """Linked layers together, every other layer alone, in execution order of first members."""
         layers = {layer.name: layer for layer in self.layers}
-        members = {name: link.layers for link in self.links for name in link.layers}
-        leaders = [layer.name for layer in self.layers if members.get(layer.name, (layer.name,))[0] == layer.name]
-        return tuple(Group(layers=tuple(layers[name] for name in members.get(leader, (leader,)))) for leader in leaders)
+        linked = {name: link.layers for link in self.links for name in link.layers}
+        together = {name: linked.get(name, (name,)) for name in layers}
+        members = [names for name, names in together.items() if names[0] == name]
+        return tuple(Group(layers=tuple(layers[name] for name in names)) for names in members)
 
     @cached_property
     def selectable(self) -> tuple[Group, ...]:

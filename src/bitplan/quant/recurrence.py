@@ -108,13 +108,17 @@ class _Direction:
         remember = self.products(of_hidden, bias_hidden, times=len(steps))
         project = self.products(projection[0], None, times=len(steps)) if projection else None
         outputs: list[Tensor] = []
-        for given in reversed(steps) if self.backwards else steps:
+        for given in self._in_time(steps):
             running = tuple(_first(part, given) for part in state)
             hidden, *cell = self.rule(given, remember(running[0]), running)
             new = (project(hidden) if project else hidden, *cell)
             outputs.append(new[0])
             state = tuple(_with_rest(part, before) for part, before in zip(new, state, strict=True))
-        return sequences.joined(outputs[::-1] if self.backwards else outputs), state
+        return sequences.joined(self._in_time(outputs)), state
+
+    def _in_time(self, steps: Sequence[Tensor]) -> list[Tensor]:
+        """The steps in the order in which they are taken; of outputs, in that order, the one that they had."""
+        return list(reversed(steps)) if self.backwards else list(steps)
 
 
 def _sequence(rule: Rule, products: Products, *arguments: Any, **named: Any) -> tuple[Tensor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from bitplan.core.budget import Budget
@@ -93,23 +94,25 @@ def _row(cell: Cell) -> Data:
     return {"title": cell.title, "mean": cell.mean, "sd": cell.sd, "scores": list(cell.scores)}
 
 
+def _amounts(subject: Subject, budgets: Sequence[str]) -> dict[str, Fraction]:
+    """Where budgets lie on the axis, by how they are written."""
+    unit = Budget.parse(subject.budget).unit
+    return {written: Budget.parse(written).place(unit) for written in budgets}
+
+
 def _scores(subject: Subject, scores: Scores) -> Data:
     """Every cell and every test; methods and budgets stand in them as places in `titles` and `budgets`."""
     assert subject.study is not None
-    unit = Budget.parse(subject.budget).unit
-    amounts = {written: Budget.parse(written).place(unit) for written in subject.study.budgets}
+    amounts = _amounts(subject, subject.study.budgets)
     budgets = sorted(amounts, key=lambda written: amounts[written])
     titles = [method.title for method in subject.study.methods]
-    budget_place = {budget: index for index, budget in enumerate(budgets)}
-    title_place = {title: index for index, title in enumerate(titles)}
 
     def cell_data(cell: Cell) -> Data:
-        places = {"m": title_place[cell.title], "b": budget_place[cell.budget]}
-        values = {"mean": cell.mean, "sd": cell.sd, "scores": list(cell.scores), "same": list(cell.shared_with)}
-        return places | values
+        places = {"m": titles.index(cell.title), "b": budgets.index(cell.budget)}
+        return places | {"mean": cell.mean, "sd": cell.sd, "scores": list(cell.scores), "same": list(cell.shared_with)}
 
     def test_data(test: Comparison) -> list[Any]:
-        places = [title_place[test.first], title_place[test.second], budget_place[test.budget]]
+        places = [titles.index(test.first), titles.index(test.second), budgets.index(test.budget)]
         return [*places, test.difference, test.p, test.corrected, test.verdict()]
 
     return {

@@ -93,18 +93,32 @@ def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
     """Tell whether names come as modules give them, not sorted nor shuffled: weight, bias; 9, 10."""
-    names, kinds = list(tensors), {tensor.dtype for tensor in tensors.values()}
-    by_kind = [[name for name, tensor in tensors.items() if tensor.dtype == kind] for kind in kinds]
-    if names == sorted(names, key=natural) or all(one == sorted(one) for one in by_kind):  # safetensors sorts in types
-        return False
+    names = list(tensors)
+    is_sorted = names == sorted(names, key=natural) or _sorted_within_types(tensors)
+    return not is_sorted and _weights_before_biases(names) and _numbers_rise(names)
+
+
+def _sorted_within_types(tensors: Mapping[str, Tensor]) -> bool:
+    """As safetensors writes them."""
+    by_type: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        by_type.setdefault(tensor.dtype, []).append(name)
+    return all(names == sorted(names) for names in by_type.values())
+
+
+def _weights_before_biases(names: list[str]) -> bool:
     place = {name: index for index, name in enumerate(names)}
-    biased = [name for name in names if name.endswith(".weight") and f"{name[:-6]}bias" in place]
-    if any(place[name] > place[f"{name[:-6]}bias"] for name in biased):
-        return False
+    bias_of = {name: f"{name.removesuffix('weight')}bias" for name in names if name.endswith(".weight")}
+    return all(place[weight] < place[bias] for weight, bias in bias_of.items() if bias in place)
+
+
+def _numbers_rise(names: list[str]) -> bool:
+    """Tell whether names that differ only in numbers come in the order of these."""
     families: dict[str, list[list[int]]] = {}
     for name in names:
-        families.setdefault(_NUMBER.sub("#", name), []).append([int(number) for number in _NUMBER.findall(name)])
-    return all(numbers == sorted(numbers) for numbers in families.values())
+        numbers = [int(number) for number in _NUMBER.findall(name)]
+        families.setdefault(_NUMBER.sub("#", name), []).append(numbers)
+    return all(family == sorted(family) for family in families.values())
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
