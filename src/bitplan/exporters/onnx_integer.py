@@ -50,38 +50,45 @@ def _in_bytes(draft: Draft, node: Node, about: Mapping[str, Any], *, unsigned: b
     return [*nodes, draft.node("DequantizeLinear", (codes, scale, zero), node.output[0], f"{path}{DEQUANTIZE}")]
 
 
-def clip_codes_(draft: Draft) -> None:
+def clip_codes_(draft: Draft, *, idle_only: bool = False) -> None:
     """Clip codes in the place of values where the model clips (a ReLU6) just before it quantizes.
 
     code(clip(v, a, b)) = clip(code(v), code(a), code(b)), for codes rise with values; see `pool_codes_` for the reason.
+    `idle_only` takes out no more than Clips that no code notices.
     """
-    limits: dict[str, tuple[str, str]] = {}  # QuantizeLinear by name → the names of the lowest and the highest code
+    limits: dict[str, tuple[Any, Any]] = {}  # QuantizeLinear by name → the lowest and the highest code
     for clip in [node for node in draft.graph.node if node.op_type == "Clip"]:
-        readers = draft.readers(clip.output[0])
-        ends = _ends(draft, clip)
+        readers, ends = draft.readers(clip.output[0]), _ends(draft, clip)
         if ends is None or not readers or draft.is_output(clip.output[0]) or not all(map(_gives_bytes, readers)):
             continue
+        found = {node.name: (_code_of(draft, node, ends[0]), _code_of(draft, node, ends[1])) for node in readers}
+        noticed = {name: codes for name, codes in found.items() if not _is_whole_range(*codes)}
+        if noticed and idle_only:
+            continue
+        limits |= noticed
         for quantize in readers:
             quantize.input[0] = clip.input[0]
-            path = quantize.name.removesuffix(QUANTIZE)
-            least, most = (_code_of(draft, quantize, end) for end in ends)
-            names = (draft.constant(f"{path}.least", least), draft.constant(f"{path}.most", most))
-            bounds = np.iinfo(least.dtype)
-            if least > bounds.min or most < bounds.max:
-                limits[quantize.name] = names
 
     def rewrite(node: Node) -> list[Node]:
         if node.name not in limits:
             return [node]
-        codes, before = node.output[0], draft.fresh(f"{node.output[0]}.unlimited")
-        node.output[0] = before
-        return [node, draft.node("Clip", (before, *limits[node.name]), codes, f"{node.name}.limit")]
+        path, codes = node.name.removesuffix(QUANTIZE), node.output[0]
+        ends = [
+            draft.constant(f"{path}.{end}", at) for end, at in zip(("least", "most"), limits[node.name], strict=True)
+        ]
+        node.output[0] = draft.fresh(f"{codes}.unlimited")
+        return [node, draft.node("Clip", (node.output[0], *ends), codes, f"{node.name}.limit")]
 
     draft.rebuild(rewrite)
 
 
 def _gives_bytes(node: Node) -> bool:
     return bool(node.op_type == "QuantizeLinear" and node.name.endswith(QUANTIZE) and len(node.input) == 3)
+
+
+def _is_whole_range(least: Any, most: Any) -> bool:
+    bounds = np.iinfo(least.dtype)
+    return bool(least == bounds.min and most == bounds.max)
 
 
 def _ends(draft: Draft, clip: Node) -> tuple[float, float] | None:
