@@ -1,7 +1,20 @@
 """Run every benchmark: `make bench`."""
 
-from benchmarks import eagl, engines, export, finetune, hawq, integer, page, qat_step, select, startup, trace
+from benchmarks import (
+    eagl,
+    engines,
+    export,
+    finetune,
+    hawq,
+    integer,
+    matmulnbits,
+    page,
+    qat_step,
+    select,
+    startup,
+    trace,
+)
 
-for benchmark in (select, trace, startup, eagl, hawq, qat_step, finetune, engines, export, integer, page):
+for benchmark in (select, trace, startup, eagl, hawq, qat_step, finetune, engines, export, integer, matmulnbits, page):
     print(f"\n== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}")
     benchmark.main()

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 
 import bitplan
-from benchmarks.export import TOKENS, WIDTH, Stack, planned
+from benchmarks.exported import planned
+from benchmarks.matmulnbits import TOKENS, WIDTH, Stack
 from benchmarks.timing import in_turn
 from bitplan.adapters import torchvision
 from bitplan.models.zoo import load_model
@@ -56,7 +57,7 @@ def compare(title: str, network: nn.Module, x: Tensor, rounds: int) -> None:
     network = network.eval()
     with torch.inference_mode(False):
         model = planned(network, x, "w4a4").eval()
-        copies = {"integer": bitplan.integer(model), "integer, folded": bitplan.integer(model, x)}
+        copies = {"integer": bitplan.integer(model)}
     runs = floats(network, x) | {"quantized": lambda: model(x)}
     runs |= {name: (lambda made=made: made(x)) for name, made in copies.items()}
     show(title, runs, rounds)
@@ -87,7 +88,7 @@ def scored(rounds: int) -> None:
     task = Digits()
     network, example = load_model("digits_resnet")
     model = planned(network.eval(), torch.randn(64, *example.shape[1:]), "w4a4").eval()
-    made = bitplan.integer(model, example)
+    made = bitplan.integer(model)
     models = {"float": network, "quantized": model, "integer, folded": made}
     show(
         "evaluate digits_resnet", {name: (lambda m=m: bitplan.evaluate(m, task)) for name, m in models.items()}, rounds
