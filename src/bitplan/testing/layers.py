@@ -24,6 +24,7 @@ from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, quantize, weight_steps
 from bitplan.quant.integer_copy import integer
 from bitplan.quant.layers import LayerType, family, kin
+from bitplan.quant.proof import take_proof_off_
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import plan_for
@@ -74,6 +75,7 @@ def _quantized(
     with contract.works("its example can be quantized and calibrated"):
         plan = plan_for(graph, {layer.name: precision for layer in graph.layers})
         model = quantize(network, plan, per_channel=per_channel)
+        take_proof_off_(model)
         calibrate_(model, [x], unreached="warn")  # what does not run is said more exactly below
     return model
 
