@@ -161,6 +161,7 @@ _BOTH = {
 }
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
 _VIT = {k: v for k, v in _ENCODER.items() if k != "vocab_size"} | {"image_size": 32, "patch_size": 8}
+_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4}
 _GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 99}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}
@@ -326,30 +327,8 @@ _SMALL: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tensor]]]] =
     "squeezebert": ("AutoModel", _ENCODER | {"embedding_size": 32}, _text),
     "stablelm": ("AutoModelForCausalLM", _DECODER, _text),
     "starcoder2": ("AutoModelForCausalLM", _DECODER, _text),
-    "swin": (
-        "AutoModel",
-        {
-            "embed_dim": 16,
-            "depths": [1, 1],
-            "num_heads": [2, 2],
-            "window_size": 4,
-            "image_size": 32,
-            "patch_size": 4,
-        },
-        _picture(),
-    ),
-    "swinv2": (
-        "AutoModel",
-        {
-            "embed_dim": 16,
-            "depths": [1, 1],
-            "num_heads": [2, 2],
-            "window_size": 4,
-            "image_size": 32,
-            "patch_size": 4,
-        },
-        _picture(),
-    ),
+    "swin": ("AutoModel", _SWIN, _picture()),
+    "swinv2": ("AutoModel", _SWIN, _picture()),
     "t5": ("AutoModel", _T5, _two_texts),
     "vit": ("AutoModel", _VIT, _picture()),
     "vit_mae": (
