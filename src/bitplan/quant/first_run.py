@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 def prove_when_run_(root: nn.Module) -> None:
     """Have a model proven by the arguments of its first run, whoever runs it."""
+    setattr(root, PROVEN, {})
     root.register_forward_pre_hook(_prove_first, with_kwargs=True)
 
 
