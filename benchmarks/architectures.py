@@ -74,7 +74,8 @@ def main() -> None:
     work = Work(asked.folder)
     for job, outcome in run_jobs(work, jobs, shelf=shelf, engine=Local(workers=asked.workers, retries=0)):
         if isinstance(outcome, Failure):  # its worker died: not kept, so the next call tries again
-            outcome = Examined(source=job.source, name=job.name, problem=outcome.error)
+            problem = f"{outcome.error}, most likely for want of memory"
+            outcome = Examined(source=job.source, name=job.name, problem=problem)
         found.append(outcome)
         if outcome.problem:
             print(f"{len(found)}/{len(jobs)} {outcome.source}/{outcome.name}: {outcome.problem}", flush=True)
