@@ -1,6 +1,6 @@
 """Exported files of whole networks: size and speed beside the same runtime's float, and onnxruntime's own 8 bits.
 
-    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7] [--markdown]
+    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7]
 
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
@@ -61,13 +61,13 @@ SUBJECTS = {
 def main() -> None:
     """Print a table for each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=list(SUBJECTS), choices=[*SUBJECTS, []])
+    parser.add_argument("networks", nargs="*", help=f"of {', '.join(SUBJECTS)}; all without")
     parser.add_argument("--rounds", type=int, default=7)
     asked, _ = parser.parse_known_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     columns = [f"batch {batch}, {threads} thread{'s' * (threads > 1)}" for batch, threads in SETTINGS]
-    for name in asked.networks:
+    for name in asked.networks or SUBJECTS:
         print(f"\n{SUBJECTS[name].title}\n\n| form | MB | × smaller | {' | '.join(columns)} |")
         print("|" + "---|" * (3 + len(columns)), flush=True)
         with tempfile.TemporaryDirectory() as folder:
