@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import itertools
@@ -239,7 +240,10 @@ def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> No
 
 def _accelerator(recipe: Recipe) -> Accelerator:
     pieces = GradientAccumulationPlugin(num_steps=recipe.accumulate, sync_with_dataloader=False)
+    joined_before = torch.distributed.is_available() and torch.distributed.is_initialized()
     accelerator = Accelerator(gradient_accumulation_plugin=pieces)
+    if accelerator.num_processes > 1 and not joined_before:
+        atexit.register(_leave_the_group)
     if accelerator.mixed_precision not in ("no", recipe.precision):
         raise InputError(
             f"accelerate is set up for mixed precision {accelerator.mixed_precision}, the recipe for "
@@ -248,6 +252,12 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     if accelerator.distributed_type.value in ("DEEPSPEED", "FSDP", "MEGATRON_LM"):
         raise InputError(f"training on {accelerator.distributed_type.value} is not supported: launch with --multi_gpu")
     return accelerator
+
+
+def _leave_the_group() -> None:
+    """What this process joined it leaves when it ends: gloo's threads would abort one that exits with them running."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _parts(task: Task, recipe: Recipe) -> tuple[Task, Task | None]:
