@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bitplan.core.budget import Budget as Budget
     from bitplan.core.errors import BitplanError as BitplanError
     from bitplan.core.errors import InputError as InputError
+    from bitplan.core.latencies import Latency as Latency
     from bitplan.core.precision import Precision as Precision
     from bitplan.core.records import Costs as Costs
     from bitplan.core.records import Gains as Gains
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
     from bitplan.graph.trace import trace as trace
+    from bitplan.latency.measure import measure as measure
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
     from bitplan.plan.confidence import Confidence as Confidence
@@ -95,6 +97,7 @@ _HOMES = {
     "Group": "core.records",
     "InputError": "core.errors",
     "IntegerLayers": "quant.integer_copy",
+    "Latency": "core.latencies",
     "Layer": "core.records",
     "LayerType": "quant.layers",
     "Limit": "core.records",
@@ -128,6 +131,7 @@ _HOMES = {
     "load_packed": "exporters.packed",
     "load_task": "tasks.base",
     "load_weights_": "quant.loading",
+    "measure": "latency.measure",
     "open_checkpoint": "weights.opened",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",

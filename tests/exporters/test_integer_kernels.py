@@ -261,3 +261,50 @@ def test_random_networks_and_plans_agree_in_every_form(tmp_path, form, drawn):
     verdict = bitplan.verify(path, model, [batch_like(example, 6, seed=seed)])
     assert verdict.codes_equal
     assert not verdict.unexplained
+
+
+@pytest.mark.parametrize("kernels", ["integer", "float"])
+@pytest.mark.parametrize("channels", [1, 6])
+@pytest.mark.parametrize("precision", ["w16a8", "w16a4"])
+def test_float_weights_behind_quantized_inputs_stay_float(precision, channels, kernels, tmp_path):
+    """ONNX Runtime rounds them to 8 bits by itself where it can."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 2), nn.Flatten(), nn.Linear(4 * 49, 5), nn.Linear(5, 5),
+    ).eval()  # fmt: skip
+    batch = torch.randn(4, channels, 8, 8)
+    graph = bitplan.trace(network, batch, rules=bitplan.Rules(first=None, last=None, narrow=0))
+    model = bitplan.quantize(network, bitplan.Plan.uniform(graph, precision)).eval()
+    bitplan.calibrate_(model, [batch])
+    path = bitplan.export(model, tmp_path / "x.onnx", "onnx", example=batch, kernels=kernels)
+    (out,) = Session(path).run([batch.numpy()])
+    np.testing.assert_allclose(out, model(batch).detach().numpy(), rtol=0, atol=1e-6)
+
+
+def test_an_integer_convolution_before_a_float_layer_stays_one(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4 * 49, 3),
+    ).eval()  # fmt: skip
+    batch = torch.randn(2, 3, 20, 20)
+    graph = bitplan.trace(network, batch, rules=bitplan.Rules(first=None, last=None, narrow=0))
+    assert graph.integers.feeds == {"4": "0", "6": "4", "8": "6"}
+    plan = bitplan.Plan.uniform(graph, "w4a4")
+    plan = plan.model_copy(update={"precisions": plan.precisions | {"4": bitplan.Precision.parse("w16a16")}})
+    model = bitplan.quantize(network, plan, integer=True).eval()
+    assert {layer: str(one) for layer, one in bitplan.plan_of(model).precisions.items()} == {
+        "0": "w4a4", "4": "w16a8", "6": "w4a4", "8": "w4a4"
+    }  # fmt: skip
+    assert bitplan.plan_of(bitplan.quantize(network, plan)) == plan
+    bitplan.calibrate_(model, [batch])
+    path = bitplan.export(model, tmp_path / "x.onnx", "onnx", example=batch)
+    optimized = tmp_path / "optimized.onnx"
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(optimized), 3
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(optimized).graph.node]
+    assert (kinds.count("QLinearConv"), kinds.count("Conv") + kinds.count("FusedConv")) == (2, 1)
+    (out,) = Session(path).run([batch.numpy()])
+    np.testing.assert_allclose(out, model(batch).detach().numpy(), rtol=0, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,13 +13,22 @@ from bitplan.adapters.foreign import first_line, require
 from bitplan.adapters.onnx import by_name
 from bitplan.core.errors import FileError, InputError
 
+_KERNEL = "_kernel_time"
+
 
 class Session:
     """A model that ONNX Runtime executes: arrays by input name → arrays in the order of its outputs."""
 
     name = "ONNX Runtime"
 
-    def __init__(self, model: bytes | str | Path, *, threads: int | None = None, optimize: bool = True) -> None:
+    def __init__(
+        self,
+        model: bytes | str | Path,
+        *,
+        threads: int | None = None,
+        optimize: bool = True,
+        profile: Path | None = None,
+    ) -> None:
         require("onnxruntime", "export", "running ONNX")
         import onnxruntime
 
@@ -25,6 +36,8 @@ class Session:
         options.log_severity_level = 3  # errors only
         if threads is not None:
             options.intra_op_num_threads = threads
+        if profile is not None:
+            options.enable_profiling, options.profile_file_prefix = True, str(profile)
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
         content, name = (model, "this graph") if isinstance(model, bytes) else (str(model), str(model))
@@ -44,3 +57,19 @@ class Session:
             line = " ".join(str(error).split())[:200]
             raise InputError(f"ONNX Runtime cannot run the graph on these inputs ({line})") from None
         return outputs
+
+    def profiled(self) -> list[list[tuple[str, float]]]:
+        """Of each run so far, its nodes in the order in which they ran and their seconds; opened with a `profile`.
+
+        The nodes are those that the runtime made of the file's: their names begin like those, or like their outputs.
+        """
+        path = Path(self._session.end_profiling())
+        events = json.loads(path.read_text())
+        path.unlink()
+        starts = sorted(event["ts"] for event in events if event["name"] == "model_run")
+        runs: list[list[tuple[str, float]]] = [[] for _ in starts]
+        for event in sorted(events, key=lambda event: int(event.get("ts", 0))):
+            if event.get("cat") == "Node" and event["name"].endswith(_KERNEL):
+                place = bisect.bisect_right(starts, event["ts"]) - 1
+                runs[place].append((event["name"].removesuffix(_KERNEL), event["dur"] / 1e6))
+        return runs

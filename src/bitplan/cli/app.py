@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bitplan.cli import exporting, inspecting, reporting, studies, training
+from bitplan.cli import exporting, inspecting, measuring, reporting, studies, training
 from bitplan.cli.options import (
     Budgets,
     Choices,
@@ -280,5 +280,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-for verbs in (inspecting, training, studies, reporting, exporting):
+for verbs in (inspecting, measuring, training, studies, reporting, exporting):
     verbs.add(app)

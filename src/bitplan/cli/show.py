@@ -112,6 +112,7 @@ def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     """What was asked for and what it comes to, a line each."""
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
+    lines += [_binding(plan.limits)] if len(plan.limits) > 1 else []
     lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({plan.proof})")
     figures = total(plan, graph)
     lines.append(
@@ -131,6 +132,15 @@ def _limit_line(limit: Limit, account: Account | None) -> str:
     used, fixed = (budget.unit.told(spent, account) for spent in (limit.cost, 0))
     left = budget.unit.text(limit.slack / budget.unit.one(account))
     return f"{budget.words(limit.cost_name)}: {used} used, {fixed} of it by fixed layers, {left} left; {more}"
+
+
+def _binding(limits: Sequence[Limit]) -> str:
+    """Which of several budgets hold the plan back: more of them would gain something."""
+    binding = [limit.cost_name for limit in limits if limit.shadow_price > 0]
+    idle = [limit.cost_name for limit in limits if limit.shadow_price <= 0]
+    if not binding:
+        return "no budget binds alone: one more percent of any of them would gain nothing"
+    return f"binding: {', '.join(binding)}" + (f"; there is room in {', '.join(idle)}" if idle else "")
 
 
 def _chosen(plan: Plan, graph: Graph) -> str:

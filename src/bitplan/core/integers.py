@@ -14,7 +14,8 @@ class Addition(Value):
     """An addition of two activations of one shape, in the forward of a module, of which a convolution makes one.
 
     `call` is its name there, numbered like those of products (`core/naming.py`). `left` and `right` say which argument
-    of the module's forward an operand is, empty where it is none; `layers` are the convolutions that make operands.
+    of the module's forward an operand is, empty where it is none; `layers` are the convolutions that make operands,
+    also those before the module that only a norm, ReLU or max pooling lies behind.
     """
 
     module: str
@@ -38,11 +39,14 @@ class Integers(Value):
 
     `norms` maps a convolution to the batch normalization that alone reads what it makes. `floats` are the residual
     additions that stay float, since no convolution makes an operand: an integer kernel would gain nothing there.
+    `feeds` maps a layer to the convolution whose output it reads, as that left a norm, or what only cuts off or picks
+    (ReLU, max pooling): an integer kernel gives 8 bits at most, also to a layer that would take more.
     """
 
     additions: tuple[Addition, ...] = ()
     norms: dict[str, str] = {}
     floats: tuple[str, ...] = ()
+    feeds: dict[str, str] = {}
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

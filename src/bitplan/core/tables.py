@@ -31,6 +31,19 @@ def is_table(written: str | Path) -> bool:
     return Path(written).suffix in (".csv", ".json")
 
 
+def is_record(written: str | Path) -> bool:
+    """Whether what was written names a file of a record, which is read by what it says of itself."""
+    return Path(written).suffix == ".json" and Path(written).is_file() and _says_it_is_a_record(Path(written))
+
+
+def _says_it_is_a_record(path: Path) -> bool:
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError):  # who reads it says why
+        return False
+    return isinstance(content, dict) and "bitplan" in content
+
+
 def read_table(path: str | Path) -> dict[str, Row]:
     """Read a table of numbers per layer; every complaint names the file, the layer and the value."""
     rows = _csv_rows(path) if _is_csv(path) else _json_rows(path)

@@ -14,7 +14,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.records import Costs, Graph, Layer
 from bitplan.core.registry import COSTS
-from bitplan.core.tables import is_table
+from bitplan.core.tables import is_record, is_table
 from bitplan.core.units import WEIGHT_BITS
 
 Cost = Callable[[Layer, Precision], int | None]
@@ -42,8 +42,8 @@ def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
 def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES) -> Costs:
     """Price every group at every choice, and every fixed layer at its precision.
 
-    `cost` is a registered name, the path of a table (`costs/table.py`), or a function `(layer, precision) -> int`. It
-    may answer None for a fixed layer that it has no number for.
+    `cost` is a registered name, the path of a table (`costs/table.py`) or of a measurement (`costs/latency.py`), or a
+    function `(layer, precision) -> int`. It may answer None for a fixed layer that it has no number for.
     """
     function, name = _find(cost)
     precisions = parse_choices(choices)
@@ -104,6 +104,10 @@ def _is_found(cost: str | None) -> bool:
 def _find(cost: str | Cost) -> tuple[Cost, str]:
     if not isinstance(cost, str):
         return cost, getattr(cost, "__name__", type(cost).__name__)
+    if is_record(cost):
+        from bitplan.costs.latency import LatencyCost
+
+        return LatencyCost.read(cost), Path(cost).stem
     if is_table(cost):
         from bitplan.costs.table import TableCost
 

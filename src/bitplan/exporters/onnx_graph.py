@@ -19,6 +19,7 @@ from bitplan.core.records import Plan
 from bitplan.exporters.base import Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.exporters.capture import DOMAIN, capture
+from bitplan.exporters.onnx_layers import layers_of_nodes, mark_layers_
 from bitplan.quant.convert import integer_weights, weight_steps, weights_of
 
 Node = Any  # onnx.NodeProto
@@ -57,6 +58,7 @@ class Draft:
         }
         self.proto = capture(model, source.example, opset=opset)
         self.graph = self.proto.graph
+        self._layers = layers_of_nodes(self.graph.node, bits)
         self.written: dict[str, str] = {}  # layer → the value that is its weight
         self._onnx = onnx()
         self._names = {value.name for value in (*self.graph.initializer, *self.graph.input)}
@@ -164,6 +166,7 @@ class Draft:
         del self.graph.value_info[:], self.graph.metadata_props[:]
         for node in self.graph.node:
             del node.metadata_props[:]  # torch's stack traces
+        mark_layers_(self.graph.node, self._layers, source.plan.precisions)
         self._say_versions_()
         plan = json.dumps(json.loads(source.plan.to_json()))  # in one line
         self._onnx.helper.set_model_props(self.proto, {_PLAN: plan, _EXPORTER: exporter})

@@ -18,6 +18,7 @@ from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
 from bitplan.exporters.folding import fold_norms_
 from bitplan.exporters.onnx_biases import part_biases_, place_biases_
+from bitplan.exporters.onnx_float_weights import keep_float_weights_
 from bitplan.exporters.onnx_graph import Draft, dialect_of
 from bitplan.exporters.onnx_integer import clip_codes_, pool_codes_, quantize_in_bytes_
 from bitplan.exporters.onnx_kernels import name_float_products
@@ -89,6 +90,7 @@ def _say_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:
     pool_codes_(draft)
     look_up_codes_(draft)
     open_clips_(draft)
+    keep_float_weights_(draft)
 
 
 def _say_for_floats_(draft: Draft, widths: tuple[int, ...]) -> None:
@@ -98,3 +100,4 @@ def _say_for_floats_(draft: Draft, widths: tuple[int, ...]) -> None:
     quantize_in_pairs_(draft, widths)
     look_up_codes_(draft)
     open_clips_(draft)
+    keep_float_weights_(draft)

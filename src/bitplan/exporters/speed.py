@@ -40,7 +40,7 @@ def speed(
         raise InputError(f"{path} has no float form in a runtime to be compared with: speed is for onnx, openvino …")
     if not multiplies_bytes():
         _log.warning("this CPU has no instructions for products of bytes (VNNI, AMX): integers will not be fast here")
-    args, kwargs = _repeated(example, batch)
+    args, kwargs = repeated(example, batch)
     with tempfile.TemporaryDirectory() as folder, inference(model):
         plain = Path(folder) / "float.onnx"
         write_float(model, example, plain)
@@ -74,7 +74,7 @@ def write_float(model: nn.Module, example: Any, path: Path) -> None:
     draft.save(source, path, exporter="float")
 
 
-def _repeated(example: Any, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def repeated(example: Any, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The first sample as often as the batch says."""
 
     def repeat(value: Any) -> Any:

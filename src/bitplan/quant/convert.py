@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
 from bitplan.core.integers import Integers
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
+from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall
 from bitplan.quant.factory import Options, Quantizers, Told
@@ -28,6 +30,8 @@ from bitplan.quant.root import root_of as root_of
 from bitplan.quant.sharing import save_once_
 from bitplan.quant.sites import find_sites
 
+BYTE = 8
+_log = logging.getLogger(__name__)
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
@@ -54,6 +58,8 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     chosen = replace(before, **changes)
     if chosen.integer and plan.integers is None:
         plan = plan.model_copy(update={"integers": _looked_for(model, example)})
+    if chosen.integer:
+        plan = with_inputs_in_bytes(plan)
     quantized = copied(model)
     _install_(quantized, plan, chosen)
     setattr(quantized, PLAN, plan)
@@ -65,6 +71,30 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     if not is_proven(quantized, plan):
         prove_when_run_(quantized)
     return quantized
+
+
+def with_inputs_in_bytes(plan: Plan) -> Plan:
+    """A plan for integer kernels: layers that read what such a kernel makes read 8 bits, where they were to read more.
+
+    ONNX Runtime's convolutions of integers give integers; one that was to give floats would be computed in floats.
+    """
+    assert plan.integers is not None
+    fed = [
+        layer
+        for layer, source in plan.integers.feeds.items()
+        if layer in plan.precisions and not plan.precisions[layer].quantizes_inputs
+        if source in plan.precisions and _in_bytes(plan.precisions[source])
+    ]
+    if not fed:
+        return plan
+    shown = ", ".join(fed[:3]) + (" …" if len(fed) > 3 else "")
+    _log.info("the inputs of %d layers have 8 bits, not floats, since integer kernels make them: %s", len(fed), shown)
+    lowered = {layer: Precision(weight_bits=plan.precisions[layer].weight_bits, act_bits=BYTE) for layer in fed}
+    return plan.model_copy(update={"precisions": plan.precisions | lowered})
+
+
+def _in_bytes(precision: Precision) -> bool:
+    return max(precision.weight_bits, precision.act_bits) <= BYTE
 
 
 def _looked_for(model: nn.Module, example: Any) -> Integers:

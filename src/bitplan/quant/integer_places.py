@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -61,6 +62,8 @@ class IntegerWatch:
         self._additions: dict[str, list[Addition]] = {}
         self._floats: dict[str, None] = {}
         self._sums: set[Key] = set()  # what residual additions made
+        self._flows: dict[Key, str] = {}  # the convolution that made a value, or what it was picked from
+        self._fed: dict[str, set[str]] = {}  # layer → those that it read of, "" for anything else
         for path, module in model.named_modules():
             module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
@@ -94,6 +97,7 @@ class IntegerWatch:
             additions=tuple(additions),
             norms={layer: path for layer, path in norms.items() if path},
             floats=tuple(floats),
+            feeds={layer: next(iter(made)) for layer, made in self._fed.items() if len(made) == 1 and "" not in made},
         )
 
     def _norm_of(self, layer: str) -> str:
@@ -155,7 +159,9 @@ class IntegerWatch:
         if not layers:
             self._floats |= {inside(call.path, name): None} if is_residual else {}
             return is_residual
-        seen = Addition(module=call.path, call=name, left=first, right=second, layers=layers)
+        fed = [self._flows[key] for key in keys if key in self._flows]  # an argument may be one's output as well
+        makers = tuple(dict.fromkeys((*layers, *fed)))
+        seen = Addition(module=call.path, call=name, left=first, right=second, layers=makers)
         self._additions.setdefault(seen.name, []).append(seen)
         return is_residual
 
@@ -163,21 +169,35 @@ class IntegerWatch:
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         if outputs:  # others only ask for a device or a shape
             self._readers.update({self._values.key(tensor) for tensor in inputs} & self._made_by.keys())
+        picks = operation.overloadpacket in _PICKING and inputs  # looked at before it may be written to
+        picked_from = self._flows.get(self._values.key(inputs[0])) if picks else None
         products = product_of(operation, arguments, output)
-        layers = [
-            (self._values.sources(product.second), product.kind) for product in products if product.kind != "embedding"
-        ]
+        weighted = [product for product in products if product.kind != "embedding"]
+        layers = [(self._values.sources(product.second), product.kind) for product in weighted]
         self._values.made(outputs, inputs, "", layer=bool(layers))
         self._values.wrote(written(operation, arguments), inputs, "")
-        for sources, kind in layers:
-            if len(sources) == 1 and kind in _CONVOLUTIONS:
-                (layer,) = map(layer_of, sources)
+        if picked_from is not None:
+            self._flows[self._values.key(outputs[0])] = picked_from
+        for (sources, kind), product in zip(layers, weighted, strict=True):
+            if len(sources) != 1:
+                continue
+            (layer,) = map(layer_of, sources)
+            self._fed.setdefault(layer, set()).add(self._flows.get(self._values.key(product.first), ""))
+            if kind in _CONVOLUTIONS:
                 key = self._values.key(outputs[0])
-                self._made_by[key] = layer
+                self._made_by[key] = self._flows[key] = layer
                 self._convolved.setdefault(layer, set()).add(key)
 
 
 _CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
+_PICKING = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training", "relu", "relu_", "hardtanh",
+        "hardtanh_", "clamp", "clamp_", "clamp_min", "clamp_min_", "max_pool2d_with_indices",
+    )
+)  # fmt: skip
+"""Operations after which a value can be rounded as well as before: they cut off, pick, or belong to the kernel."""
 
 
 def arguments_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Networks timed layer by layer in the runtime that will execute them."""
