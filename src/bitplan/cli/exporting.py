@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Input, Json, Threads
+from bitplan.cli.options import Input, Json, Threads, Trust
 from bitplan.cli.steps import fitting
 from bitplan.core.errors import InputError
 
@@ -42,6 +42,7 @@ def export(
     option: Annotated[list[str], typer.Option("--option", help="An option of the format: KEY=VALUE. Repeats.")] = [],
     graph: Annotated[Path | None, typer.Option(help="The graph that the plan was made from, for its shapes.")] = None,
     model: Own = None,
+    trust: Trust = False,
     input: Input = None,
     widen: Annotated[bool, typer.Option(help="Store wider, or leave float, what the format cannot hold.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
@@ -62,7 +63,7 @@ def export(
     plan_only = not make_exporter(to, options).needs_model
     check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
-    thing = what_is(source, Beside(shape=input, model=model), Pick(method, budget, seed, threads))
+    thing = what_is(source, Beside(shape=input, model=model, trust=trust), Pick(method, budget, seed, threads))
     made_of = thing.exported(plan_only=plan_only)
     example, spec = (None, None) if isinstance(made_of, Plan) else (thing.example, thing.spec)
     known: dict[str, Any] = {"graph": shapes or thing.recorded_graph, "example": example, "spec": spec}
@@ -71,6 +72,7 @@ def export(
     if isinstance(thing, RunNetwork) and not plan_only:
         chosen = {"--method": method, "--budget": budget, "--seed": seed}
         words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
+        words += ["--trust"] * trust
         print(
             f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}", file=sys.stderr
         )
@@ -87,6 +89,7 @@ def verify(
     seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
     model: Own = None,
+    trust: Trust = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Compare about this many samples; no scores then.")] = None,
     speed: Annotated[bool, typer.Option(help="Also measure size and time against the float network.")] = False,
     threads: Threads = None,
@@ -99,7 +102,7 @@ def verify(
     from bitplan.tasks.base import load_task
 
     data = load_task(task, **read_options(option)) if task else None
-    thing = what_is(against, Beside(model=model), Pick(method, budget, seed, threads))
+    thing = what_is(against, Beside(model=model, trust=trust), Pick(method, budget, seed, threads))
     network = thing.quantized
     data = data or thing.task
     if data is None:

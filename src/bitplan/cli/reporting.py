@@ -47,8 +47,10 @@ def report(
             print(f"no {name} figure: {reason}", file=sys.stderr)
 
 
-def write_page(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], path: Path) -> None:
-    """The page of a single plan, with the command line that made it."""
+def write_page(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], path: Path | None) -> None:
+    """The page of a single plan, with the command line that made it, where one was asked for."""
+    if path is None:
+        return
     from bitplan.reports.document import report_plan
 
     words = ["bitplan", *sys.argv[1:]]

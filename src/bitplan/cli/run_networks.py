@@ -13,6 +13,8 @@ from bitplan.cli.things import Typed
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
+from bitplan.core.trust import check_code
 
 if TYPE_CHECKING:
     from bitplan.core.records import Plan
@@ -54,7 +56,7 @@ class RunNetwork(Typed):
     @cached_property
     def model(self) -> Any:
         """Kept, or trained again."""
-        return _trained(self._run, self._result, self._words, self.pick.threads)
+        return _trained(self._setting, self._result, self._words, self.pick.threads)
 
     @cached_property
     def plan(self) -> Plan:
@@ -104,7 +106,9 @@ class RunNetwork(Typed):
     def _setting(self) -> Setting:
         from bitplan.study.setting import Setting
 
-        return Setting(self._run.study, self._run)
+        study, trust = self._run.study, self.beside.trust
+        check_code(study.model, self._run.file_of(Study), trust=trust)
+        return Setting(study, self._run, trust)
 
     @cached_property
     def _result(self) -> Result:
@@ -117,19 +121,20 @@ class RunNetwork(Typed):
         return self._run.study.words(self._result.trial)
 
 
-def _trained(run: RunFolder, result: Result, words: str, threads: int | None) -> Any:
+def _trained(setting: Setting, result: Result, words: str, threads: int | None) -> Any:
     """The network of a result; says what is trained, and where it scores otherwise than recorded."""
     from bitplan.cli.steps import limit_threads, progress_bar
     from bitplan.core.progress import clock
     from bitplan.study.networks import is_kept, trained_network
 
+    run = setting.run
     if is_kept(run, result):
         _tell(f"{words}, scored {result.score:.4g}")
     else:
         _tell(f"{words}, scored {result.score:.4g}: not kept, so it is trained again; about {clock(result.seconds)}")
         limit_threads(threads or _threads_of(run))
     with progress_bar("training again") as progress:
-        found = trained_network(run, result, progress=progress)
+        found = trained_network(run, result, progress=progress, trust=setting.trust)
     if not found.as_recorded:
         _tell(
             f"warning: this is not the network that the run had: it scores {found.score:.6g}, recorded is "

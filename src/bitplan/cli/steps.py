@@ -36,6 +36,7 @@ class MethodOptions:
     teacher_weights: str | None = None
     engine: str = "local"
     store: Path | None = None
+    trust: bool = False
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -46,7 +47,7 @@ class MethodOptions:
         return Context(
             task=None if self.task is None else read_task(self.task, self.task_option),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
-            teacher=teacher_of(self.teacher, self.teacher_weights),
+            teacher=teacher_of(self.teacher, self.teacher_weights, trust=self.trust),
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,
