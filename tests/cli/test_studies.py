@@ -106,6 +106,29 @@ def test_selections_within_any_budget(run, swept):
     assert "the table frontier is of trained networks" in err
 
 
+@pytest.mark.parametrize("labels", [("a b", "a-b"), ("a/b", "a_b"), ("x" * 300 + "1", "x" * 300 + "2")])
+def test_methods_whose_labels_look_alike_are_told_apart(run, tiny, labels):
+    """One ranks the groups in the other's reverse order."""
+    text = tiny.read_text().partition("[[methods]]")[0]
+    for name, label in zip(("first_to_last", "last_to_first"), labels, strict=True):
+        text += f'[[methods]]\nname = "{name}"\nlabel = "{label}"\n'
+    tiny.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    assert run("sweep", tiny, "--run", "run", "--trust")[0] == 0
+    code, out, err = run("tables", "run", "--which", "agreement", "--format", "csv")
+    assert code == 0, err
+    assert list(csv.reader(io.StringIO(out)))[1] == [*labels, "-1.0"]
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "..", ".", "a/../../out", "a/b"])
+def test_a_study_puts_its_run_where_runs_are_unless_the_user_says_otherwise(run, tiny, tmp_path, name):
+    tiny.write_text(tiny.read_text().replace("tiny & 100%_#", name))
+    code, _, err = run("sweep", tiny, "--trust")
+    assert code == 2
+    assert f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER" in err
+    assert [path.name for path in tmp_path.iterdir()] == [tiny.name]
+    assert run("sweep", tiny, "--trust", "--run", "here", "--dry-run")[0] == 0
+
+
 def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert json.loads(run("sweep", swept, "--trust", "--run", "run", "--json")[1])["trained"] == 0
     told = json.loads(run("status", "run", "--json")[1])
