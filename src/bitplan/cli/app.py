@@ -53,11 +53,14 @@ from bitplan.cli.steps import (
     read_rules,
     sureness,
 )
+from bitplan.cli.terminal import say
+from bitplan.cli.words import App, Verbs
 from bitplan.core.defaults import CHOICES, COST
 from bitplan.core.errors import InputError
 
-app = typer.Typer(
+app = App(
     name="bitplan",
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -69,7 +72,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from bitplan import __version__
 
-        print(f"bitplan {__version__}")
+        say(f"bitplan {__version__}")
         raise typer.Exit
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from bitplan.cli.options import Input, Json, Threads, Trust
 from bitplan.cli.steps import fitting
+from bitplan.cli.terminal import say, say_json, tell
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,14 +68,12 @@ def export(
     example, spec = (None, None) if isinstance(made_of, Plan) else (thing.example, thing.spec)
     known: dict[str, Any] = {"graph": shapes or thing.recorded_graph, "example": example, "spec": spec}
     path = write(made_of, output, to, force=force, **known, **options)
-    print(f"wrote {path} ({path.stat().st_size:,} bytes)", file=sys.stderr)
+    tell(f"wrote {path} ({path.stat().st_size:,} bytes)")
     if isinstance(thing, RunNetwork) and not plan_only:
         chosen = {"--method": method, "--budget": budget, "--seed": seed}
         words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
         words += ["--trust"] * trust
-        print(
-            f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}", file=sys.stderr
-        )
+        tell(f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}")
 
 
 def verify(
@@ -110,7 +108,7 @@ def verify(
     with fitting(network, data):
         verdict = compare(exported, network, data, limit=limit, speed=speed)
     if json:
-        print(verdict.to_json(), end="")
+        say_json(verdict.to_json())
     else:
         _show(verdict)
     if not verdict.passed:
@@ -119,28 +117,28 @@ def verify(
 
 def _show(verdict: Verdict) -> None:
     said = "equal" if verdict.codes_equal else "DIFFERENT"
-    print(f"codes        {said} in {verdict.layers} layers")
+    say(f"codes        {said} in {verdict.layers} layers")
     off = verdict.samples - verdict.close
-    print(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
-    print(f"; {_ties(verdict, off)}" if off else "")
+    say(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
+    say(f"; {_ties(verdict, off)}" if off else "")
     counts = f"{verdict.predictions_equal:,} of {verdict.predictions:,} equal ({100 * verdict.share:.2f} %)"
-    print(f"predictions  {counts}")
+    say(f"predictions  {counts}")
     if verdict.control is not None:
-        print(f"control      {100 * verdict.control:.2f} % equal to the model's own in double precision, ", end="")
-        print(f"{verdict.control_samples:,} samples")
+        say(f"control      {100 * verdict.control:.2f} % equal to the model's own in double precision, ", end="")
+        say(f"{verdict.control_samples:,} samples")
     if verdict.score is not None:
-        print(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
+        say(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
     if verdict.speed is not None:
         _show_speed(verdict.speed)
-    print(f"verdict      {_said(verdict)}")
+    say(f"verdict      {_said(verdict)}")
 
 
 def _show_speed(speed: Speed) -> None:
     """Ratios first: the times are this machine's."""
-    print(f"size         {speed.smaller:.2f} x smaller than float ({speed.bytes:,} bytes)")
+    say(f"size         {speed.smaller:.2f} x smaller than float ({speed.bytes:,} bytes)")
     counts = f"batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
     milliseconds = f"{1000 * speed.seconds:.2f} ms"
-    print(f"speed        {speed.faster:.2f} x the speed of float in {speed.runtime} ({milliseconds}, {counts})")
+    say(f"speed        {speed.faster:.2f} x the speed of float in {speed.runtime} ({milliseconds}, {counts})")
 
 
 def _said(verdict: Verdict) -> str:

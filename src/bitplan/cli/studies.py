@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bitplan.cli.options import Json, Trust
+from bitplan.cli.terminal import say, say_json, tell, tell_error
 from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def tables(
         return
     text = write(table, form or "md")
     if output is None:
-        print(text, end="")
+        say_json(text) if form == "json" else say(text, end="")
         return
     from bitplan.core.store import write_text
 
-    print(f"wrote {write_text(output, text)}", file=sys.stderr)
+    tell(f"wrote {write_text(output, text)}")
 
 
 def additivity(
@@ -174,7 +174,7 @@ def additivity(
         raise InputError("nothing to do: give --pairs or --networks")
     show_additivity(folder.pairs, folder.fit, as_json=json)
     for doubt in doubts(folder.pairs, folder.fit):
-        print(f"warning: {doubt}", file=sys.stderr)
+        tell(f"warning: {doubt}")
 
 
 def clean(
@@ -190,13 +190,13 @@ def clean(
     _ = RunFolder(run).study  # says what is wrong where it is none
     waste = find_waste(run, [read_study(study) for study in studies])
     for path in waste.paths:
-        print(path)
+        say(str(path))
     size = f"{len(waste.paths)} files and folders, {waste.bytes / 1e6:.1f} MB"
     if yes:
         clean_(waste)
-        print(f"removed {size}")
+        say(f"removed {size}")
     else:
-        print(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
+        say(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
 
 
 def demo(
@@ -233,8 +233,7 @@ def run_sweep(
             told: dict[str, Any] = {"retry_failed": retry, "only": only or None, "trust": trust}
             return sweep_study(study, folder, engine=engine, progress=progress, **told)
     except WriteError as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}. What is finished is kept: make room and sweep again", file=sys.stderr)
+        tell_error(f"{error}. What is finished is kept: make room and sweep again")
         raise typer.Exit(1) from None
 
 
@@ -250,4 +249,4 @@ def show_run(folder: Path) -> None:
         show_table(frontier(run))
     found = look(folder)
     show_status(found, as_json=False, by_method=found.done < found.total)
-    print(f"Next: bitplan compare {folder}", file=sys.stderr)
+    tell(f"Next: bitplan compare {folder}")

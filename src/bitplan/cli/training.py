@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,7 @@ from bitplan.cli.options import (
     WithValues,
 )
 from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
+from bitplan.cli.terminal import tell
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -93,7 +93,7 @@ def quantize(
     if task is not None:
         _calibrate_(made, task, task_option, samples, seed=None if plain else seed, warn=warn)
     elif _uncalibrated(made):
-        print("no --task: the first training batch will set the input steps", file=sys.stderr)
+        tell("no --task: the first training batch will set the input steps")
     _keep(made, output, network.spec)
 
 
@@ -202,7 +202,7 @@ def _keep(model: Any, output: Path, spec: str | None) -> None:
     from bitplan.quant.checkpoint import save_checkpoint
 
     save_checkpoint(model, output, spec=spec)
-    print(f"wrote {output}", file=sys.stderr)
+    tell(f"wrote {output}")
 
 
 def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:
