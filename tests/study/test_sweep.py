@@ -121,6 +121,16 @@ def test_nothing_that_a_study_needs_is_waste(swept, tmp_path, study):
     assert waste.bytes == 2
 
 
+def test_nothing_behind_a_link_is_waste(swept, tmp_path, study):
+    """A stranger's run may have a part that points anywhere."""
+    run = shutil.copytree(swept, tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (run / "jobs").symlink_to(tmp_path / "mine")
+    with pytest.raises(FileError, match="jobs is a link to what may not be the run's"):
+        find_waste(run, [study])
+
+
 def test_killed_at_random_moments_it_ends_with_the_same_table(swept, tmp_path, write):
     path, run = write(), tmp_path / "run"
     chance = random.Random(6)
