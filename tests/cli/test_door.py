@@ -131,7 +131,7 @@ def test_a_file_never_names_code(here, tmp_path):
     (here / "named" / "checkpoint.json").write_text(json.dumps(about))
     thing = what_is("named")
     for ask in (lambda: thing.model, lambda: thing.graph(RULES), lambda: thing.example, lambda: thing.weights):
-        with pytest.raises(InputError, match=r"names code \(evil:network\), which no file may"):
+        with pytest.raises(InputError, match=r"named/checkpoint.json names code to import \(evil:network\)"):
             ask()
     assert what_is("named", Beside(model="digits_resnet")).model is not None
 

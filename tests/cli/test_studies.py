@@ -34,7 +34,7 @@ def tiny(tmp_path, monkeypatch):
 @pytest.fixture
 def swept(run, tiny):
     """Its run, in the folder `run`."""
-    code, out, err = run("sweep", tiny, "--run", "run")
+    code, out, err = run("sweep", tiny, "--trust", "--run", "run")
     assert code == 0, err
     assert "18 of 18 trials done" in out
     assert "  18/18  from the last" in err
@@ -42,7 +42,7 @@ def swept(run, tiny):
 
 
 def test_a_dry_run_lists_the_trials_and_writes_nothing(run, tiny, tmp_path):
-    code, out, err = run("sweep", tiny, "--dry-run")
+    code, out, err = run("sweep", tiny, "--trust", "--dry-run")
     assert code == 0, err
     assert out.count("to do") == 18 + 1
     assert "18 of 18 trials to do: at most about" in out
@@ -106,8 +106,31 @@ def test_selections_within_any_budget(run, swept):
     assert "the table frontier is of trained networks" in err
 
 
+@pytest.mark.parametrize("labels", [("a b", "a-b"), ("a/b", "a_b"), ("x" * 300 + "1", "x" * 300 + "2")])
+def test_methods_whose_labels_look_alike_are_told_apart(run, tiny, labels):
+    """One ranks the groups in the other's reverse order."""
+    text = tiny.read_text().partition("[[methods]]")[0]
+    for name, label in zip(("first_to_last", "last_to_first"), labels, strict=True):
+        text += f'[[methods]]\nname = "{name}"\nlabel = "{label}"\n'
+    tiny.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    assert run("sweep", tiny, "--run", "run", "--trust")[0] == 0
+    code, out, err = run("tables", "run", "--which", "agreement", "--format", "csv")
+    assert code == 0, err
+    assert list(csv.reader(io.StringIO(out)))[1] == [*labels, "-1.0"]
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "..", ".", "a/../../out", "a/b"])
+def test_a_study_puts_its_run_where_runs_are_unless_the_user_says_otherwise(run, tiny, tmp_path, name):
+    tiny.write_text(tiny.read_text().replace("tiny & 100%_#", name))
+    code, _, err = run("sweep", tiny, "--trust")
+    assert code == 2
+    assert f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER" in err
+    assert [path.name for path in tmp_path.iterdir()] == [tiny.name]
+    assert run("sweep", tiny, "--trust", "--run", "here", "--dry-run")[0] == 0
+
+
 def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
-    assert json.loads(run("sweep", swept, "--run", "run", "--json")[1])["trained"] == 0
+    assert json.loads(run("sweep", swept, "--trust", "--run", "run", "--json")[1])["trained"] == 0
     told = json.loads(run("status", "run", "--json")[1])
     assert (told["done"], told["waiting"], told["failed"]) == (18, 0, [])
     assert list(told) == ["study", "total", "done", "shared", "running", "failed", "waiting", "seconds_left"]
@@ -116,19 +139,19 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert ["w4a4", "start", "█" * 24, "1/1"] in lines
     code, out, _ = run("store", "clean", "run", swept)
     assert (code, out) == (0, "0 files and folders, 0.0 MB, that none of these studies needs\n")
-    code, out, err = run("additivity", "run", "--pairs", 3, "--samples", 64, "--by", "loss")
+    code, out, err = run("additivity", "run", "--trust", "--pairs", 3, "--samples", 64, "--by", "loss")
     assert code == 0, err
     assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
 
     failing = RunFolder(tmp_path / "run").results[2].trial
     RunFolder(tmp_path / "run").failed.keep(failing.id, FailedTrial(trial=failing, fault="code", error="no luck"))
     (tmp_path / f"run/trials/{failing.id}.json").unlink()
-    code, out, _ = run("sweep", swept, "--run", "run")
+    code, out, _ = run("sweep", swept, "--trust", "--run", "run")
     assert code == 1
     assert "failed: w2a2 seed 0: no luck" in out
     assert ["w2a2", "█" * 12 + "░" * 12, "1/2", "1"] in [line.split() for line in out.splitlines()]
     assert "1 trials failed" in out
-    assert run("sweep", swept, "--run", "run", "--retry")[0] == 0
+    assert run("sweep", swept, "--trust", "--run", "run", "--retry")[0] == 0
 
 
 @pytest.mark.parametrize(

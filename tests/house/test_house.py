@@ -106,6 +106,24 @@ def test_each_optional_library_is_imported_in_the_file_named_beside_it(library, 
     assert users == ([] if home == "not used yet" else [home])
 
 
+def test_the_terminal_is_written_to_in_two_files():
+    """So that what stands in names is escaped wherever it is shown."""
+    writers = re.compile(r"(?<![\w.])print\(|\bConsole\(|\bProgress\(|std(?:out|err)\.write|click\.echo|typer\.echo")
+    users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if writers.search(path.read_text())]
+    assert users == ["cli/console.py", "cli/terminal.py"]
+
+
+def test_modules_are_imported_by_a_written_name_in_one_file():
+    """What a file names must not reach an import past `core/trust.py`; `__init__` imports our own."""
+    doors = re.compile(r"import_module|__import__|\brunpy\b|sys\.path|\b(?:exec|eval)\(")
+    users = [path for path in SOURCES if doors.search(path.read_text().replace(".eval()", ""))]
+    assert [str(path.relative_to(ROOT / "src/bitplan")) for path in users] == [
+        "__init__.py",
+        "__main__.py",
+        "core/trust.py",
+    ]
+
+
 def test_accelerate_is_imported_in_one_file():
     users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if "accelerate" in imported(path)]
     assert users == ["tune/loop.py"]

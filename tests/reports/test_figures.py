@@ -30,6 +30,14 @@ def test_every_figure_is_there_as_svg_pdf_and_png(made):
         assert path.read_bytes().startswith(starts[path.suffix])
 
 
+def test_settings_of_the_current_folder_have_no_say(made, run, tmp_path, monkeypatch):
+    """matplotlib reads a matplotlibrc that lies there; such settings may run LaTeX, with a preamble of anybody's."""
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
+    monkeypatch.setitem(matplotlib.rcParams, "lines.color", "red")
+    again = write_figures(run, tmp_path)
+    assert [path.read_bytes() for path in again.paths] == [path.read_bytes() for path in made.paths]
+
+
 def test_figures_are_one_column_wide(made):
     for path in made.paths:
         if path.suffix == ".svg":

@@ -42,6 +42,6 @@ def swept(tmp_path_factory):
     (home / "study.toml").write_text(STUDY)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parent)
-        summary = sweep(read_study(home / "study.toml"), home / "run")
+        summary = sweep(read_study(home / "study.toml"), home / "run", trust=True)
     assert (summary.done, summary.failed) == (18, ())
     return home / "run"

@@ -111,19 +111,19 @@ def test_without_a_spread_there_is_no_correlation():
 def test_both_experiments_on_a_run(swept, tmp_path):
     run = shutil.copytree(swept, tmp_path / "run")
     study = RunFolder(run).study
-    pairs = study_pairs(study, run, count=3, samples=64, by="loss")
-    fit = study_fit(study, run, steps=2, per_level=2)
+    pairs = study_pairs(study, run, count=3, samples=64, by="loss", trust=True)
+    fit = study_fit(study, run, steps=2, per_level=2, trust=True)
     assert (RunFolder(run).pairs, RunFolder(run).fit) == (pairs, fit)
     assert pairs.metric == "training loss"
     assert len(pairs.pairs) == 3
     assert isinstance(fit, Fit)
     assert fit.networks == len(fit.vectors) >= 5
-    high = Setting(study, RunFolder(run)).start(starts(study).high.id)
+    high = Setting(study, RunFolder(run), trust=True).start(starts(study).high.id)
     again = pair_drops(
         high,
         RunFolder(run).graph,
         study.choices,
-        Context(task=Setting(study, RunFolder(run)).task),
+        Context(task=Setting(study, RunFolder(run), trust=True).task),
         count=3,
         samples=64,
         by="loss",
@@ -131,4 +131,4 @@ def test_both_experiments_on_a_run(swept, tmp_path):
     assert again.alone == pairs.alone
     shutil.rmtree(run / "starts")
     with pytest.raises(InputError, match="has no network at w4a4 yet"):
-        study_pairs(study, run)
+        study_pairs(study, run, trust=True)

@@ -44,7 +44,7 @@ def test_a_network_is_trained_again_once_and_scores_as_recorded(run, study, requ
     result = choose(run, seed=1)
     assert not is_kept(run, result)
     told = []
-    found = trained_network(run, result, progress=lambda *what: told.append(what))
+    found = trained_network(run, result, progress=lambda *what: told.append(what), trust=True)
     assert told[-1][:2] == (6, 6)
     assert is_kept(run, result)
     assert found.as_recorded
@@ -54,7 +54,7 @@ def test_a_network_is_trained_again_once_and_scores_as_recorded(run, study, requ
     assert not list((run.path / "running").iterdir())
     assert not list((run.path / "leases").iterdir())
     request.getfixturevalue("untrainable")
-    again = trained_network(run, result)
+    again = trained_network(run, result, trust=True)
     for name, value in found.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
     assert find_waste(run.path, [study]).paths == ()
@@ -63,40 +63,40 @@ def test_a_network_is_trained_again_once_and_scores_as_recorded(run, study, requ
 def test_one_network_serves_all_trials_with_the_same_precisions(run, request):
     shared = next(ids for ids in run.agenda.trainings.values() if len(ids) > 1)
     first, *others = [result for result in run.results if result.trial.id in shared]
-    trained_network(run, first)
+    trained_network(run, first, trust=True)
     request.getfixturevalue("untrainable")
     for other in others:
-        assert trained_network(run, other).as_recorded
+        assert trained_network(run, other, trust=True).as_recorded
 
 
 def test_a_network_that_scores_otherwise_is_not_hidden(run):
     result = choose(run, method="w2a2")
     run.trials.keep(result.trial.id, result.model_copy(update={"score": result.score - 1.5}))
     for _ in range(2):  # just trained, and kept from before
-        found = trained_network(run, choose(run, method="w2a2"))
+        found = trained_network(run, choose(run, method="w2a2"), trust=True)
         assert not found.as_recorded
         assert (found.score, found.recorded) == (result.score, result.score - 1.5)
 
 
 def test_a_network_without_its_score_is_trained_again(run):
     result = choose(run)
-    found = trained_network(run, result)
+    found = trained_network(run, result, trust=True)
     found.folder.with_suffix(".json").unlink()  # a kill between the two
     assert not is_kept(run, result)
-    assert trained_network(run, result).as_recorded
+    assert trained_network(run, result, trust=True).as_recorded
     assert is_kept(run, result)
 
 
 def test_a_sweep_keeps_its_networks_where_asked(write, swept, tmp_path, request):
     folder, study = tmp_path / "kept", read_study(write(KEPT))
-    summary = sweep(study, folder, only=["eagl", "w4a4"])
+    summary = sweep(study, folder, only=["eagl", "w4a4"], trust=True)
     run = RunFolder(folder)
     kept = {path.name for path in (folder / "networks").iterdir() if path.is_dir()}
     assert len(kept) == summary.trained
     request.getfixturevalue("untrainable")
     before = {result.trial.id: result.score for result in RunFolder(swept).results}
     for result in run.results[2:]:
-        found = trained_network(run, result)
+        found = trained_network(run, result, trust=True)
         assert found.as_recorded
         assert result.score == before[result.trial.id], "keeping changes no score"
         trained = load(folder / f"trained/{result.training}.json", Trained)
@@ -118,7 +118,7 @@ def test_keeping_is_in_no_id(write, study, swept):
 
 def test_the_forecast_counts_networks_that_are_kept(write, study, tmp_path):
     keeping = read_study(write(KEPT))
-    plain, more = forecast(study, tmp_path / "none"), forecast(keeping, tmp_path / "none")
+    plain, more = forecast(study, tmp_path / "none", trust=True), forecast(keeping, tmp_path / "none", trust=True)
     network = trained_size(study)
     assert more.bytes_kept - plain.bytes_kept == 16 * network
 
@@ -130,8 +130,8 @@ def trained_size(study):
 
 def test_networks_of_trials_that_are_gone_are_waste(run, study, write):
     mine, other = choose(run, seed=0), choose(run, seed=1)
-    trained_network(run, mine)
-    left = trained_network(run, other).folder
+    trained_network(run, mine, trust=True)
+    left = trained_network(run, other, trust=True).folder
     fewer = read_study(write(("seeds = [0, 1]", "seeds = [0]")))
     waste = find_waste(run.path, [fewer])
     assert {path for path in waste.paths if path.parent.name == "networks"} == {left, left.with_suffix(".json")}
@@ -149,16 +149,16 @@ def test_networks_of_trials_that_are_gone_are_waste(run, study, write):
 def test_what_cannot_be_had_is_one_line(run, swept):
     start = run.results[0]
     with pytest.raises(InputError, match=rf"was not trained from a plan: its network is in .*starts/{start.trial.id}"):
-        trained_network(run, start)
+        trained_network(run, start, trust=True)
     result = choose(run)
     with held(run.path / f"leases/trained-{result.training}"), pytest.raises(FileError, match="another process trains"):
-        trained_network(run, result)
+        trained_network(run, result, trust=True)
     run.trials.keep(result.trial.id, result.model_copy(update={"training": "0123456789ab"}))
     with pytest.raises(FileError, match="training 0123456789ab, which its plan and recipe do not make"):
-        trained_network(run, choose(run))
+        trained_network(run, choose(run), trust=True)
     shutil.rmtree(run.path / "starts")
     with pytest.raises(FileError, match="no longer has the network that its trials start from"):
-        trained_network(run, result)
+        trained_network(run, result, trust=True)
     (run.path / f"plans/{result.plan}.json").unlink()
     with pytest.raises(FileError, match="no longer has the plan of"):
-        trained_network(run, result)
+        trained_network(run, result, trust=True)

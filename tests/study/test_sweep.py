@@ -87,7 +87,7 @@ def test_a_finished_run_is_only_read(swept, tmp_path):
     run = shutil.copytree(swept, tmp_path / "run")
     before = files(run)
     told = []
-    summary = sweep(RunFolder(run).study, run, progress=lambda *what: told.append(what))
+    summary = sweep(RunFolder(run).study, run, progress=lambda *what: told.append(what), trust=True)
     assert (summary.done, summary.trained) == (18, 0)
     assert files(run) == before
     assert all(total == 18 for _, total, _ in told)
@@ -98,7 +98,7 @@ def test_a_new_recipe_makes_new_trials_from_the_same_start(swept, tmp_path, writ
     other = read_study(
         write(("lr = 0.05", "lr = 0.02"), ("[start.recipe]\nsteps = 6", "[start.recipe]\nsteps = 6\nlr = 0.05"))
     )
-    summary = sweep(other, run, only=["w4a4"])
+    summary = sweep(other, run, only=["w4a4"], trust=True)
     assert summary.trained == 2
     assert summary.done == 2 + 2
     assert {one.trial.recipe.lr for one in RunFolder(run).results[2:]} == {0.02}, (
@@ -108,7 +108,7 @@ def test_a_new_recipe_makes_new_trials_from_the_same_start(swept, tmp_path, writ
     assert {path.parent.name for path in waste.paths} == {"trials"}
     clean_(waste)
     assert find_waste(run, [other]).paths == ()
-    assert sweep(other, run, only=["w4a4"]).trained == 0
+    assert sweep(other, run, only=["w4a4"], trust=True).trained == 0
 
 
 def test_nothing_that_a_study_needs_is_waste(swept, tmp_path, study):
@@ -119,6 +119,16 @@ def test_nothing_that_a_study_needs_is_waste(swept, tmp_path, study):
     waste = find_waste(run, [study])
     assert [path.name for path in waste.paths] == ["0123456789ab.json"]
     assert waste.bytes == 2
+
+
+def test_nothing_behind_a_link_is_waste(swept, tmp_path, study):
+    """A stranger's run may have a part that points anywhere."""
+    run = shutil.copytree(swept, tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    (run / "jobs").symlink_to(tmp_path / "mine")
+    with pytest.raises(FileError, match="jobs is a link to what may not be the run's"):
+        find_waste(run, [study])
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_table(swept, tmp_path, write):
@@ -147,7 +157,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_table(swept, tmp_path, w
 def test_two_sweeps_at_once_train_each_network_once(swept, tmp_path, write):
     path, run = write(), tmp_path / "run"
     diary_of(run).touch()
-    command = [sys.executable, "-m", "bitplan", "sweep", str(path), "--run", str(run)]
+    command = [sys.executable, "-m", "bitplan", "sweep", str(path), "--run", str(run), "--trust"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
     told = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -173,17 +183,17 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
         raise InputError("the disk of the GPU is on fire")
 
     monkeypatch.setattr(jobs, "finetune_", broken)
-    summary = sweep(study, run)
+    summary = sweep(study, run, trust=True)
     assert len(calls) == 1
     assert [one.trial.id for one in summary.failed] == list(RunFolder(run).agenda.trainings[failing.training])
     assert summary.done + len(summary.failed) == 18, "the one whose training was kept is done again from it"
     assert "the disk of the GPU is on fire" in summary.failed[0].error
     assert "in broken" in summary.failed[0].traceback
-    assert len(sweep(study, run).failed) == len(summary.failed)
+    assert len(sweep(study, run, trust=True).failed) == len(summary.failed)
     assert len(calls) == 1, "not tried again unless asked"
     assert status(run).failed == summary.failed
     monkeypatch.setattr(jobs, "finetune_", real)
-    again = sweep(study, run, retry_failed=True)
+    again = sweep(study, run, retry_failed=True, trust=True)
     assert (again.done, again.failed, again.trained) == (18, (), 1)
     assert table(run) == table(swept)
 
@@ -201,7 +211,7 @@ def test_a_method_that_fails_stops_no_other(swept, tmp_path, write):
         GAINS.register("broken")(dataclasses.dataclass(frozen=True)(Broken))
     run = shutil.copytree(swept, tmp_path / "run")
     changed = read_study(write(('name = "eagl"', 'name = "broken"')))
-    summary = sweep(changed, run)
+    summary = sweep(changed, run, trust=True)
     assert {one.trial.method for one in summary.failed} == {"broken"}
     assert len(summary.failed) == 4
     assert summary.done == 14
@@ -209,7 +219,7 @@ def test_a_method_that_fails_stops_no_other(swept, tmp_path, write):
 
 
 def test_a_start_that_fails_is_told(tmp_path, write):
-    summary = sweep(read_study(write(("lr = 0.1", "lr = 1e30"))), tmp_path / "run")
+    summary = sweep(read_study(write(("lr = 0.1", "lr = 1e30"))), tmp_path / "run", trust=True)
     assert [one.trial.method for one in summary.failed] == ["float"]
     assert "Diverged" in summary.failed[0].error
     assert summary.done == 0
@@ -222,12 +232,12 @@ def test_a_store_that_cannot_be_written_is_one_line(swept, tmp_path, study):
     for result in RunFolder(run).results[2:]:
         (run / "trials" / f"{result.trial.id}.json").unlink()
     with pytest.raises(FileError, match="cannot write .*trained") as caught:
-        sweep(study, run)
+        sweep(study, run, trust=True)
     assert "\n" not in str(caught.value)
     assert not list((run / "failures").glob("*")), "the trial is not to blame"
     assert not [path for path in run.rglob(".*") if path.is_file()]
     with pytest.raises(FileError, match="cannot write"):
-        sweep(study, run / "study.json" / "below a file")
+        sweep(study, run / "study.json" / "below a file", trust=True)
 
 
 def test_a_damaged_start_is_blamed_on_the_start(tmp_path, swept, study):
@@ -238,18 +248,18 @@ def test_a_damaged_start_is_blamed_on_the_start(tmp_path, swept, study):
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(FileError, match=rf"model.safetensors is damaged.*delete .*{start.id}, and a sweep"):
-        sweep(study, run)
+        sweep(study, run, trust=True)
     assert not list((run / "failures").glob("*.json")), "no trial is to blame"
     shutil.rmtree(path.parent)
-    assert sweep(study, run, only=["uniform"]).failed == ()
+    assert sweep(study, run, only=["uniform"], trust=True).failed == ()
     assert table(run) == table(swept)
 
 
 def test_two_studies_in_one_folder_each_count_their_own(tmp_path, swept, study, write):
     run = shutil.copytree(swept, tmp_path / "run")
     other = read_study(write(("seeds = [0, 1]", "seeds = [0]")))
-    assert (sweep(other, run).done, sweep(other, run).total) == (10, 10)
-    summary = sweep(study, run)
+    assert (sweep(other, run, trust=True).done, sweep(other, run, trust=True).total) == (10, 10)
+    summary = sweep(study, run, trust=True)
     assert (summary.done, summary.total, summary.trained) == (18, 18, 0)
 
 
@@ -263,7 +273,7 @@ def test_no_folder_is_listed_once_per_event(tmp_path, swept, study, monkeypatch)
             (run / "trials" / f"{result.trial.id}.json").unlink()
         listed.clear()
         told = []
-        sweep(study, run, only=only, progress=lambda *what, told=told: told.append(what))
+        sweep(study, run, only=only, progress=lambda *what, told=told: told.append(what), trust=True)
         counts.append((len(told), sorted(listed)))
     (few, once), (many, again) = counts
     assert many > few + 8
@@ -276,20 +286,20 @@ def test_only_some_methods_may_be_asked_for(tmp_path, swept, study):
     run = shutil.copytree(swept, tmp_path / "run")
     for result in RunFolder(run).results[2:]:
         (run / "trials" / f"{result.trial.id}.json").unlink()
-    assert sweep(study, run, only=["uniform"]).done == 2 + 4
+    assert sweep(study, run, only=["uniform"], trust=True).done == 2 + 4
     with pytest.raises(UnknownName, match="did you mean uniform"):
-        sweep(study, run, only=["unifrom"])
+        sweep(study, run, only=["unifrom"], trust=True)
 
 
 def test_bad_input_is_told_before_anything_is_trained(tmp_path, write):
     with pytest.raises(BudgetError, match="budget 40% cannot be met"):
-        sweep(read_study(write(('"70%"', '"40%"'))), tmp_path / "run")
+        sweep(read_study(write(('"70%"', '"40%"'))), tmp_path / "run", trust=True)
     assert not (tmp_path / "run").exists()
     with pytest.raises(UnknownName, match="unknown gain 'eagle'; did you mean eagl"):
-        sweep(read_study(write(('name = "eagl"', 'name = "eagle"'))), tmp_path / "run")
+        sweep(read_study(write(('name = "eagl"', 'name = "eagle"'))), tmp_path / "run", trust=True)
     ready = ("[start.float_recipe]\nsteps = 30\nlr = 0.1\n", ""), ("[start]\n", '[start]\ncheckpoint = "high"\n')
     with pytest.raises(InputError, match="no float network to teach"):
-        sweep(read_study(write(*ready)), tmp_path / "run")
+        sweep(read_study(write(*ready)), tmp_path / "run", trust=True)
 
 
 def test_a_checkpoint_that_is_ready_starts_the_trials(swept, tmp_path, write):
@@ -299,20 +309,20 @@ def test_a_checkpoint_that_is_ready_starts_the_trials(swept, tmp_path, write):
         ("[start.float_recipe]\nsteps = 30\nlr = 0.1\n[start.recipe]\nsteps = 6\n", ""),
         ("distill = 0.5", "distill = 0.0"),
     )
-    summary = sweep(read_study(write(*changes)), tmp_path / "run", only=["w4a4"])
+    summary = sweep(read_study(write(*changes)), tmp_path / "run", only=["w4a4"], trust=True)
     assert (summary.done, summary.failed) == (3, ())
     start, *_ = RunFolder(tmp_path / "run").results
     assert start.score == next(one for one in RunFolder(swept).results if one.trial.id == high.id).score
     other = read_study(write(*changes, ('choices = ["w2a2", "w4a4"]', 'choices = ["w2a2", "w8a8"]')))
     with pytest.raises(InputError, match="has 4 at w4a4, this study at w8a8"):
-        sweep(other, tmp_path / "other")
+        sweep(other, tmp_path / "other", trust=True)
     assert not RunFolder(tmp_path / "other").failed.ids(), "no trial is to blame"
 
 
 def test_the_forecast_lists_every_trial_and_writes_nothing(swept, tmp_path, write):
     alps = 'name = "alps"\noptions = { steps = 4 }'
     longer = ("[start.recipe]\nsteps = 6", "[start.recipe]\nsteps = 600")
-    found = forecast(read_study(write(('name = "eagl"', alps), longer)), tmp_path / "run")
+    found = forecast(read_study(write(('name = "eagl"', alps), longer)), tmp_path / "run", trust=True)
     assert not (tmp_path / "run").exists()
     assert len(found.lines) == 18
     assert not any(line.done for line in found.lines)
@@ -320,7 +330,7 @@ def test_the_forecast_lists_every_trial_and_writes_nothing(swept, tmp_path, writ
     assert found.seconds >= sum(line.seconds for line in found.lines) > 0
     assert list(found.methods) == ["alps"]
     assert found.bytes_kept > 2 * 4 * 32 * 32 * 3
-    assert all(line.done for line in forecast(RunFolder(swept).study, swept).lines)
+    assert all(line.done for line in forecast(RunFolder(swept).study, swept, trust=True).lines)
 
 
 def test_the_status_tells_done_running_failed_and_waiting(swept, tmp_path, study):

@@ -10,6 +10,7 @@ from formats import SYNSETS, encoded, noise, write_parquet
 from PIL import Image
 from torch import nn
 
+from bitplan.adapters.pillow import decode
 from bitplan.adapters.torchvision import torchvision
 from bitplan.core.errors import FileError, InputError
 from bitplan.tasks.base import load_task
@@ -148,6 +149,13 @@ def test_a_corrupt_image_is_named_and_can_be_skipped(imagenet_folders, caplog):
         assert [labels.tolist() for _, labels in task.batches("test", 1)] == [[0], [0], [1], [2], [2]]
     assert path.name in caplog.text
     assert task.score(Constant([0.0, 1.0, 0.0])) == pytest.approx(20)
+
+
+def test_no_program_is_run_for_an_image():
+    """Pillow hands PostScript to Ghostscript, whatever the file is called."""
+    drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(FileError, match="not an image in a known format"):
+        decode(drawing)
 
 
 def test_no_readable_image_is_no_score(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from bitplan.adapters.foreign import first_line, require
 from bitplan.core.errors import FileError, InputError
+
+_LARGEST = 2**31  # bytes of a graph as one message
 
 
 def onnx(purpose: str = "ONNX") -> ModuleType:
@@ -25,16 +28,92 @@ def onnx(purpose: str = "ONNX") -> ModuleType:
 
 
 def read(path: Path) -> Any:
-    """The model proto in a file; a file of another kind, or cut off, is one line."""
+    """The model proto in a file, external data taken in; a file of another kind, or cut off, is one line."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     library = onnx()
     try:
         model = library.load_model_from_string(path.read_bytes())
+        take_in_external_(model, path)
         library.checker.check_model(model)
+    except FileError:
+        raise
     except Exception as error:  # protobuf's and onnx's own kinds
         raise FileError(f"{path} is cut off or not an ONNX file ({first_line(error)}): export it again") from None
     return model
+
+
+def content_of(model: bytes | Path) -> bytes:
+    """An ONNX file's content, for a runtime; its external data is taken in, so that the runtime looks for none."""
+    if isinstance(model, bytes):
+        return model
+    content = model.read_bytes()
+    try:
+        proto = onnx().load_model_from_string(content)
+    except Exception:  # the runtime says what is wrong with it
+        return content
+    return proto.SerializeToString() if take_in_external_(proto, model) else content
+
+
+def take_in_external_(proto: Any, path: Path) -> bool:
+    """Replace references to other files by what these hold; tell whether there were any.
+
+    Such files lie in the folder of the ONNX file or below it: a path that leads elsewhere, by its words or by links, is
+    refused, since it would be read into what others see.
+    """
+    library = onnx()
+    away = library.TensorProto.EXTERNAL
+    external = [one for one in parts(proto, library.TensorProto) if one.external_data or one.data_location == away]
+    taken = 0
+    for tensor in external:
+        about = {entry.key: entry.value for entry in tensor.external_data}
+        with _beside(path, about.get("location", "")).open("rb") as file:
+            begin, length = _range(about, os.fstat(file.fileno()).st_size, path)
+            taken += length
+            if taken > _LARGEST:
+                raise FileError(f"{path} takes {taken:,} bytes from other files, and a graph ends at 2 GB")
+            file.seek(begin)
+            tensor.raw_data = file.read(length)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return bool(external)
+
+
+def _beside(path: Path, location: str) -> Path:
+    """The file that external data is in, where it lies in the folder of the ONNX file."""
+    folder = path.parent.resolve()
+    try:
+        found = (folder / location).resolve()
+        is_there = found.is_file()
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a zero in it, or links that go in a circle
+        is_there = False
+    if not is_there or Path(location).is_absolute() or ".." in Path(location).parts or not found.is_relative_to(folder):
+        raise FileError(f"{path} keeps data in {location!r}, which is no file in its own folder: it is not read")
+    return found
+
+
+def _range(about: Mapping[str, str], size: int, path: Path) -> tuple[int, int]:
+    """Where in a file of that size the data of a tensor begins, and how long it is."""
+    try:
+        begin = int(about.get("offset", 0))
+        length = int(about.get("length", size - begin))
+    except ValueError:
+        begin = length = -1
+    if not 0 <= begin <= begin + length <= size:
+        raise FileError(f"{path} keeps data in {about['location']!r} beyond its end ({size:,} bytes): export it again")
+    return begin, length
+
+
+def parts(message: Any, kind: type[Any]) -> Iterator[Any]:
+    """Every message of a kind inside another, in bodies of loops, branches and functions too."""
+    if isinstance(message, kind):
+        yield message
+        if kind is onnx().TensorProto:  # which holds no other
+            return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for one in value if isinstance(value, Sequence) else (value,):
+                yield from parts(one, kind)
 
 
 def by_name(inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:

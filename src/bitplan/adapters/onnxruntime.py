@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bitplan.adapters.foreign import first_line, require
-from bitplan.adapters.onnx import by_name
+from bitplan.adapters.onnx import by_name, content_of
 from bitplan.core.errors import FileError, InputError
 
 _KERNEL = "_kernel_time"
@@ -23,7 +23,7 @@ class Session:
 
     def __init__(
         self,
-        model: bytes | str | Path,
+        model: bytes | Path,
         *,
         threads: int | None = None,
         optimize: bool = True,
@@ -40,9 +40,11 @@ class Session:
             options.enable_profiling, options.profile_file_prefix = True, str(profile)
         levels = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-        content, name = (model, "this graph") if isinstance(model, bytes) else (str(model), str(model))
+        name = "this graph" if isinstance(model, bytes) else str(model)
         try:
-            self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(content_of(model), options, providers=["CPUExecutionProvider"])
+        except InputError:
+            raise
         except Exception as error:  # its own kinds, which share no base
             raise FileError(f"ONNX Runtime cannot run {name} ({first_line(error, 200)})") from None
         self.inputs: list[str] = [value.name for value in self._session.get_inputs()]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bitplan.adapters.foreign import require
-from bitplan.adapters.onnx import by_name, onnx
+from bitplan.adapters.onnx import by_name, content_of, onnx
 from bitplan.core.errors import FileError, InputError
 
 
@@ -22,7 +22,7 @@ class OpenVinoSession:
         require("openvino", "openvino", "running OpenVINO")
         import openvino
 
-        content = model if isinstance(model, bytes) else model.read_bytes()
+        content = content_of(model)
         what = "this graph" if isinstance(model, bytes) else str(model)
         graph = onnx().load_model_from_string(content).graph
         _refuse_narrow(graph, what)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Image
 
 T = TypeVar("T")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")  # not EPS, for which pillow runs a program
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -41,7 +42,7 @@ def _read(source: bytes | str, use: Callable[[Image], T]) -> T:
 
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with PIL.Image.open(file) as image:
+        with PIL.Image.open(file, formats=_FORMATS) as image:
             return use(image)
     except PIL.UnidentifiedImageError:
         raise FileError("not an image in a known format") from None

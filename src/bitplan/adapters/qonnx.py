@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from bitplan.adapters.foreign import first_line, require
-from bitplan.adapters.onnx import by_name, onnx
+from bitplan.adapters.onnx import by_name, content_of, onnx, parts
 from bitplan.core.errors import FileError
 
+_STANDARD = ("", "ai.onnx")
+_QUANT = ("qonnx.custom_op.general", "Quant")
 _IR = 10  # qonnx writes every node under onnx's newest IR, which may be ahead of what ONNX Runtime reads
 
 
@@ -24,8 +26,10 @@ class QuantSession:
 
     def __init__(self, model: bytes | Path) -> None:
         require("qonnx", "export", "running QONNX")
-        self._content = model if isinstance(model, bytes) else model.read_bytes()
-        graph = onnx().load_model_from_string(self._content).graph
+        self._content = content_of(model)
+        proto = onnx().load_model_from_string(self._content)
+        _refuse_foreign(proto, "this graph" if isinstance(model, bytes) else str(model))
+        graph = proto.graph
         self.inputs: list[str] = [value.name for value in graph.input]
         self.outputs: list[str] = [value.name for value in graph.output]
         self._ready: tuple[dict[str, tuple[int, ...]], Any] | None = None
@@ -65,6 +69,18 @@ class QuantSession:
             model = model.transform(change)
         self._ready = shapes, model
         return model
+
+
+def _refuse_foreign(proto: Any, what: str) -> None:
+    """Refuse nodes that are neither ONNX's own nor `Quant`.
+
+    qonnx imports the Python module that the domain of a node names, and some nodes of its own read further files.
+    """
+    for node in parts(proto, onnx().NodeProto):
+        if node.domain not in _STANDARD and (node.domain, node.op_type) != _QUANT:
+            raise FileError(
+                f"{what} has a node {node.op_type!r} of domain {node.domain!r}, which no QONNX export writes"
+            )
 
 
 @contextmanager

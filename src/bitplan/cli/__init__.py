@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
@@ -10,13 +9,16 @@ import sys
 def main() -> None:
     """Run a verb; bad input is one line and exit code 2, never a traceback."""
     from bitplan.cli.app import app
+    from bitplan.cli.terminal import tell_error, tell_traceback
     from bitplan.core.errors import InputError
+    from bitplan.core.shown import log_to_terminal
 
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    log_to_terminal()
+    sys.excepthook = tell_traceback
     try:
         app()
     except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        tell_error(error)
         sys.exit(2)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

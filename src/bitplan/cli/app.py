@@ -38,6 +38,7 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    Trust,
     WithValues,
 )
 from bitplan.cli.steps import (
@@ -52,11 +53,14 @@ from bitplan.cli.steps import (
     read_rules,
     sureness,
 )
+from bitplan.cli.terminal import say
+from bitplan.cli.words import App, Verbs
 from bitplan.core.defaults import CHOICES, COST
 from bitplan.core.errors import InputError
 
-app = typer.Typer(
+app = App(
     name="bitplan",
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -68,7 +72,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from bitplan import __version__
 
-        print(f"bitplan {__version__}")
+        say(f"bitplan {__version__}")
         raise typer.Exit
 
 
@@ -94,6 +98,7 @@ def plan(
     seed: Seed = 0,
     input: Input = None,
     values: WithValues = False,
+    trust: Trust = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
@@ -120,13 +125,12 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
-    setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
-    graph, gains = graph_and_gains(thing, rules, link, wanted, device, setting)
+    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
+    using = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust)
+    graph, gains = graph_and_gains(thing, rules, link, wanted, device, using)
     costs = priced(graph, cost, budget, choices)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
-    if html is not None:
-        reporting.write_page(chosen, graph, gains, costs, html)
+    reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
         from bitplan.cli.show import show_plan
 
@@ -145,6 +149,7 @@ def frontier(
     seed: Seed = 0,
     input: Input = None,
     values: WithValues = False,
+    trust: Trust = False,
     fix: Fix = [],
     free: Free = [],
     link: Link = [],
@@ -160,7 +165,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values)), Wanted(gain, choices, option)
+    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
     graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
     found = select_all(graph, gains, price_graph(cost, graph, choices))
     show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
@@ -171,6 +176,7 @@ def trace(
     target: Target,
     input: Input = None,
     values: WithValues = False,
+    trust: Trust = False,
     choices: Choices = CHOICES,
     fix: Fix = [],
     free: Free = [],
@@ -185,7 +191,7 @@ def trace(
     from bitplan.cli.door import Beside, what_is
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph = what_is(target, Beside(shape=input, values=values)).graph(rules, link)
+    graph = what_is(target, Beside(shape=input, values=values, trust=trust)).graph(rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 
@@ -217,6 +223,7 @@ def estimate(
     method: Annotated[str, typer.Argument(help="A method by name, or a table of gains (.csv, .json).")],
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
     model: Annotated[str | None, typer.Option(help="The model, for methods that look at it.")] = None,
+    trust: Trust = False,
     choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
@@ -234,14 +241,14 @@ def estimate(
     json: Json = False,
 ) -> None:
     """Estimate what each group gains from more bits: model + graph → gains."""
-    from bitplan.cli.door import what_is
+    from bitplan.cli.door import Beside, what_is
     from bitplan.core.records import Graph
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    weights = None if model is None else on_device(what_is(model).weights, device)
-    setting = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store)
-    gains = estimated(Wanted(method, choices, option), weights, loaded, setting)
+    weights = None if model is None else on_device(what_is(model, Beside(trust=trust)).weights, device)
+    using = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust)
+    gains = estimated(Wanted(method, choices, option), weights, loaded, using)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 

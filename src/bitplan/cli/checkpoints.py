@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitplan.cli.things import Typed, trace_model
+from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import InputError
+from bitplan.core.trust import check_code, names_code
 
 if TYPE_CHECKING:
     from bitplan.core.checkpoints import Checkpoint
@@ -87,7 +89,7 @@ class OwnCheckpoint(Typed):
     @property
     def spec(self) -> str | None:
         """What builds its network, unless that is code."""
-        return None if self._network is None or ":" in self._network else self._network
+        return None if self._network is None or names_code(self._network) else self._network
 
     @property
     def quantized(self) -> Any:
@@ -96,12 +98,10 @@ class OwnCheckpoint(Typed):
 
     @property
     def _network(self) -> str | None:
-        """What builds its network. A file may name the zoo's; code of the user's own only the user names."""
+        """What builds its network. A file may name the zoo's; code is imported where the user names or trusts it."""
         own = self._about.spec
-        if self.beside.model is None and own is not None and ":" in own:
-            raise InputError(
-                f"{self.written} names code ({own}), which no file may: say yourself what it is by --model"
-            )
+        if self.beside.model is None and own is not None:
+            check_code(own, Path(self.written) / ABOUT, trust=self.beside.trust, otherwise="name it by --model, or ")
         return self.beside.model or own
 
     @cached_property
@@ -120,7 +120,7 @@ class OwnCheckpoint(Typed):
 
     @cached_property
     def _about(self) -> Checkpoint:
-        from bitplan.core.checkpoints import ABOUT, Checkpoint
+        from bitplan.core.checkpoints import Checkpoint
         from bitplan.core.store import load
 
         return load(Path(self.written) / ABOUT, Checkpoint)

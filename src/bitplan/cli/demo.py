@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitplan.cli.show_runs import show_table
+from bitplan.cli.terminal import say, tell
 from bitplan.core.progress import clock
 from bitplan.core.runs import RunFolder
 from bitplan.reports.document import report as write_report
@@ -31,10 +31,9 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
 
     study = demo_study()
     titles = ", ".join(method.title for method in study.methods)
-    print(
+    tell(
         f"{len(study.methods)} methods ({titles}) at {', '.join(study.budgets)} of {study.cost}, {len(study.seeds)} "
-        f"seeds: everything goes to {folder}; run again, it goes on or only shows",
-        file=sys.stderr,
+        f"seeds: everything goes to {folder}; run again, it goes on or only shows"
     )
     summary = run_sweep(study, folder, workers=workers)
     run = RunFolder(folder)
@@ -42,12 +41,12 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
         return summary
     for table in (frontier(run), versus(run, study.methods[0].title), costs(run)):
         show_table(table)
-    print(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
+    say(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
     for sentence in findings(run):
-        print(f"  {sentence}")
+        say(f"  {sentence}")
     page = write_report(run, run.page)
-    print(f"The same to look at: {page}")
-    print(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
+    say(f"The same to look at: {page}")
+    say(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
     return summary
 
 

@@ -46,14 +46,14 @@ def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None
     return BuiltModel(typed, about)
 
 
-def teacher_of(written: str | None, weights: str | None, model: str | None = None) -> Any:
+def teacher_of(written: str | None, weights: str | None, model: str | None = None, *, trust: bool = False) -> Any:
     """The float network that teaches, with its weights; None where none was typed."""
     if written is None:
         if weights is not None:
             raise InputError("--teacher-weights are those of --teacher: name it too, or leave them out")
         return None
     own = (Path(written) / ABOUT).is_file()  # --model is about the network of such a folder
-    teacher = what_is(written, Beside(weights=weights, model=model if own else None))
+    teacher = what_is(written, Beside(weights=weights, model=model if own else None, trust=trust))
     if teacher.has_random_weights:
         raise InputError(f"{written} from the zoo has random weights, which teach nothing: add --teacher-weights")
     return teacher.model

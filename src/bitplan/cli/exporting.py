@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Input, Json, Threads
+from bitplan.cli.options import Input, Json, Threads, Trust
 from bitplan.cli.steps import fitting
+from bitplan.cli.terminal import say, say_json, tell
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def export(
     option: Annotated[list[str], typer.Option("--option", help="An option of the format: KEY=VALUE. Repeats.")] = [],
     graph: Annotated[Path | None, typer.Option(help="The graph that the plan was made from, for its shapes.")] = None,
     model: Own = None,
+    trust: Trust = False,
     input: Input = None,
     widen: Annotated[bool, typer.Option(help="Store wider, or leave float, what the format cannot hold.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
@@ -62,18 +63,17 @@ def export(
     plan_only = not make_exporter(to, options).needs_model
     check_free(output, force=force)
     shapes = load(graph, Graph) if graph else None
-    thing = what_is(source, Beside(shape=input, model=model), Pick(method, budget, seed, threads))
+    thing = what_is(source, Beside(shape=input, model=model, trust=trust), Pick(method, budget, seed, threads))
     made_of = thing.exported(plan_only=plan_only)
     example, spec = (None, None) if isinstance(made_of, Plan) else (thing.example, thing.spec)
     known: dict[str, Any] = {"graph": shapes or thing.recorded_graph, "example": example, "spec": spec}
     path = write(made_of, output, to, force=force, **known, **options)
-    print(f"wrote {path} ({path.stat().st_size:,} bytes)", file=sys.stderr)
+    tell(f"wrote {path} ({path.stat().st_size:,} bytes)")
     if isinstance(thing, RunNetwork) and not plan_only:
         chosen = {"--method": method, "--budget": budget, "--seed": seed}
         words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
-        print(
-            f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}", file=sys.stderr
-        )
+        words += ["--trust"] * trust
+        tell(f"Next: {shlex.join(['bitplan', 'verify', str(path), '--against', str(source), *words])}")
 
 
 def verify(
@@ -87,6 +87,7 @@ def verify(
     seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
     model: Own = None,
+    trust: Trust = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Compare about this many samples; no scores then.")] = None,
     speed: Annotated[bool, typer.Option(help="Also measure size and time against the float network.")] = False,
     threads: Threads = None,
@@ -99,7 +100,7 @@ def verify(
     from bitplan.tasks.base import load_task
 
     data = load_task(task, **read_options(option)) if task else None
-    thing = what_is(against, Beside(model=model), Pick(method, budget, seed, threads))
+    thing = what_is(against, Beside(model=model, trust=trust), Pick(method, budget, seed, threads))
     network = thing.quantized
     data = data or thing.task
     if data is None:
@@ -107,7 +108,7 @@ def verify(
     with fitting(network, data):
         verdict = compare(exported, network, data, limit=limit, speed=speed)
     if json:
-        print(verdict.to_json(), end="")
+        say_json(verdict.to_json())
     else:
         _show(verdict)
     if not verdict.passed:
@@ -116,28 +117,28 @@ def verify(
 
 def _show(verdict: Verdict) -> None:
     said = "equal" if verdict.codes_equal else "DIFFERENT"
-    print(f"codes        {said} in {verdict.layers} layers")
+    say(f"codes        {said} in {verdict.layers} layers")
     off = verdict.samples - verdict.close
-    print(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
-    print(f"; {_ties(verdict, off)}" if off else "")
+    say(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
+    say(f"; {_ties(verdict, off)}" if off else "")
     counts = f"{verdict.predictions_equal:,} of {verdict.predictions:,} equal ({100 * verdict.share:.2f} %)"
-    print(f"predictions  {counts}")
+    say(f"predictions  {counts}")
     if verdict.control is not None:
-        print(f"control      {100 * verdict.control:.2f} % equal to the model's own in double precision, ", end="")
-        print(f"{verdict.control_samples:,} samples")
+        say(f"control      {100 * verdict.control:.2f} % equal to the model's own in double precision, ", end="")
+        say(f"{verdict.control_samples:,} samples")
     if verdict.score is not None:
-        print(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
+        say(f"{verdict.metric:12} {verdict.score:.2f} exported, {verdict.reference:.2f} here")
     if verdict.speed is not None:
         _show_speed(verdict.speed)
-    print(f"verdict      {_said(verdict)}")
+    say(f"verdict      {_said(verdict)}")
 
 
 def _show_speed(speed: Speed) -> None:
     """Ratios first: the times are this machine's."""
-    print(f"size         {speed.smaller:.2f} x smaller than float ({speed.bytes:,} bytes)")
+    say(f"size         {speed.smaller:.2f} x smaller than float ({speed.bytes:,} bytes)")
     counts = f"batch {speed.batch}, {speed.threads} thread{'s' * (speed.threads > 1)}"
     milliseconds = f"{1000 * speed.seconds:.2f} ms"
-    print(f"speed        {speed.faster:.2f} x the speed of float in {speed.runtime} ({milliseconds}, {counts})")
+    say(f"speed        {speed.faster:.2f} x the speed of float in {speed.runtime} ({milliseconds}, {counts})")
 
 
 def _said(verdict: Verdict) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bitplan.cli.options import Files, Json
+from bitplan.cli.terminal import say, tell_error
 from bitplan.core.errors import FileError
 
 
@@ -58,9 +58,9 @@ def validate(files: Files) -> None:
     for file in files:
         try:
             record = load(file, Record)
-            print(f"{file}: {record.kind()} {record.id}, valid")
+            say(f"{file}: {record.kind()} {record.id}, valid")
         except FileError as error:
             bad += 1
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            tell_error(error)
     if bad:
         raise typer.Exit(2)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitplan.cli.options import Choices, First, Fix, Free, Input, Json, Last, Narrow, Target, WithValues
+from bitplan.cli.options import Choices, First, Fix, Free, Input, Json, Last, Narrow, Target, Trust, WithValues
 from bitplan.cli.steps import emit, progress_bar, read_rules
+from bitplan.cli.terminal import tell
 from bitplan.core.defaults import CHOICES
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def measure(
     option: Annotated[list[str], typer.Option("--option", help="An option of the file's format. Repeats.")] = [],
     input: Input = None,
     values: WithValues = False,
+    trust: Trust = False,
     fix: Fix = [],
     free: Free = [],
     first: First = None,
@@ -55,10 +56,10 @@ def measure(
     from bitplan.latency.measure import measure as measure_layers
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing = what_is(target, Beside(shape=input, values=values))
+    thing = what_is(target, Beside(shape=input, values=values, trust=trust))
     model, graph, folder = thing.model, thing.graph(rules), output.with_name(output.name + _KEPT)
     how = How(threads=threads, batch=batch, integer=integer, options=read_options(option))
-    how["announce"] = lambda seconds: print(f"about {clock(seconds)} to go", file=sys.stderr)
+    how["announce"] = lambda seconds: tell(f"about {clock(seconds)} to go")
     with progress_bar("measuring") as progress:
         found = measure_layers(
             model, thing.example, on, choices=choices, graph=graph, folder=folder, progress=progress, **how
@@ -71,7 +72,8 @@ def measure(
 
 def _show(found: Latency, output: Path) -> None:
     """Whole networks, what does not differ, whether times add up, and what to type next."""
-    from bitplan.cli.show import console, table
+    from bitplan.cli.console import console
+    from bitplan.cli.show import table
 
     about = found.about
     named = f"{about.model} in {about.runtime}, {about.threads} thread{'s' * (about.threads > 1)}, batch {about.batch}"

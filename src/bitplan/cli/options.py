@@ -65,4 +65,7 @@ TeacherWeights = Annotated[str | None, typer.Option(help="The teacher's weights,
 EngineName = Annotated[
     str, typer.Option("--engine", help="Where jobs run: local, local:workers=2, cluster:address=auto.")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Let files name code to import, and where jobs go: only where you know it.")
+]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps finished jobs: a killed estimate goes on there.")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bitplan.cli.terminal import tell
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,24 +37,26 @@ def report(
     if output is not None:
         from bitplan.reports.document import report as write_report
 
-        _tell(write_report(run, output, budget=budget))
+        _tell_written(write_report(run, output, budget=budget))
     if figures is not None:
         from bitplan.reports.figures import write_figures
 
         made = write_figures(run, figures, budget=budget)
         for path in made.paths:
-            _tell(path)
+            _tell_written(path)
         for name, reason in made.left_out.items():
-            print(f"no {name} figure: {reason}", file=sys.stderr)
+            tell(f"no {name} figure: {reason}")
 
 
-def write_page(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], path: Path) -> None:
-    """The page of a single plan, with the command line that made it."""
+def write_page(plan: Plan, graph: Graph, gains: Gains, costs: Sequence[Costs], path: Path | None) -> None:
+    """The page of a single plan, with the command line that made it, where one was asked for."""
+    if path is None:
+        return
     from bitplan.reports.document import report_plan
 
     words = ["bitplan", *sys.argv[1:]]
-    _tell(report_plan(plan, graph, gains, tuple(costs), path, command=shlex.join(words)))
+    _tell_written(report_plan(plan, graph, gains, tuple(costs), path, command=shlex.join(words)))
 
 
-def _tell(path: Path) -> None:
-    print(f"wrote {path} ({path.stat().st_size / 1e3:,.0f} kB)", file=sys.stderr)
+def _tell_written(path: Path) -> None:
+    tell(f"wrote {path} ({path.stat().st_size / 1e3:,.0f} kB)")

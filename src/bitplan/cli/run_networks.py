@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from bitplan.cli.terminal import tell
 from bitplan.cli.things import Typed
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
+from bitplan.core.trust import check_code
 
 if TYPE_CHECKING:
     from bitplan.core.records import Plan
@@ -54,12 +56,12 @@ class RunNetwork(Typed):
     @cached_property
     def model(self) -> Any:
         """Kept, or trained again."""
-        return _trained(self._run, self._result, self._words, self.pick.threads)
+        return _trained(self._setting, self._result, self._words, self.pick.threads)
 
     @cached_property
     def plan(self) -> Plan:
         """The one that the network was trained with."""
-        _tell(f"the plan of {self._run.study.words_over_seeds(self._result.trial)}")
+        tell(f"the plan of {self._run.study.words_over_seeds(self._result.trial)}")
         plans, name = self._run.plans, self._result.plan
         if name not in plans:
             raise FileError(
@@ -104,7 +106,9 @@ class RunNetwork(Typed):
     def _setting(self) -> Setting:
         from bitplan.study.setting import Setting
 
-        return Setting(self._run.study, self._run)
+        study, trust = self._run.study, self.beside.trust
+        check_code(study.model, self._run.file_of(Study), trust=trust)
+        return Setting(study, self._run, trust)
 
     @cached_property
     def _result(self) -> Result:
@@ -117,26 +121,27 @@ class RunNetwork(Typed):
         return self._run.study.words(self._result.trial)
 
 
-def _trained(run: RunFolder, result: Result, words: str, threads: int | None) -> Any:
+def _trained(setting: Setting, result: Result, words: str, threads: int | None) -> Any:
     """The network of a result; says what is trained, and where it scores otherwise than recorded."""
     from bitplan.cli.steps import limit_threads, progress_bar
     from bitplan.core.progress import clock
     from bitplan.study.networks import is_kept, trained_network
 
+    run = setting.run
     if is_kept(run, result):
-        _tell(f"{words}, scored {result.score:.4g}")
+        tell(f"{words}, scored {result.score:.4g}")
     else:
-        _tell(f"{words}, scored {result.score:.4g}: not kept, so it is trained again; about {clock(result.seconds)}")
+        tell(f"{words}, scored {result.score:.4g}: not kept, so it is trained again; about {clock(result.seconds)}")
         limit_threads(threads or _threads_of(run))
     with progress_bar("training again") as progress:
-        found = trained_network(run, result, progress=progress)
+        found = trained_network(run, result, progress=progress, trust=setting.trust)
     if not found.as_recorded:
-        _tell(
+        tell(
             f"warning: this is not the network that the run had: it scores {found.score:.6g}, recorded is "
             f"{found.recorded:.6g}. Another machine, version or number of --threads (1 where the sweep had workers) "
             f"trains otherwise; remove {found.folder} to train it again"
         )
-    _tell(f"its checkpoint is {found.folder}")
+    tell(f"its checkpoint is {found.folder}")
     return found.model
 
 
@@ -144,7 +149,3 @@ def _threads_of(run: RunFolder) -> int | None:
     """How many threads each worker of the run had, where its study says that there were workers."""
     options = run.study.engine_options
     return int(str(options.get("threads", 1))) if run.study.engine == "local" and options.get("workers") else None
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)

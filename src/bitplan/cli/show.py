@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bitplan.cli.console import console
+from bitplan.cli.terminal import say, say_json
 from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
@@ -21,15 +21,9 @@ from bitplan.plan.confidence import Confidence
 from bitplan.plan.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
-_WIDTH = 160  # where the output is no terminal
 _WIDE = 120  # from here on there is room for everything
 _NAMES = 40  # longer names of layers may be folded
 _UNSURE = "The gains by {} carry no standard errors, so how sure each choice is cannot be said"
-
-
-def console() -> Console:
-    """The terminal, or a plain wide page where the output goes into a file."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -298,14 +292,14 @@ def _change(first: Precision | None, second: Precision | None) -> str:
 
 
 def _print_json(content: object) -> None:
-    print(json.dumps(content, indent=1))
+    say_json(json.dumps(content, indent=1))
 
 
 def show_score(task: Any, scores: Mapping[str, float], facts: Mapping[str, Any], *, as_json: bool) -> None:
     """What a network scores on a task's test split, and what else there is to say."""
     if as_json:
-        print(json.dumps({"task": task.name, "scores": dict(scores), **facts}))
+        say_json(json.dumps({"task": task.name, "scores": dict(scores), **facts}))
         return
-    shown = ", ".join(f"{metric} {score:.2f}" for metric, score in scores.items())
+    listed = ", ".join(f"{metric} {score:.2f}" for metric, score in scores.items())
     more = "".join(f"; {name} {value}" for name, value in facts.items())
-    print(f"{shown} on the {task.size('test'):,} test samples of {task.name}{more}")
+    say(f"{listed} on the {task.size('test'):,} test samples of {task.name}{more}")

@@ -16,8 +16,11 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bitplan.cli.show import console, table
+from bitplan.cli.console import bar, console
+from bitplan.cli.show import table
+from bitplan.cli.terminal import say_json, tell
 from bitplan.core.progress import clock
+from bitplan.core.shown import shown
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.reports.formats import Column, Table, to_json
 
@@ -39,24 +42,19 @@ def showing_progress() -> Iterator[Callable[[int, int, str], None]]:
     if not sys.stderr.isatty():
         begin = time.perf_counter()
 
-        def tell(done: int, total: int, what: str) -> None:
+        def tell_event(done: int, total: int, what: str) -> None:
             since = clock(time.perf_counter() - begin)
-            print(f"{since:>8}  {done}/{total}  {what}", file=sys.stderr, flush=True)
+            tell(f"{since:>8}  {done}/{total}  {what}")
 
-        yield tell
+        yield tell_event
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    with bar("starting") as progress:
+        yield progress
 
 
 def show_table(content: Table) -> None:
     """A table of a run on the terminal; one that is too wide goes on below, its first column repeated."""
-    out, texts = console(), content.texts()
+    out, texts = console(), [[shown(text) for text in row] for row in content.texts()]
     for row, column in content.best:
         texts[row][column] = f"* {texts[row][column]}"
     widths = [_width(column, cells) for column, *cells in zip(content.columns, *texts, strict=True)]
@@ -67,14 +65,14 @@ def show_table(content: Table) -> None:
         if part > 0:
             out.print()
             rows = [row for row in rows if any(content.rows[row][column] is not None for column in columns[1:])]
-        shown = _headed([content.columns[column] for column in columns], _shared(widths, columns, out.width))
+        made = _headed([content.columns[column] for column in columns], _shared(widths, columns, out.width))
         for row in rows:
             cells = []
             for column in columns:
                 style = "bold" if (row, column) in content.best else ""
                 cells.append(Text(texts[row][column], style))
-            shown.add_row(*cells)
-        out.print(shown)
+            made.add_row(*cells)
+        out.print(made)
     for note in content.notes:
         out.print(_indented(note))
     if content.best:
@@ -85,9 +83,9 @@ def show_table(content: Table) -> None:
 def _headed(columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
     """An empty table with these columns, each exactly so wide."""
     made = table(*(f">{column.name}" if column.number else column.name for column in columns))
-    for shown, width in zip(made.columns, widths, strict=True):
-        shown.width = width
-        shown.no_wrap = False  # the headings of numbers may be folded
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+        column.no_wrap = False  # the headings of numbers may be folded
     return made
 
 
@@ -119,8 +117,8 @@ def _shared(widths: Sequence[_Width], columns: Sequence[int], room: int) -> list
     return list(given.values())
 
 
-def _indented(shown: str | RichTable) -> Padding:
-    return Padding(shown, (0, 0, 0, 2), expand=False)
+def _indented(content: str | RichTable) -> Padding:
+    return Padding(content, (0, 0, 0, 2), expand=False)
 
 
 def _parts(widths: Sequence[_Width], room: int) -> list[list[int]]:
@@ -137,7 +135,7 @@ def _parts(widths: Sequence[_Width], room: int) -> list[list[int]]:
 def print_tables(tables: Mapping[str, Table]) -> None:
     """Several tables as one JSON object."""
     content = {name: json.loads(to_json(one)) for name, one in tables.items()}
-    print(json.dumps(content, indent=1, ensure_ascii=False))
+    say_json(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> None:
@@ -163,7 +161,7 @@ def _print_status(status: Status) -> None:
     content = dataclasses.asdict(dataclasses.replace(status, study=status.study.name, failed=(), parts=()))  # type: ignore[arg-type]
     del content["parts"]
     content["failed"] = [{"trial": status.study.words(one.trial), "error": one.error} for one in status.failed]
-    print(json.dumps(content, indent=1))
+    say_json(json.dumps(content, indent=1))
 
 
 def _status_line(status: Status) -> str:
@@ -186,11 +184,11 @@ def _meters(status: Status) -> RichTable:
     whole = MethodProgress("all trials", status.total, status.done, len(status.failed))
     for part in (whole, *status.parts):
         full = _BAR * part.done // max(1, part.total)
-        bar = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
+        blocks = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
         counts = [f"{part.done}/{part.total}"]
         if status.failed:
             counts.append(str(part.failed or ""))
-        rows.add_row(Text(part.title, "bold" if part is whole else ""), bar, *counts)
+        rows.add_row(Text(shown(part.title), "bold" if part is whole else ""), blocks, *counts)
     return rows
 
 
@@ -222,20 +220,20 @@ def _print_forecast(study: Study, forecast: Forecast) -> None:
         trials.append({"id": trial.id, "trial": study.words(trial), "done": line.done, "seconds": line.seconds})
     names = [field.name for field in dataclasses.fields(forecast) if field.name != "lines"]
     sums = {name: getattr(forecast, name) for name in names}
-    print(json.dumps({"trials": trials, **sums}, indent=1))
+    say_json(json.dumps({"trials": trials, **sums}, indent=1))
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
     """How a sweep ended, as JSON."""
     counts = {"total": summary.total, "done": summary.done, "failed": len(summary.failed)}
-    print(json.dumps({"run": str(folder), **counts, "trained": summary.trained, "seconds": summary.seconds}))
+    say_json(json.dumps({"run": str(folder), **counts, "trained": summary.trained, "seconds": summary.seconds}))
 
 
 def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> None:
     """What both experiments say."""
     if as_json:
         records = [record for record in (pairs, fit) if record is not None]
-        print(json.dumps({record.kind(): json.loads(record.to_json()) for record in records}, indent=1))
+        say_json(json.dumps({record.kind(): json.loads(record.to_json()) for record in records}, indent=1))
         return
     out = console()
     if pairs is not None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitplan.cli.terminal import say_json, tell
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class MethodOptions:
     teacher_weights: str | None = None
     engine: str = "local"
     store: Path | None = None
+    trust: bool = False
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -46,7 +48,7 @@ class MethodOptions:
         return Context(
             task=None if self.task is None else read_task(self.task, self.task_option),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
-            teacher=teacher_of(self.teacher, self.teacher_weights),
+            teacher=teacher_of(self.teacher, self.teacher_weights, trust=self.trust),
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,
@@ -147,7 +149,7 @@ def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> N
         return
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
-    print(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}", file=sys.stderr)
+    tell(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}")
 
 
 def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
@@ -185,9 +187,9 @@ def emit(record: Record, output: Path | None, json: bool) -> bool:
 
     if output is not None:
         save(record, output)
-        print(f"wrote {output} ({record.kind()} {record.id})", file=sys.stderr)
+        tell(f"wrote {output} ({record.kind()} {record.id})")
     if json:
-        print(record.to_json(), end="")
+        say_json(record.to_json())
     return json
 
 
@@ -228,9 +230,7 @@ def progress_bar(what: str) -> Iterator[Any]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from bitplan.cli.console import bar
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+    with bar(what) as progress:
+        yield progress

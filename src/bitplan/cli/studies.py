@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Json
+from bitplan.cli.options import Json, Trust
+from bitplan.cli.terminal import say, say_json, tell, tell_error
 from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
@@ -37,20 +37,25 @@ def sweep(
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trials again.")] = False,
     only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
+    from bitplan.core.trust import check_code, check_engine
     from bitplan.study.spec import read_study
 
     read = read_study(study)
-    folder = run or Path("runs") / read.name
+    check_code(read.model, study, trust=trust)
+    if workers is None:
+        check_engine(read, study, trust=trust)
+    folder = run or _usual_folder(read.name)
     if dry_run:
         from bitplan.cli.show_runs import show_forecast
         from bitplan.study.forecast import forecast
 
-        show_forecast(read, folder, forecast(read, folder), as_json=json)
+        show_forecast(read, folder, forecast(read, folder, trust=trust), as_json=json)
         return
-    summary = run_sweep(read, folder, retry=retry, only=only, workers=workers)
+    summary = run_sweep(read, folder, retry=retry, only=only, workers=workers, trust=trust)
     if json:
         from bitplan.cli.show_runs import print_summary
 
@@ -59,6 +64,13 @@ def sweep(
         show_run(folder)
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _usual_folder(name: str) -> Path:
+    """Where the run of a study goes; its name stands in a file, and must not lead elsewhere."""
+    if Path(name).name != name or name == "..":
+        raise InputError(f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER")
+    return Path("runs") / name
 
 
 def status(run: RunPath, json: Json = False) -> None:
@@ -125,11 +137,11 @@ def tables(
         return
     text = write(table, form or "md")
     if output is None:
-        print(text, end="")
+        say_json(text) if form == "json" else say(text, end="")
         return
     from bitplan.core.store import write_text
 
-    print(f"wrote {write_text(output, text)}", file=sys.stderr)
+    tell(f"wrote {write_text(output, text)}")
 
 
 def additivity(
@@ -138,26 +150,31 @@ def additivity(
     samples: Annotated[int, typer.Option(min=1, help="Training samples to measure pairs on.")] = 512,
     by: Annotated[str, typer.Option(help="What pairs are measured by: score (the paper) or loss.")] = "score",
     networks: Annotated[int, typer.Option(min=0, help="How many random plans to train for a regression; 0: none.")] = 0,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
     from bitplan.cli.show_runs import show_additivity, showing_progress
     from bitplan.core.runs import RunFolder
+    from bitplan.core.studies import Study
+    from bitplan.core.trust import check_study
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
     study = folder.study
+    check_study(study, folder.file_of(Study), trust=trust)
     with showing_progress() as progress:
         if pairs:
-            study_pairs(study, run, progress=progress, count=pairs, samples=samples, by=by)
+            study_pairs(study, run, progress=progress, trust=trust, count=pairs, samples=samples, by=by)
         if networks:
             levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
-            study_fit(study, run, progress=progress, networks=networks, per_level=-(-networks // levels))
+            per_level = -(-networks // levels)
+            study_fit(study, run, progress=progress, trust=trust, networks=networks, per_level=per_level)
     if folder.pairs is None and folder.fit is None:
         raise InputError("nothing to do: give --pairs or --networks")
     show_additivity(folder.pairs, folder.fit, as_json=json)
     for doubt in doubts(folder.pairs, folder.fit):
-        print(f"warning: {doubt}", file=sys.stderr)
+        tell(f"warning: {doubt}")
 
 
 def clean(
@@ -173,13 +190,13 @@ def clean(
     _ = RunFolder(run).study  # says what is wrong where it is none
     waste = find_waste(run, [read_study(study) for study in studies])
     for path in waste.paths:
-        print(path)
+        say(str(path))
     size = f"{len(waste.paths)} files and folders, {waste.bytes / 1e6:.1f} MB"
     if yes:
         clean_(waste)
-        print(f"removed {size}")
+        say(f"removed {size}")
     else:
-        print(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
+        say(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
 
 
 def demo(
@@ -194,7 +211,13 @@ def demo(
 
 
 def run_sweep(
-    study: Study, folder: Path, *, retry: bool = False, only: list[str] | None = None, workers: int | None = None
+    study: Study,
+    folder: Path,
+    *,
+    retry: bool = False,
+    only: list[str] | None = None,
+    workers: int | None = None,
+    trust: bool = False,
 ) -> Summary:
     """Sweep with a bar on a terminal, or a line per event where there is none."""
     from bitplan.cli.show_runs import showing_progress
@@ -207,10 +230,10 @@ def run_sweep(
         engine = Local(workers=workers)
     try:
         with showing_progress() as progress:
-            return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+            told: dict[str, Any] = {"retry_failed": retry, "only": only or None, "trust": trust}
+            return sweep_study(study, folder, engine=engine, progress=progress, **told)
     except WriteError as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}. What is finished is kept: make room and sweep again", file=sys.stderr)
+        tell_error(f"{error}. What is finished is kept: make room and sweep again")
         raise typer.Exit(1) from None
 
 
@@ -226,4 +249,4 @@ def show_run(folder: Path) -> None:
         show_table(frontier(run))
     found = look(folder)
     show_status(found, as_json=False, by_method=found.done < found.total)
-    print(f"Next: bitplan compare {folder}", file=sys.stderr)
+    tell(f"Next: bitplan compare {folder}")

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.trust import names_code
 
 if TYPE_CHECKING:
     from bitplan.core.records import Graph, Plan
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class Beside:
     """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed.
 
-    `values` says that the network decides by the values of its input, and is traced with some.
+    `values` says that the network decides by the values of its input, and is traced with some; `trust` that code may be
+    imported which only a file names.
     """
 
     shape: str | None = None
@@ -30,6 +32,7 @@ class Beside:
     model: str | None = None
     seed: int = 0
     values: bool = False
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.fresh and self.weights is None:
@@ -149,7 +152,7 @@ class BuiltModel(Typed):
     @property
     def spec(self) -> str | None:
         """What was typed, unless it names code."""
-        return None if ":" in self.written else self.written
+        return None if names_code(self.written) else self.written
 
     @property
     def _at_hand(self) -> tuple[Any, Any]:

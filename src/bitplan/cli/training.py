@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +25,13 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    Trust,
     Unreached,
     Weights,
     WithValues,
 )
 from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
+from bitplan.cli.terminal import tell
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
@@ -62,6 +63,7 @@ def quantize(
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
+    trust: Trust = False,
     input: Input = None,
     values: WithValues = False,
     fix: Fix = [],
@@ -77,11 +79,10 @@ def quantize(
     from bitplan.core.records import Plan
     from bitplan.quant.convert import quantize as quantize_model
 
-    if (plan is None) == (to is None):
-        raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
+    _refuse_both(plan, to)
     warn = _only_warns(unreached)
     limit_threads(threads)
-    network = what_is(source, Beside(input, weights, fresh, model, seed, values))
+    network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:
         refuse_rules(rules, f"{plan} says what every layer gets")
@@ -92,7 +93,7 @@ def quantize(
     if task is not None:
         _calibrate_(made, task, task_option, samples, seed=None if plain else seed, warn=warn)
     elif _uncalibrated(made):
-        print("no --task: the first training batch will set the input steps", file=sys.stderr)
+        tell("no --task: the first training batch will set the input steps")
     _keep(made, output, network.spec)
 
 
@@ -109,6 +110,7 @@ def finetune(
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
+    trust: Trust = False,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
@@ -123,8 +125,8 @@ def finetune(
 
     told, chosen = read_recipe(recipe, set), read_task(task, task_option)
     limit_threads(threads)
-    network = what_is(source, Beside(None, weights, fresh, model, seed))
-    trained, guide = network.model, teacher_of(teacher, teacher_weights, model)
+    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
+    trained, guide = network.model, teacher_of(teacher, teacher_weights, model, trust=trust)
     if _only_warns(unreached) and is_quantized(trained):
         allow_unreached_(trained)
     work = output.with_name(f"{output.name}.training")
@@ -143,6 +145,7 @@ def evaluate(
     weights: Weights = None,
     fresh: Fresh = [],
     model: ModelName = None,
+    trust: Trust = False,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
@@ -153,7 +156,7 @@ def evaluate(
 
     chosen = read_task(task, task_option)
     limit_threads(threads)
-    network = what_is(source, Beside(None, weights, fresh, model, seed)).model
+    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust)).model
     _score(_in_integers(network, chosen) if integer else network, chosen, json)
 
 
@@ -162,6 +165,11 @@ def _in_integers(model: Any, task: Any) -> Any:
 
     with fitting(model, task):
         return integer(model, task.example())
+
+
+def _refuse_both(plan: Path | None, to: str | None) -> None:
+    if (plan is None) == (to is None):
+        raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
 
 
 def _only_warns(unreached: str) -> bool:
@@ -194,7 +202,7 @@ def _keep(model: Any, output: Path, spec: str | None) -> None:
     from bitplan.quant.checkpoint import save_checkpoint
 
     save_checkpoint(model, output, spec=spec)
-    print(f"wrote {output}", file=sys.stderr)
+    tell(f"wrote {output}")
 
 
 def _score(model: Any, task: Any, json: bool, **facts: Any) -> None:

@@ -2,6 +2,7 @@
 
 BitplanError
 └── InputError             the user's input cannot be used (the command line exits with 2)
+    ├── Untrusted          a file asks for code to be imported, which the user did not
     ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
     ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
     │   └── WriteError     a file cannot be written: full, read-only … (a sweep that it stops exits with 1)
@@ -30,6 +31,10 @@ class BitplanError(Exception):
 
 class InputError(BitplanError, ValueError):
     """The user's input cannot be used as it is."""
+
+
+class Untrusted(InputError):
+    """A file asks for what only the user may ask for: code to be imported, jobs to be sent away."""
 
 
 class FileError(InputError):

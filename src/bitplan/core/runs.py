@@ -252,7 +252,10 @@ class RunFolder:
         return [LeaseFile(part, job, path) for path, part, job in split]
 
     def parts(self) -> dict[RunPart, list[Path]]:
-        """The files and folders of every part."""
+        """The files and folders of every part; what lies elsewhere, behind a link, is not the run's."""
+        for part in RunPart:
+            if (self.path / part).is_symlink():
+                raise FileError(f"{self.path / part} is a link to what may not be the run's: remove it, or look there")
         return {part: sorted((self.path / part).glob("[!.]*")) for part in RunPart}
 
     @property

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from bitplan.core.errors import FileError, InputError, WriteError
 from bitplan.core.record import Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+_FOLDER = "folder"
 
 
 @contextmanager
@@ -26,6 +28,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     system refuses, in the block too, is a WriteError. Folders above the file are made.
     """
     target = Path(path)
+    refuse_no_file(target)
     temporary = _temporary_name(target)
     with _refusals_named(target):
         try:
@@ -78,6 +81,43 @@ def read_text(path: str | Path) -> str:
         raise FileError(f"{path} is not a text file (UTF-8)") from None
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def through_links(path: Path) -> Path:
+    """Where a name leads that a user wrote: its links stay, and what they point to is written.
+
+    Files of a run are written without this, since links in it may be anybody's: there a link is replaced.
+    """
+    try:
+        leads_on = path.is_symlink() and _kind_of_special(path) in (None, _FOLDER)
+        return path.resolve() if leads_on else path
+    except (OSError, RuntimeError):
+        raise WriteError(f"cannot write {path}: its links go in a circle") from None
+
+
+def refuse_no_file(target: Path) -> None:
+    """Refuse to put a file in the place of something else: renaming would replace a device too."""
+    kind = _kind_of_special(target)
+    if kind is not None:
+        raise WriteError(f"cannot write {target}: it is a {kind}, not a file")
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file or folder that is there."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):  # one is not there, or is no name
+        return False
+
+
+def _kind_of_special(path: Path) -> str | None:
+    """What stands at a path, or behind its links, if it is neither a file nor nothing."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    kinds = {stat.S_IFDIR: _FOLDER, stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+    return None if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "device")
 
 
 def sha256_of(path: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Generic, TypeVar
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Engine, Failure
-from bitplan.engines.lease import SilentHolders, held
+from bitplan.engines.lease import SilentHolders, held, read_lease
 from bitplan.engines.local import Local
 
 Job = TypeVar("Job", bound=Record)
 Outcome = TypeVar("Outcome", bound=Record)
+_log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds between two looks at what others do
 
 
@@ -73,9 +75,28 @@ class _Kept(Generic[Job, Outcome]):
                 return self.shelf.read(name)
             if not mine:
                 return None
-            outcome = self.work(claim.job)
+            try:
+                outcome = self.work(claim.job)
+            except Exception:
+                if self._overtaken(name):  # whoever finished it cleared away what this one was writing to
+                    return None
+                raise
+            if self.shelf.has(name):  # a process that took over was quicker, and what is finished stays as it is
+                return None
             self.shelf.keep(name, outcome)
             return outcome
+
+    def _overtaken(self, name: str) -> bool:
+        """Whether the lease that this process took is another's by now, or gone; a frozen process cannot notice."""
+        sign = read_lease(self.shelf.lease(name))
+        if sign is not None and sign.holder.here:
+            return False
+        _log.warning(
+            "another process took over %s while this one gave no sign of life (frozen, or cut off from the disk): "
+            "what that one finds is taken",
+            name,
+        )
+        return True
 
 
 def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:

@@ -38,6 +38,12 @@ class Holder:
         """Whether the process is known to have ended; on another machine nothing is known."""
         return self.machine == _machine() and _birth(self.pid) != self.born
 
+    @property
+    def here(self) -> bool:
+        """Whether it is this process."""
+        own = os.getpid()
+        return (self.machine, self.pid, self.born) == (_machine(), own, _birth(own))
+
 
 @dataclass(frozen=True)
 class Sign:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from bitplan.core.errors import InputError
+from bitplan.core.shown import log_to_terminal
 from bitplan.engines.base import attempt
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -118,6 +119,7 @@ def _serve(pipe: Connection, threads: int) -> None:
     """A worker's life: what to do, then item after item, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    log_to_terminal()
     try:
         work = pickle.loads(pipe.recv_bytes())
         if "torch" in sys.modules:

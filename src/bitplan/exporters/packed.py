@@ -108,10 +108,11 @@ class Packed(Exporter):
         return Execution(load_packed(path, model).eval())
 
 
-def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """The model in a packed file: outputs equal bit for bit those of the model that was exported.
 
-    Without `model` (a float model of the same kind, which stays as it is) the file must name a model of the zoo.
+    Without `model` (a float model of the same kind, which stays as it is) the file must name a model of the zoo,
+    or with `trust` code to import.
     """
     source = Path(path)
     with _opened(source) as (tensors, header):
@@ -127,7 +128,8 @@ def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
             steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
             tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
-    filled = quantize(from_zoo(header["spec"] or None, source) if model is None else model, plan, **options)
+    base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
+    filled = quantize(base, plan, **options)
     _check_types(filled, tensors, source)
     fill_(filled, tensors, source)
     return filled

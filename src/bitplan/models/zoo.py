@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ from bitplan.adapters.foreign import first_line
 from bitplan.adapters.networks import find_network, network_names
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
+from bitplan.core.trust import import_factory, names_code
 
 
 def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
@@ -64,8 +62,8 @@ def model_names() -> list[str]:
 
 def find_factory(name: str) -> Callable[[], Any]:
     """The function that builds the model of that name."""
-    if ":" in name:
-        return _import_factory(name)
+    if names_code(name):
+        return import_factory(name)
     factory: Callable[[], Any] | None = MODELS.get(name) if name in MODELS else find_network(name)
     if factory is None:
         raise _unknown(name)
@@ -77,22 +75,6 @@ def _unknown(name: str) -> InputError:
     if any(mark in name for mark in "/\\.") and not name.startswith("timm/"):  # it looks like a path
         return FileError(f"there is no file or folder {name}. {hint}")
     return UnknownName("model", name, model_names(), hint)
-
-
-def _import_factory(name: str) -> Callable[[], Any]:
-    module_name, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:  # as `python -m` would
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise InputError(f"cannot import {module_name!r} of {name}: {type(error).__name__}: {error}") from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UnknownName(f"factory in {module_name}", attribute, callables)
-    found: Callable[[], Any] = factory
-    return found
 
 
 def _on_meta(factory: Callable[[], Any]) -> Any:

@@ -16,6 +16,7 @@ from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
+from bitplan.core.trust import check_code, import_factory, names_code
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.loading import fill_, read_for
 from bitplan.quant.lsq import positive
@@ -51,11 +52,11 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load_checkpoint(path: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
     """Read a checkpoint folder; a foreign file or folder of weights needs `model` and fills a copy.
 
-    Without `model`, the checkpoint must name a model of the zoo. Pickles are read by torch's weights-only
-    loader.
+    Without `model`, the checkpoint must name a model of the zoo, or with `trust` code to import. Pickles are read by
+    torch's weights-only loader.
     """
     source = Path(path)
     if not source.exists():
@@ -69,7 +70,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
         fill_(filled, read_for(filled, source), source)
         return filled
     about = load(source / ABOUT, Checkpoint)
-    base = from_zoo(about.spec, source) if model is None else model
+    base = from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
@@ -85,13 +86,14 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     return filled
 
 
-def from_zoo(spec: str | None, source: Path) -> nn.Module:
-    """The model of the zoo that a file names."""
+def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Module:
+    """The model of the zoo that a file names; where it is trusted, also what code that it names builds."""
     if spec is None:
         raise InputError(
             f"{source} names no model of the zoo: give the one it belongs to, --model (in Python: model=…)"
         )
-    factory = MODELS.get(spec) if spec in MODELS else find_network(spec)
+    check_code(spec, source, trust=trust, otherwise="give the model itself, or ")
+    factory = import_factory(spec) if names_code(spec) else MODELS.get(spec) if spec in MODELS else find_network(spec)
     if factory is None:
         raise UnknownName(
             "model of the zoo",

@@ -55,7 +55,9 @@ def draw_figure(
 def _style() -> Iterator[None]:
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a matplotlibrc in the current folder, which may be anybody's, has no say
+        matplotlib.rcParams.update(_STYLE)
         yield
 
 

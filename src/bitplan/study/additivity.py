@@ -19,13 +19,12 @@ from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Fit, Pair, Pairs, Study
-from bitplan.engines.base import make_engine
 from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure, lowered_jobs
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import By, check_task, finish, sign_of, try_task
 from bitplan.gains.regression import Regression
-from bitplan.study.setting import Setting
+from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import is_made
 from bitplan.study.trials import starts
 
@@ -78,19 +77,23 @@ def _draw_pairs(names: Sequence[str], count: int, seed: int) -> list[tuple[str, 
     return sorted(drawn, key=every.index)
 
 
-def study_pairs(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Pairs:
+def study_pairs(
+    study: Study, folder: str | Path, *, progress: Progress | None = None, trust: bool = False, **options: Any
+) -> Pairs:
     """The first experiment on a run's network at the highest choice; kept in its folder."""
     run = RunFolder(Path(folder))
-    model, graph, context = _ready(Setting(study, run), progress)
+    model, graph, context = _ready(Setting(study, run, trust), progress)
     pairs = pair_drops(model, graph, study.choices, context, **options)
     run.keep(pairs)
     return pairs
 
 
-def study_fit(study: Study, folder: str | Path, *, progress: Progress | None = None, **options: Any) -> Fit:
+def study_fit(
+    study: Study, folder: str | Path, *, progress: Progress | None = None, trust: bool = False, **options: Any
+) -> Fit:
     """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
     run = RunFolder(Path(folder))
-    model, graph, context = _ready(Setting(study, run), progress)
+    model, graph, context = _ready(Setting(study, run, trust), progress)
     fit = Regression(**options).fit(model, graph, study.choices, context)
     run.keep(fit)
     return fit
@@ -106,7 +109,7 @@ def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Con
         recipe=study.recipe,
         teacher=setting.teacher(study.recipe),
         seed=study.gain_seed,
-        engine=make_engine(study.engine, study.engine_options),
+        engine=engine_of(study, trust=setting.trust),
         store=run.jobs,
         progress=progress,
     )

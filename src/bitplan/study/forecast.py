@@ -51,9 +51,9 @@ class Forecast:
     bytes_passing: int
 
 
-def forecast(study: Study, run_folder: str | Path) -> Forecast:
+def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
-    setting = Setting(study, RunFolder(Path(run_folder)))
+    setting = Setting(study, RunFolder(Path(run_folder)), trust)
     graph = setting.trace()
     setting.costs(graph)
     network = setting.network(study.start.seed)

@@ -13,7 +13,6 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Training
 from bitplan.core.trials import Result
 from bitplan.engines.lease import held
-from bitplan.models.zoo import load_model
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.jobs import Train
 from bitplan.study.setting import Setting
@@ -39,18 +38,20 @@ def is_kept(run: RunFolder, result: Result) -> bool:
     return bool(result.training) and run.networks.has(result.training) and run.kept.has(result.training)
 
 
-def trained_network(run: RunFolder, result: Result, *, progress: Progress | None = None) -> TrainedNetwork:
+def trained_network(
+    run: RunFolder, result: Result, *, progress: Progress | None = None, trust: bool = False
+) -> TrainedNetwork:
     """The network of a trained trial; one that is not kept is trained again, then kept.
 
     On the same machine, with the same versions and number of threads, training again gives the same network; whether
-    it did is what `as_recorded` says.
+    it did is what `as_recorded` says. `trust` allows the code that the run's study may name.
     """
-    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run)
+    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run, trust)
     job = training_of(run, result)
     if not is_kept(run, result):
         _train(setting, job, progress)
     place = run.networks.path(job.id)
-    model = load_checkpoint(place, load_model(setting.study.model)[0])
+    model = load_checkpoint(place, setting.bare_network())
     return TrainedNetwork(model, place, run.kept.read(job.id).score, result.score)
 
 

@@ -23,7 +23,9 @@ from bitplan.core.registry import MODELS
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe
+from bitplan.core.trust import check_code, check_engine
 from bitplan.costs.base import add_limited, price
+from bitplan.engines.base import Engine, make_engine
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
 from bitplan.quant.checkpoint import load_checkpoint
@@ -37,10 +39,14 @@ _KEPT_LINES = 100
 
 @dataclass(frozen=True)
 class Setting:
-    """A study and the folder of its run; small, so that it can travel to another process."""
+    """A study and the folder of its run; small, so that it can travel to another process.
+
+    `trust` says that the user allowed the code that the study names.
+    """
 
     study: Study
     run: RunFolder
+    trust: bool = False
 
     @property
     def task(self) -> Task:
@@ -56,7 +62,12 @@ class Setting:
         """The float network with the random weights of a seed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return load_model(self.study.model)[0]
+            return self.bare_network()
+
+    def bare_network(self, *, weightless: bool = False) -> nn.Module:
+        """The network as its factory makes it; the one way to the code that a study may name."""
+        self._check_code()
+        return load_model(self.study.model, weightless=weightless)[0]
 
     @property
     def graph(self) -> Graph:
@@ -67,8 +78,9 @@ class Setting:
 
     def trace(self) -> Graph:
         """The network traced on the task's example, under the study's rules."""
-        model, _ = load_model(self.study.model, weightless=True)
-        return trace(model, self.task.example(), rules=self.study.rules, name=self.study.model)
+        return trace(
+            self.bare_network(weightless=True), self.task.example(), rules=self.study.rules, name=self.study.model
+        )
 
     def costs(self, graph: Graph) -> list[Costs]:
         """The study's cost, then those that a budget names."""
@@ -78,6 +90,7 @@ class Setting:
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""
+        self._check_code()
         return copy.deepcopy(_checkpoint(str(self.run.starts.path(trial)), self.study.model))
 
     def teacher(self, recipe: Recipe | None) -> nn.Module | None:
@@ -98,6 +111,15 @@ class Setting:
             uses=self.graph.uses,
             integers=self.graph.integers,
         )
+
+    def _check_code(self) -> None:
+        check_code(self.study.model, f"the study {self.study.name}", trust=self.trust)
+
+
+def engine_of(study: Study, *, trust: bool) -> Engine:
+    """Where a study's jobs run; elsewhere than on this machine only where that is trusted."""
+    check_engine(study, f"the study {study.name}", trust=trust)
+    return make_engine(study.engine, study.engine_options)
 
 
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:

@@ -13,12 +13,12 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Trained, Training
 from bitplan.core.trials import Result, Trial
-from bitplan.engines.base import Engine, Failure, make_engine
+from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select
 from bitplan.study.jobs import Estimate, Train
-from bitplan.study.setting import Setting
+from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import MakeStart, check_start, is_made
 from bitplan.study.trials import agenda, estimation, starts
 
@@ -47,10 +47,12 @@ def sweep(
     progress: Progress | None = None,
     retry_failed: bool = False,
     only: Collection[str] | None = None,
+    trust: bool = False,
 ) -> Summary:
     """Run what is not in the folder yet; a trial that fails is written down and stops no other.
 
     `only` names methods by their titles. Several processes may sweep the same folder: each network is trained once.
+    `trust` allows what a study asks for beyond what is installed here: its own code, an engine at an address.
     """
     begin = time.perf_counter()
     listed = agenda(study)
@@ -60,9 +62,9 @@ def sweep(
             raise UnknownName("method of this study", title, titles)
     run = RunFolder(Path(run_folder))
     sweeper = _Sweeper(
-        Setting(study, run),
+        Setting(study, run, trust),
         listed,
-        engine or make_engine(study.engine, study.engine_options),
+        engine or engine_of(study, trust=trust),
         _Tally(study, [trial.id for trial in listed.trials], progress or (lambda *_: None)),
         retry_failed,
     )

@@ -1,0 +1,200 @@
+"""`-o` writes what it names, through links, and nothing else; and what stands in names is shown, never obeyed."""
+
+import json
+import logging
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+import bitplan
+from bitplan.cli.console import bar
+from bitplan.cli.terminal import tell_traceback
+from bitplan.core.shown import ShownLines, shown, shown_json
+from bitplan.core.store import load, save
+
+EVIL = "\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
+ESCAPED = r"\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
+
+
+@pytest.fixture
+def graph(run):
+    assert run("trace", "digits_resnet", "--narrow", "0", "-o", "graph.json")[0] == 0
+    return Path("graph.json")
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(run, graph):
+    Path("place").mkdir()
+    Path("place/old.json").write_text("old")
+    for link, target in (("link", "place/old.json"), ("second", "link"), ("dangling", "place/new.json")):
+        Path(link).symlink_to(target)
+    for link, target in (("second", "place/old.json"), ("dangling", "place/new.json")):
+        assert run("price", "bmac", graph, "-o", link)[0] == 0
+        assert load(target, bitplan.Costs).name == "bmac"
+        assert Path(link).is_symlink()
+    assert sorted(os.listdir("place")) == ["new.json", "old.json"]
+
+
+def test_a_checkpoint_is_written_through_a_link_too(run, tmp_path):
+    words = ("quantize", "digits_resnet", "--to", "w4a4", "--task", "digits", "--samples", "16", "-o")
+    assert run(*words, "real")[0] == 0
+    Path("link").symlink_to("real")
+    before = Path("real/model.safetensors").read_bytes()
+    assert run(*words, "link", "--seed", "1")[0] == 0
+    assert Path("link").is_symlink()
+    assert Path("real/model.safetensors").read_bytes() != before
+    code, _, err = run("quantize", "link", "--to", "w2a2", "-o", "real")
+    assert (code, err) == (2, "error: real is also what is read (link), and would be replaced: write to another name\n")
+
+
+def pipe():
+    os.mkfifo("pipe")
+    return "pipe"
+
+
+def hard_link():
+    os.link("graph.json", "same.json")
+    return "same.json"
+
+
+def circle():
+    Path("one").symlink_to("two")
+    Path("two").symlink_to("one")
+    return "one"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (lambda: "graph.json", "graph.json is also what is read (graph.json)"),
+        (lambda: "./x/../graph.json", "graph.json is also what is read (graph.json)"),
+        (hard_link, "same.json is also what is read (graph.json)"),
+        (pipe, "cannot write pipe: it is a pipe, not a file"),
+        (lambda: "/dev/null", "cannot write /dev/null: it is a device, not a file"),
+        (lambda: ".", "cannot write .: it is a folder, not a file"),
+        (circle, "cannot write one: its links go in a circle"),
+    ],
+)
+def test_what_must_not_be_written_is_refused_and_stays(run, graph, target, said):
+    Path("x").mkdir()
+    name, before = target(), graph.read_bytes()
+    for words in (
+        ("price", "bmac", graph, "-o", name),
+        ("plan", graph, "--gain", "uniform", "--budget", "70%", "--html", name),
+    ):
+        code, _, err = run(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert said in err
+    assert graph.read_bytes() == before
+    assert Path("/dev/null").is_char_device()
+
+
+def test_links_in_a_run_are_replaced_not_followed(tmp_path):
+    """A stranger's run must not have files elsewhere overwritten."""
+    (tmp_path / "mine.txt").write_text("mine")
+    run = bitplan.RunFolder(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "graph.json").symlink_to("../mine.txt")
+    run.keep(bitplan.trace(*bitplan.load_model("digits_resnet", weightless=True)))
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert not (tmp_path / "run" / "graph.json").is_symlink()
+
+
+@pytest.fixture
+def hostile(run, graph):
+    """Files in which every name is hostile."""
+    renamed = json.loads(graph.read_text().replace('"blocks.2.conv1"', json.dumps(f"{EVIL}layer")))
+    del renamed["id"], renamed["checksum"]
+    renamed["model"] = EVIL
+    Path("graph.json").write_text(json.dumps(renamed))
+    save_file(
+        {f"{EVIL}{n}.weight": __import__("numpy").zeros((256, 256), "float32") for n in range(3)}, "net.safetensors"
+    )
+    Path(f"{EVIL}.json").write_text("{")
+    Path("bad.toml").write_text(
+        f'name = {json.dumps(EVIL[:-1])}\n"{ESCAPED.replace(chr(92) + "x", chr(92) + "u00")}" = 1\n'
+    )
+    plan = run("plan", "graph.json", "--gain", "uniform", "--budget", "70%", "--json")[1]
+    Path("plan.json").write_text(plan)
+    Path("other.json").write_text(json.dumps(json.loads(plan.replace("w2a2", "w4a4")) | {"id": None, "checksum": None}))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trace", "graph.json"),
+        ("plan", "graph.json", "--gain", "uniform", "--budget", "70%"),
+        ("plan", "graph.json", "--gain", "uniform", "--budget", "70%", "--explain"),
+        ("plan", "graph.json", "--gain", "uniform", "--budget", "70%", "--json"),
+        ("frontier", "graph.json", "--gain", "uniform"),
+        ("price", "bmac", "graph.json"),
+        ("trace", "net.safetensors"),
+        ("trace", "net.safetensors", "--link", f"{EVIL}"),
+        ("validate", f"{EVIL}.json", "graph.json"),
+        ("diff", "plan.json", "other.json"),
+        ("sweep", "bad.toml"),
+        ("price", EVIL, "graph.json"),
+        ("price", f"--{EVIL}", "graph.json"),
+        (EVIL,),
+        ("trace", f"{EVIL}:network"),
+        ("export", "plan.json", "--to", "llama_cpp", "-o", f"{EVIL}out", "--widen"),
+    ],
+    ids=lambda words: " ".join(words).encode("unicode_escape").decode()[:60],
+)
+def test_names_are_shown_and_not_obeyed(run, hostile, words):
+    _, out, err = run(*words)
+    said = out + err
+    assert said
+    assert [character for character in said if not character.isprintable() and character != "\n"] == []
+
+
+def test_what_is_shown_says_the_same():
+    assert shown(f"a {EVIL} é ± \n\tb") == f"a {ESCAPED} é ± \n\tb"
+    assert shown("\udcff") == r"\udcff"
+    text = json.dumps({EVIL + "\U000e0001": "é"}, ensure_ascii=False)
+    assert json.loads(shown_json(text)) == json.loads(text)
+    assert shown_json(text).isprintable()
+
+
+def test_on_a_terminal_only_our_own_colours_have_an_effect(tmp_path):
+    """In a real one: the names of layers in a table, beside bars in colour."""
+    graph = bitplan.trace(*bitplan.load_model("digits_resnet", weightless=True))
+    layers = [layer.model_copy(update={"name": f"{layer.name}{EVIL}"}) for layer in graph.layers]
+    save(graph.model_copy(update={"layers": tuple(layers), "links": ()}), tmp_path / "graph.json")
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "bitplan", "trace", "graph.json"]
+    plain = {"TERM": "xterm-256color", "COLUMNS": "200"}
+    subprocess.run(words, cwd=tmp_path, stdout=theirs, stderr=theirs, check=True, env=os.environ | plain)
+    os.close(theirs)
+    said = b""
+    while chunk := _read(ours):
+        said += chunk
+    assert rb"\x1b]0;owned\x07" in said
+    assert b"\x1b[" in said, "our own"
+    for bad in (b"\x1b]", b"\x07", b"\x1b[8m", "\x9b".encode(), "\u202e".encode()):
+        assert bad not in said
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # closed at the other end
+        return b""
+
+
+def test_logs_bars_and_tracebacks_are_shown_too(capsys, monkeypatch):
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "layer %s", (EVIL,), None)
+    assert ShownLines().format(record) == f"layer {ESCAPED}"
+    tell_traceback(ValueError, ValueError(EVIL), None)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    with bar("starting") as move:
+        move(1, 2, f"{EVIL}[bold]x")
+    said = capsys.readouterr().err
+    assert said.count(ESCAPED) == 2
+    assert f"{ESCAPED}[bold]x" in said
+    assert "\x1b]" not in said
