@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.adapters.onnx import by_name, onnx
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import first_line
 
 _IR = 10  # qonnx writes every node under onnx's newest IR, which may be ahead of what ONNX Runtime reads
 

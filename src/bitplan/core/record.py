@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitplan.core.errors import FileError, RecordError, suggestion
+from bitplan.core.parsing import parse_json
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """The content of a file of an older format → the content of today's."""
@@ -97,7 +98,7 @@ class Record(Value):
         A file without its id line was edited on purpose and is taken as it is, unless it must be `sealed`: then id and
         checksum must be there. `of` is what it must belong to; formats that did not say so pass, unless sealed.
         """
-        whole = _parse(text)
+        whole = _parse(text, f": {_EDITED}; {cls.again}" if sealed else "")
         content = {key: value for key, value in whole.items() if key not in _HEAD}
         target = cls._target(whole.get("bitplan"))
         version = _check_format(target, whole.get("format"))
@@ -163,14 +164,11 @@ def _check_checksum(whole: Mapping[str, Any], advice: str) -> None:
         raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_EDITED}; {advice}")
 
 
-def _parse(text: str | bytes) -> dict[str, Any]:
+def _parse(text: str | bytes, advice: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        cut = isinstance(error, json.JSONDecodeError) and (
-            error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-        )
-        raise FileError(f"{'cut off' if cut else 'not JSON'} ({error})") from None
+        content = parse_json(text)
+    except FileError as error:
+        raise FileError(f"{error}{advice}") from None
     if not isinstance(content, dict):
         raise FileError(f"not a bitplan record but a JSON {type(content).__name__}")
     return content
