@@ -138,3 +138,13 @@ def test_a_record_may_nest_no_deeper_than_it_can_be_written_again(tmp_path, dept
     except FileError:
         return
     assert Record.from_json(read.to_json()) == read
+
+
+@pytest.mark.parametrize("written", ['"nan"', '"-inf"', '" Infinity"', "NaN", "1e999"])
+def test_a_number_that_is_none_enters_no_record_as_a_text_either(tmp_path, written):
+    text = '{"bitplan": "recipe", "format": 2, "steps": 3, "lr": %s}'
+    (tmp_path / "r.json").write_text(text % "0.5")
+    load(tmp_path / "r.json", Record)
+    (tmp_path / "r.json").write_text(text % written)
+    with pytest.raises(FileError, match="r.json"):
+        load(tmp_path / "r.json", Record)

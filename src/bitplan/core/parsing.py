@@ -31,11 +31,10 @@ _MOST_DIGITS = 20  # of a whole number: those of 64 bits
 def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
     """Say in one line that a file is not `what` it should be, and what to do about it."""
     try:
-        yield
-    except InputError as error:
-        if str(path) in str(error):
-            raise
-        raise FileError(f"{path}: {error}") from None
+        with named(path):
+            yield
+    except InputError:
+        raise
     except OSError as error:
         if error.errno is None:  # of a library, about the content
             raise _refusal(path, what, advice, error) from error
@@ -49,6 +48,17 @@ def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
                 f"trust it, raise the limit with {VARIABLE}=64GB"
             ) from error
         raise _refusal(path, what, advice, error) from error
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Put the name of a file before an error of ours that does not say it, where its content is used."""
+    try:
+        yield
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise FileError(f"{path}: {error}") from None
 
 
 def parse_json(text: str | bytes) -> Any:

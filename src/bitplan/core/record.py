@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -110,6 +112,8 @@ class Record(Value):
             if sealed:  # nobody wrote it by hand, so that it is damaged is said, not what the damage made of it
                 _check_checksum(whole, advice)
             raise
+        if _HIDDEN.search(str(text)) and not _is_finite(record.model_dump()):
+            raise FileError(f"a number of the {target.kind()} is not finite: {_EDITED}; {advice}")
         if "id" in whole:
             _check_seal(whole, record.id if version == target.format else identity(content, target), advice)
         if version != target.format:  # from before files carried a checksum and said what they belong to
@@ -135,6 +139,7 @@ class Record(Value):
 
 _EDITED = "the file was edited by hand or damaged"
 _ID = "_id"  # pydantic shows no name like this as a field
+_HIDDEN = re.compile(r'"\s*[+-]?(nan|inf)', re.IGNORECASE)  # texts that pydantic takes for numbers
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
 
@@ -172,6 +177,13 @@ def _parse(text: str | bytes, advice: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FileError(f"not a bitplan record but a JSON {type(content).__name__}")
     return content
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in a value are; others could not be written again."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _check_format(target: type[Record], version: object) -> int:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
@@ -127,7 +127,9 @@ def load_packed(path: str | Path, model: nn.Module | None = None) -> nn.Module:
             steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
             tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
-    filled = quantize(from_zoo(header["spec"] or None, source) if model is None else model, plan, **options)
+    base = from_zoo(header["spec"] or None, source) if model is None else model
+    with named(source):
+        filled = quantize(base, plan, **options)
     _check_types(filled, tensors, source)
     fill_(filled, tensors, source)
     return filled

@@ -14,7 +14,7 @@ import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
-from bitplan.core.parsing import parsing
+from bitplan.core.parsing import named, parsing
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
@@ -77,7 +77,8 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     else:
         with parsing(source / ABOUT, "a checkpoint as bitplan writes it", "write it again"):
             options = told_by(about.options)
-        filled = quantize(base, about.plan, **options)
+        with named(source):
+            filled = quantize(base, about.plan, **options)
     tensors, _ = read_safetensors(source / TENSORS)
     for name, stored in about.tied.items():
         if stored not in tensors:
