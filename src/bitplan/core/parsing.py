@@ -31,7 +31,7 @@ _MOST_DIGITS = 20  # of a whole number: those of 64 bits
 def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
     """Say in one line that a file is not `what` it should be, and what to do about it."""
     try:
-        with named(path):
+        with named(path, advice):
             yield
     except InputError:
         raise
@@ -51,14 +51,14 @@ def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def named(path: str | Path) -> Iterator[None]:
+def named(path: str | Path, advice: str = "") -> Iterator[None]:
     """Put the name of a file before an error of ours that does not say it, where its content is used."""
     try:
         yield
     except InputError as error:
         if str(path) in str(error):
             raise
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{path}: {error}{advice and '; '}{advice}") from None
 
 
 def parse_json(text: str | bytes) -> Any:

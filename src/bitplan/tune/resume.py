@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import first_line, parse_json, parsing
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
@@ -195,5 +195,9 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the header says in JSON, and the tensors."""
-    tensors, texts = read_safetensors(path)
-    return dict(parse_json(texts["bitplan"])), tensors
+    try:
+        tensors, texts = read_safetensors(path)
+        return dict(parse_json(texts["bitplan"])), tensors
+    except (FileError, KeyError) as error:
+        line = first_line(error)
+        raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
