@@ -157,7 +157,7 @@ def link(*names):
         (lambda text: text.replace('"format": 2', '"format": 0'), "no longer read"),
         (lambda text: text.replace('"format": 2', '"format": "two"'), "no format version"),
         (lambda text: text.replace('"macs": 300', '"macs": 301'), "edited by hand"),
-        (lambda text: text.replace('"macs": 300', '"macs": NaN'), "valid integer"),
+        (lambda text: text.replace('"macs": 300', '"macs": NaN'), "the number NaN is not finite"),
         (lambda text: "[" * 100_000, "not JSON"),
     ],
 )

@@ -11,8 +11,3 @@ def require(module: str, extra: str, purpose: str, *, library: str | None = None
     """Refuse where a module is not installed, without importing it; `library` is its name where that differs."""
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(library or module, extra, purpose)
-
-
-def first_line(error: BaseException, most: int = 120) -> str:
-    """The beginning of what an error says."""
-    return str(error).strip().partition("\n")[0][:most]

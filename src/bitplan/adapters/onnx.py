@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.memory import bounded
+from bitplan.core.parsing import first_line, parsing
+from bitplan.core.store import read_bytes
 
 _LARGEST = 2**31  # bytes of a graph as one message
 
@@ -32,14 +35,11 @@ def read(path: Path) -> Any:
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     library = onnx()
-    try:
-        model = library.load_model_from_string(path.read_bytes())
+    content = read_bytes(path)
+    with parsing(path, "an ONNX file", "export it again"), bounded(path):
+        model = library.load_model_from_string(content)
         take_in_external_(model, path)
         library.checker.check_model(model)
-    except FileError:
-        raise
-    except Exception as error:  # protobuf's and onnx's own kinds
-        raise FileError(f"{path} is cut off or not an ONNX file ({first_line(error)}): export it again") from None
     return model
 
 

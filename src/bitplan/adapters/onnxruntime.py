@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.adapters.onnx import by_name, content_of
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.parsing import first_line
 
 _KERNEL = "_kernel_time"
 

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
+from bitplan.core.memory import check_room
+from bitplan.core.parsing import parsing
+
+_ROWS = 256  # read at a time
+_VALUE = 64  # bytes that a value takes in Python beside its content
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -15,13 +20,18 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     require("pyarrow", "vision", f"reading {path}")
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            lacking = [name for name in names if name not in there]
-            if lacking:
-                raise FileError(f"{path} has no column {', '.join(lacking)}; it has {', '.join(there)}")
-            table = file.read(columns=list(names))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise FileError(f"{path} is cut off or not a parquet file ({first_line(error)}): fetch it again") from None
-    return {name: table[name].to_pylist() for name in names}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    taken = 0
+    with parsing(path, "a parquet file", "fetch it again"), pyarrow.parquet.ParquetFile(path) as file:
+        size = path.stat().st_size
+        there = file.schema_arrow.names
+        lacking = [name for name in names if name not in there]
+        if lacking:
+            raise FileError(f"{path} has no column {', '.join(lacking)}; it has {', '.join(there)}")
+        check_room(path, file.metadata.num_rows * len(names) * _VALUE, size)
+        for batch in file.iter_batches(_ROWS, columns=list(names)):  # one value may stand in a file once for all rows
+            taken += batch.nbytes + batch.num_rows * len(names) * _VALUE
+            check_room(path, taken, size)
+            for name in names:
+                columns[name] += batch[name].to_pylist()
+    return columns

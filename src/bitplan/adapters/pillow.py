@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Image
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000")
+"""What is read; of others, pillow runs a program (Ghostscript) for some."""
 T = TypeVar("T")
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")  # not EPS, for which pillow runs a program
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
 
@@ -42,8 +44,10 @@ def _read(source: bytes | str, use: Callable[[Image], T]) -> T:
 
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with PIL.Image.open(file, formats=_FORMATS) as image:
+        with PIL.Image.open(file, formats=FORMATS) as image:  # refuses images of more than 179 million pixels
             return use(image)
+    except FileError:
+        raise
     except PIL.UnidentifiedImageError:
         raise FileError("not an image in a known format") from None
     except Exception as error:  # pillow's readers raise many kinds on a damaged file

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.adapters.onnx import by_name, content_of, onnx, parts
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import first_line
 
 _STANDARD = ("", "ai.onnx")
 _QUANT = ("qonnx.custom_op.general", "Quant")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitplan.adapters.foreign import first_line, require
+from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 
 _WHOLE, _WORDS, _SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
@@ -54,13 +54,12 @@ def load_word_pieces(folder: Path) -> WordPieces:
             "another folder is given as the option tokenizer"
         )
     read_text(path)  # says in one line what prevents it
-    try:
+    lower = path.name == _WHOLE or _lower_case(folder / _SETTINGS)
+    with parsing(path, "a tokenizer", "fetch it again"):
         if path.name == _WHOLE:
             library: Any = tokenizers.Tokenizer.from_file(str(path))
         else:
-            library = tokenizers.BertWordPieceTokenizer(str(path), lowercase=_lower_case(folder / _SETTINGS))
-    except Exception as error:  # the library raises bare exceptions
-        raise FileError(f"{path} is cut off or not a tokenizer ({first_line(error)}): fetch it again") from None
+            library = tokenizers.BertWordPieceTokenizer(str(path), lowercase=lower)
     library.no_truncation()
     library.no_padding()
     begin, between, padding = (_mark(library, word, path) for word in ("[CLS]", "[SEP]", "[PAD]"))
@@ -77,7 +76,5 @@ def _mark(library: Any, word: str, path: Path) -> int:
 def _lower_case(settings: Path) -> bool:
     if not settings.is_file():
         return True
-    try:
-        return bool(json.loads(read_text(settings)).get("do_lower_case", True))
-    except (ValueError, AttributeError):
-        raise FileError(f"{settings} is not a tokenizer's JSON: fetch it again") from None
+    with parsing(settings, "a tokenizer's JSON", "fetch it again"):
+        return bool(parse_json(read_text(settings)).get("do_lower_case", True))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitplan.core.errors import InputError
+from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
 
@@ -79,16 +80,15 @@ def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
     """A recipe from a TOML file (its keys, or a table `recipe` of them), with single values over the file's."""
     content: dict[str, Any] = {}
     if path is not None:
-        try:
-            content = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not TOML: {error}") from None
+        with parsing(path, "a recipe", "write it again"):
+            content = parse_toml(read_text(path))
         content = content.get("recipe", content)
     told = read_options(written, "--set")
     for one, other in (("epochs", "steps"), ("steps", "epochs")):
         if one in told:
             content.pop(other, None)
-    return Recipe(**content | told)
+    with nullcontext() if path is None else parsing(path, "a recipe", "write it again"):
+        return Recipe(**content | told)
 
 
 def read_engine(written: str) -> Engine:

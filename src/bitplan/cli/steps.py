@@ -201,8 +201,8 @@ def fitting(model: Any, task: Any) -> Iterator[None]:
     except (RuntimeError, IndexError, TypeError) as error:
         if task is None or not hasattr(model, "named_modules"):
             raise
-        from bitplan.adapters.foreign import first_line
         from bitplan.core.errors import TraceError
+        from bitplan.core.parsing import first_line
         from bitplan.graph.trace import trace
 
         try:

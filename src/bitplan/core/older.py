@@ -20,7 +20,10 @@ _REASONS: tuple[tuple[str, RuleName], ...] = (
 
 def graph_of_format_1(content: dict[str, Any]) -> dict[str, Any]:
     """A graph from before a layer said which rule fixed it: its reason told."""
-    return content | {"layers": [_with_rule(layer) for layer in content.get("layers", ())]}
+    layers = content.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        return content  # what is wrong with it is said where it is checked
+    return content | {"layers": [_with_rule(layer) for layer in layers]}
 
 
 def _with_rule(layer: dict[str, Any]) -> dict[str, Any]:

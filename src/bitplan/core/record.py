@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitplan.core.errors import FileError, RecordError, suggestion
+from bitplan.core.parsing import parse_json
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """The content of a file of an older format → the content of today's."""
@@ -97,7 +100,7 @@ class Record(Value):
         A file without its id line was edited on purpose and is taken as it is, unless it must be `sealed`: then id and
         checksum must be there. `of` is what it must belong to; formats that did not say so pass, unless sealed.
         """
-        whole = _parse(text)
+        whole = _parse(text, f": {_EDITED}; {cls.again}" if sealed else "")
         content = {key: value for key, value in whole.items() if key not in _HEAD}
         target = cls._target(whole.get("bitplan"))
         version = _check_format(target, whole.get("format"))
@@ -109,6 +112,8 @@ class Record(Value):
             if sealed:  # nobody wrote it by hand, so that it is damaged is said, not what the damage made of it
                 _check_checksum(whole, advice)
             raise
+        if _HIDDEN.search(str(text)) and not _is_finite(record.model_dump()):
+            raise FileError(f"a number of the {target.kind()} is not finite: {_EDITED}; {advice}")
         if "id" in whole:
             _check_seal(whole, record.id if version == target.format else identity(content, target), advice)
         if version != target.format:  # from before files carried a checksum and said what they belong to
@@ -134,6 +139,7 @@ class Record(Value):
 
 _EDITED = "the file was edited by hand or damaged"
 _ID = "_id"  # pydantic shows no name like this as a field
+_HIDDEN = re.compile(r'"\s*[+-]?(nan|inf)', re.IGNORECASE)  # texts that pydantic takes for numbers
 _HEAD = frozenset({"bitplan", "format", "id", "of", "checksum"})
 
 
@@ -163,17 +169,21 @@ def _check_checksum(whole: Mapping[str, Any], advice: str) -> None:
         raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_EDITED}; {advice}")
 
 
-def _parse(text: str | bytes) -> dict[str, Any]:
+def _parse(text: str | bytes, advice: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        cut = isinstance(error, json.JSONDecodeError) and (
-            error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-        )
-        raise FileError(f"{'cut off' if cut else 'not JSON'} ({error})") from None
+        content = parse_json(text)
+    except FileError as error:
+        raise FileError(f"{error}{advice}") from None
     if not isinstance(content, dict):
         raise FileError(f"not a bitplan record but a JSON {type(content).__name__}")
     return content
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in a value are; others could not be written again."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _check_format(target: type[Record], version: object) -> int:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from bitplan.core.errors import FileError, InputError, WriteError
+from bitplan.core.memory import check_room, memory_for
 from bitplan.core.record import Record
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _FOLDER = "folder"
+_PARSED = 16  # times the bytes of a text is about the most that the values take that are parsed from it
 
 
 @contextmanager
@@ -76,9 +78,22 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 def read_text(path: str | Path) -> str:
     """Read a text file; what prevents it is said in one line."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_bytes(path, times=_PARSED).decode("utf-8")
     except UnicodeDecodeError:
         raise FileError(f"{path} is not a text file (UTF-8)") from None
+
+
+def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
+    """Read a file whole, after a look at its size: what is made of it takes so many times its bytes of memory."""
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            check_room(path, times * size, size)
+            content = file.read(size + 1)
+            if len(content) > size:  # it says no size, as a pipe does, or grows
+                content += file.read(memory_for(0) // times)
+                check_room(path, times * len(content), 0)
+            return content
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.precision import Precision
 from bitplan.core.store import read_text
 
@@ -33,13 +33,12 @@ def is_table(written: str | Path) -> bool:
 
 def is_record(written: str | Path) -> bool:
     """Whether what was written names a file of a record, which is read by what it says of itself."""
-    return Path(written).suffix == ".json" and Path(written).is_file() and _says_it_is_a_record(Path(written))
-
-
-def _says_it_is_a_record(path: Path) -> bool:
+    path = Path(written)
+    if path.suffix != ".json" or not path.is_file():
+        return False
     try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError):  # who reads it says why
+        content = parse_json(read_text(path))
+    except InputError:  # who reads it says why
         return False
     return isinstance(content, dict) and "bitplan" in content
 
@@ -86,7 +85,9 @@ def _is_comment(text: str) -> bool:
 
 
 def _csv_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    lines = [line for line in csv.reader(io.StringIO(read_text(path))) if line and not _is_comment(line[0])]
+    text = read_text(path)
+    with parsing(path, "a table", "write it again"):
+        lines = [line for line in csv.reader(io.StringIO(text)) if line and not _is_comment(line[0])]
     if not lines or len(lines[0]) < 2:
         raise FileError(f"{path}: the first line must name the columns, such as layer,w2a2,w4a4")
     columns = [cell.strip() for cell in lines[0][1:]]
@@ -104,10 +105,8 @@ def _json_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_content(path: str | Path) -> dict[str, Any]:
-    try:
-        content = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise FileError(f"{path}: not JSON ({error})") from None
+    with parsing(path, "a table", "write it again"):
+        content = parse_json(read_text(path))
     if not isinstance(content, dict) or "bitplan" in content:
         raise FileError(f"{path}: not a table; expected {{layer: {{precision: number}}}}")
     return content

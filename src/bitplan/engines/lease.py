@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bitplan.core.errors import WriteError
+from bitplan.core.parsing import parse_json
 
 PATIENCE = 60.0
 """Seconds without a sign of life after which a holder on another machine is given up."""
@@ -57,9 +59,18 @@ def read_lease(path: Path) -> Sign | None:
     """Look at a lease; None where there is none, or none that is whole yet."""
     try:
         touched = path.stat().st_mtime_ns
-        return Sign(Holder(**json.loads(path.read_text(encoding="utf-8"))), touched)
+        return Sign(_holder(parse_json(path.read_bytes())), touched)
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _holder(content: dict[str, Any]) -> Holder:
+    """Who a lease names, believed only where it can be one: numbers and tokens become parts of paths."""
+    holder = Holder(**content)
+    texts = (holder.machine, holder.born, holder.token)
+    if type(holder.pid) is not int or not all(isinstance(text, str) for text in texts) or not holder.token.isalnum():
+        raise ValueError("no process is like this")
+    return holder
 
 
 @contextlib.contextmanager

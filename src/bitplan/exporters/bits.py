@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bitplan.core.errors import InputError
+
+_MOST_BITS = 16
 _PIECE = 1 << 20  # codes at a time, a multiple of eight: each piece ends with a whole byte
 
 
@@ -29,6 +32,8 @@ def pack(codes: Tensor, bits: int, *, offset: bool = True) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, count: int, *, offset: bool = True) -> Tensor:
     """uint8 (bytes,) → signed codes (count,): int8 up to 8 bits, else int16."""
+    if not 1 <= bits <= _MOST_BITS or count < 0 or packed.numel() != packed_bytes(count, bits):
+        raise InputError(f"{packed.numel()} bytes do not hold {count} codes of {bits} bits")
     raw, middle = packed.numpy(), 1 << (bits - 1)
     step = packed_bytes(_PIECE, bits)
     codes = np.empty(count, np.int16 if bits > 8 else np.int8)

@@ -22,7 +22,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, unpack
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, read_plan
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, reading_plan
 from bitplan.exporters.onnx_running import Executed
 from bitplan.exporters.onnx_weights import check_range, dequantize_weights_, storage, stored_codes
 
@@ -81,16 +81,16 @@ class MatMulNBits(Exporter):
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, whose inputs are all float there, and the codes of both kinds of layers."""
-        proto, plan = read_plan(path)
-        codes = stored_codes(proto, plan, path)
-        tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-        products = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
-        for node in products:
-            blocks = node.input[1]
-            layer = blocks.removesuffix(BLOCKS)
-            if layer in plan.precisions and layer not in codes:
-                codes[layer] = _codes_of(node, tensors[blocks])
-                check_range(codes[layer], layer, plan.precisions[layer], path)
+        with reading_plan(path) as (proto, plan):
+            codes = stored_codes(proto, plan, path)
+            tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+            products = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
+            for node in products:
+                blocks = node.input[1]
+                layer = blocks.removesuffix(BLOCKS)
+                if layer in plan.precisions and layer not in codes:
+                    codes[layer] = _codes_of(node, tensors[blocks])
+                    check_range(codes[layer], layer, plan.precisions[layer], path)
         held = {layer: Precision.weights_only(planned.weight_bits) for layer, planned in plan.precisions.items()}
         in_order = {layer: codes[layer] for layer in plan.precisions if layer in codes}
         return ReadBack(held, in_order)

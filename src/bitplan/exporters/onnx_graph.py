@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import checked_bytes, onnx, read
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.parsing import parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
@@ -230,26 +233,33 @@ def dialect_of(path: Path) -> Dialect | None:
 @lru_cache(maxsize=8)
 def _read_dialect(path: Path, changed: int, size: int) -> Dialect:
     proto = read(path)
-    return Dialect(_properties(proto).get(_EXPORTER, ""), frozenset(node.op_type for node in proto.graph.node))
+    with _own(path):
+        return Dialect(_properties(proto).get(_EXPORTER, ""), frozenset(node.op_type for node in proto.graph.node))
 
 
 def _properties(proto: Any) -> dict[str, str]:
     return {entry.key: entry.value for entry in proto.metadata_props}
 
 
-def read_plan(path: Path) -> tuple[Any, Plan]:
-    """An ONNX file of bitplan's, and the plan in it."""
+@contextmanager
+def reading_plan(path: Path) -> Iterator[tuple[Any, Plan]]:
+    """An ONNX file of bitplan's, and the plan in it; what the block cannot make of them is the file's fault."""
     proto = read(path)
     written = _properties(proto).get(_PLAN)
     if written is None:
         raise FileError(f"{path} is an ONNX file, but not one that bitplan wrote")
-    return proto, Plan.from_json(written)
+    with _own(path):
+        yield proto, Plan.from_json(written)
+
+
+def _own(path: Path) -> AbstractContextManager[None]:
+    return parsing(path, "an ONNX file as bitplan writes it", "export it again")
 
 
 def read_codes(tensor: Any, *, offset: bool = False) -> Tensor:
     """The codes in an INT2, INT4, INT8 or INT16 tensor."""
     width = width_of(tensor.data_type)
-    count = int(np.prod(tensor.dims, dtype=np.int64))
+    count = math.prod(tensor.dims)
     packed = torch.frombuffer(bytearray(tensor.raw_data), dtype=torch.uint8) if tensor.raw_data else torch.empty(0)
     return unpack(packed.to(torch.uint8), width, count, offset=offset).view(*tensor.dims)
 

@@ -9,24 +9,29 @@ from bitplan.adapters.onnx import onnx
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError
 from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
+from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack
-from bitplan.exporters.onnx_graph import Node, read_plan, width_of
+from bitplan.exporters.onnx_graph import Node, reading_plan, width_of
 from bitplan.exporters.onnx_pairs import CLIP, QUANTIZE
 from bitplan.exporters.onnx_weights import stored_codes
 
 
 def read_back(path: Path) -> ReadBack:
     """The plan in a file, after checking the graph against it, and the codes."""
-    proto, plan = read_plan(path)
-    codes = stored_codes(proto, plan, path)
-    for quantizer, bits in _input_bits(proto).items():
-        if not quantizer.endswith(f".{INPUT_QUANTIZER}"):  # one of a product's, whose scores have bits of their own
-            continue
-        layer = layer_of_quantizer(quantizer)
-        precision = plan.precisions.get(layer) if layer else None
-        if precision is not None and bits != precision.act_bits:
-            raise FileError(f"{path}: the input of {layer!r} has {bits} bits, the plan says {precision}")
+    with reading_plan(path) as (proto, plan):
+        codes = stored_codes(proto, plan, path)
+        for quantizer, bits in _input_bits(proto).items():
+            _check_bits(path, plan, quantizer, bits)
     return ReadBack(plan.precisions, codes)
+
+
+def _check_bits(path: Path, plan: Plan, quantizer: str, bits: int) -> None:
+    if not quantizer.endswith(f".{INPUT_QUANTIZER}"):  # one of a product's, whose scores have bits of their own
+        return
+    layer = layer_of_quantizer(quantizer)
+    precision = plan.precisions.get(layer) if layer else None
+    if precision is not None and bits != precision.act_bits:
+        raise FileError(f"{path}: the input of {layer!r} has {bits} bits, the plan says {precision}")
 
 
 def _input_bits(proto: Any) -> dict[str, int]:

@@ -11,19 +11,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
+from bitplan.quant.factory import told_by
 from bitplan.quant.loading import fill_
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.weights.refusals import is_own_packed
@@ -51,7 +52,6 @@ class Codes:
 
 _ALL_CODES = TypeAdapter(dict[str, Codes])
 _TIES = TypeAdapter(dict[str, str])
-_OPTIONS = TypeAdapter(dict[str, Any])
 
 
 @final
@@ -119,7 +119,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
         plan = Plan.from_json(header["plan"])
         codes = _ALL_CODES.validate_json(header["packed"])
         tied = _TIES.validate_json(header["tied"])
-        options = _OPTIONS.validate_json(header["options"])
+        options = told_by(parse_json(header["options"]))
         for name, about in codes.items():
             if about.computed:
                 del tensors[name]
@@ -129,7 +129,8 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
             tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
     base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
-    filled = quantize(base, plan, **options)
+    with named(source):
+        filled = quantize(base, plan, **options)
     _check_types(filled, tensors, source)
     fill_(filled, tensors, source)
     return filled
@@ -199,20 +200,11 @@ def _opened(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
     """The tensors and the header of a packed file; anything else is refused in one line."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
-    try:
+    with parsing(path, "a packed file", "export it again"):
         tensors, header = read_safetensors(path)
-    except FileError as error:
-        raise _not_packed(path, error) from None
     if "bitplan" not in header or "packed" not in header:
         raise FileError(f"{path} is a safetensors file, but not one that bitplan packed")
     if header["bitplan"] != FORMAT:
         raise FileError(f"{path} has packed format {header['bitplan']}; this bitplan reads {FORMAT}")
-    try:
+    with parsing(path, "a packed file", "export it again"):
         yield tensors, header
-    except (KeyError, ValidationError, RuntimeError) as error:
-        raise _not_packed(path, error) from None
-
-
-def _not_packed(path: Path, error: Exception) -> FileError:
-    line = first_line(error)
-    return FileError(f"{path} is cut off or not a packed file ({line}): export it again")

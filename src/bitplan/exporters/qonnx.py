@@ -23,7 +23,7 @@ from bitplan.core.naming import INPUT_QUANTIZER, OWN_WEIGHT, inside, layer_of_qu
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, read_plan
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, reading_plan
 from bitplan.exporters.onnx_running import Executed
 
 _NAME = "qonnx"
@@ -55,20 +55,20 @@ class Qonnx(Exporter):
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the file, after checking every Quant against it, and the codes."""
-        proto, plan = read_plan(path)
-        tensors = {tensor.name: onnx().numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-        codes: dict[str, Tensor] = {}
-        for node in proto.graph.node:
-            if node.domain != _DOMAIN:
-                continue
-            try:
-                scale, bits = tensors[node.input[1]], int(tensors[node.input[3]])
-            except (KeyError, IndexError, TypeError):
-                raise FileError(f"{path}: the Quant {node.name!r} lacks a constant step or bit width") from None
-            if node.name.endswith(_WEIGHT):
-                layer = node.name.removesuffix(_WEIGHT)
-                codes[layer] = torch.from_numpy(np.round(tensors[node.input[0]] / scale).astype(np.int32))
-            _check(plan, node.name, bits, path)
+        with reading_plan(path) as (proto, plan):
+            tensors = {tensor.name: onnx().numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+            codes: dict[str, Tensor] = {}
+            for node in proto.graph.node:
+                if node.domain != _DOMAIN:
+                    continue
+                try:
+                    scale, bits = tensors[node.input[1]], int(tensors[node.input[3]])
+                except (KeyError, IndexError, TypeError):
+                    raise FileError(f"{path}: the Quant {node.name!r} lacks a constant step or bit width") from None
+                if node.name.endswith(_WEIGHT):
+                    layer = node.name.removesuffix(_WEIGHT)
+                    codes[layer] = _codes(tensors[node.input[0]], scale)
+                _check(plan, node.name, bits, path)
         return ReadBack(plan.precisions, codes)
 
     @classmethod
@@ -80,6 +80,13 @@ class Qonnx(Exporter):
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """By the qonnx package, every quantized activation tapped."""
         return Execution(Executed(QuantSession(path)), ties=Taps(path, model, QuantSession))
+
+
+def _codes(weight: np.ndarray, scale: np.ndarray) -> Tensor:
+    """The codes of a weight; a step that would make it larger by broadcasting is none of its own."""
+    if np.broadcast_shapes(weight.shape, scale.shape) != weight.shape or not np.all(scale > 0):
+        raise InputError("a step does not fit its weight, or is not positive")
+    return torch.from_numpy(np.round(weight / scale).astype(np.int32))
 
 
 def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:

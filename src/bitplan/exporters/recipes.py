@@ -6,8 +6,8 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from torch import nn
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import is_product, is_recurrent
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
@@ -44,14 +45,12 @@ class RecipeExporter(Exporter):
     @classmethod
     def recognizes(cls, path: Path) -> bool:
         """A file that reads as such a recipe."""
-        with path.open("rb") as file:
-            if file.read(len(cls.starts_with)) != cls.starts_with:  # nothing large is read whole
-                return False
         try:
-            cls().read(path)
+            with parsing(path, "a recipe", "export it again"), path.open("rb") as file:
+                begins = file.read(len(cls.starts_with)) == cls.starts_with  # nothing large is read whole
+            return begins and bool(cls().read(path))
         except FileError:
             return False
-        return True
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """Nothing executes it here."""
@@ -169,21 +168,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
-    try:
-        return json.loads(read_text(path))
-    except (ValueError, RecursionError):
-        raise FileError(f"{path} is not JSON") from None
+    with parsing(path, "JSON", "export it again"):
+        return parse_json(read_text(path))
 
 
-@contextmanager
-def reading(path: Path, target: str) -> Iterator[None]:
+def reading(path: Path, target: str) -> AbstractContextManager[None]:
     """Say in one line that a file is not a recipe of that target."""
-    try:
-        yield
-    except FileError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        raise FileError(f"{path} is not a recipe for {target} as bitplan writes it") from None
+    return parsing(path, f"a recipe for {target} as bitplan writes it", "export it again")
 
 
 def _parts(source: Source) -> list[Part]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitplan.adapters.foreign import first_line
 from bitplan.adapters.networks import find_network, network_names
 from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.parsing import first_line
 from bitplan.core.registry import MODELS
 from bitplan.core.trust import import_factory, names_code
 

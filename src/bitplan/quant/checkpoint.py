@@ -14,10 +14,12 @@ import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.parsing import named, parsing
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
 from bitplan.core.trust import check_code, import_factory, names_code
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
+from bitplan.quant.factory import told_by
 from bitplan.quant.loading import fill_, read_for
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
@@ -74,8 +76,10 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None, *, trust: 
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
-        options: Any = about.options
-        filled = quantize(base, about.plan, **options)
+        with parsing(source / ABOUT, "a checkpoint as bitplan writes it", "write it again"):
+            options = told_by(about.options)
+        with named(source):
+            filled = quantize(base, about.plan, **options)
     tensors, _ = read_safetensors(source / TENSORS)
     for name, stored in about.tied.items():
         if stored not in tensors:

@@ -11,10 +11,10 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
 from bitplan.core.integers import Integers
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
+from bitplan.core.parsing import first_line
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
@@ -37,6 +38,9 @@ class Options:
             raise InputError(f"the percentile must be above 0 and at most 100, not {self.percentile}")
 
 
+_OPTIONS = TypeAdapter(Options)
+
+
 class Told(TypedDict, total=False):
     """What `quantize` is told of its options; None, like nothing, leaves one as it was."""
 
@@ -46,6 +50,12 @@ class Told(TypedDict, total=False):
     features: Features | None
     fused: bool | None
     integer: bool | None
+
+
+def told_by(content: Mapping[str, Any]) -> Told:
+    """Options as a file has them, once they are known to be some."""
+    valid = _OPTIONS.validate_python(dict(content))
+    return cast("Told", {name: getattr(valid, name) for name in content})
 
 
 class Quantizers(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
-from bitplan.adapters.foreign import first_line
+from bitplan.core.parsing import first_line
 from bitplan.core.records import Plan
 from bitplan.quant.proof import PROVES, Proof, Unreached, prove_run, take_proof_off_
 from bitplan.quant.quantizers import InputQuantizer

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import InputError
+from bitplan.core.parsing import first_line
 from bitplan.quant import fused
 from bitplan.quant.lsq import dense
 

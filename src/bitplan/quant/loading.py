@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import FileError, InputError, suggestion
 from bitplan.core.naming import layer_of_quantizer, uncompiled
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
 from bitplan.quant.fingerprint import state_once
@@ -162,10 +162,8 @@ def _check_settings(model: nn.Module, source: Path) -> None:
     path, config = source / "config.json", getattr(model, "config", None)
     if config is None or not path.is_file():
         return
-    try:
-        theirs = dict(json.loads(read_text(path)))
-    except (ValueError, TypeError):
-        raise FileError(f"{path} is not a model's JSON configuration: fetch it again") from None
+    with parsing(path, "a model's JSON configuration", "fetch it again"):
+        theirs = dict(parse_json(read_text(path)))
     for setting in _SETTINGS:
         own = getattr(config, setting, None)
         if own is not None and theirs.get(setting, own) != own:

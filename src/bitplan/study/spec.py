@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
 from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
@@ -46,10 +46,8 @@ Content = dict[str, Any]
 def read_study(path: str | Path) -> Study:
     """Read a study; every complaint names the file, the section and what to write instead."""
     source = Path(path)
-    try:
-        content = tomllib.loads(read_text(source))
-    except tomllib.TOMLDecodeError as error:
-        raise FileError(f"{source}: not TOML ({error})") from None
+    with parsing(source, "a study", "write it again"):
+        content = parse_toml(read_text(source))
     try:
         return _study(content, source.resolve().parent)
     except InputError as error:

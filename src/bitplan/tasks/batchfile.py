@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
+from bitplan.core.memory import bounded
+from bitplan.core.parsing import parsing
 from bitplan.tasks.images import Images, checked_labels
 
 _SHAPE = (3, 32, 32)
@@ -59,15 +60,18 @@ _STAND_INS = {
 }
 
 
-class _Forbidden(Exception):
-    """A name that no batch of images needs."""
-
-
 class _Reader(pickle.Unpickler):
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        super().__init__(file, encoding="bytes")
+        self._path = path
+
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name."""
+        """The stand-in for a name; one that no batch of images needs is refused."""
         if (module, name) not in _STAND_INS:
-            raise _Forbidden(f"{module}.{name}")
+            raise FileError(
+                f"{self._path} wants to run code when it is read ({module}.{name}), so it is refused: it is not a "
+                "CIFAR-10 batch; fetch it again from https://www.cs.toronto.edu/~kriz/cifar.html"
+            )
         return _STAND_INS[module, name]
 
 
@@ -101,18 +105,8 @@ def _bytes(data: _Array, count: int) -> np.ndarray | None:
 
 
 def _unpickle(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            return _Reader(file, encoding="bytes").load()
-    except _Forbidden as error:
-        raise FileError(
-            f"{path} wants to run code when it is read ({error}), so it is refused: it is not a CIFAR-10 batch; "
-            "fetch it again from https://www.cs.toronto.edu/~kriz/cifar.html"
-        ) from None
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise _foreign(path, first_line(error) or type(error).__name__) from None
+    with parsing(path, "a CIFAR-10 batch", "fetch it again"), bounded(path), path.open("rb") as file:
+        return _Reader(path, file).load()
 
 
 def _foreign(path: Path, why: str) -> FileError:

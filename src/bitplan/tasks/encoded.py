@@ -69,7 +69,7 @@ def _words(path: Path) -> list[str]:
 
 
 def from_parquet(paths: Sequence[Path], classes: int) -> Encoded:
-    """Columns `file`, `label` and `webp` (any format that pillow knows); the encoded bytes are kept in memory."""
+    """Columns `file`, `label` and `webp` (in a format that is read); the encoded bytes are kept in memory."""
     names: list[str] = []
     sources: list[bytes] = []
     labels: list[Tensor] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bitplan.adapters.parquet import read_columns
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 from bitplan.tasks.base import Split
 from bitplan.tasks.encoded import parquet_files
@@ -99,10 +99,8 @@ def _read(path: Path) -> list[Question]:
 
 
 def _from_json(path: Path) -> Iterator[Question]:
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{path} is cut off or not JSON ({str(error)[:80]}): fetch it again") from None
+    with parsing(path, "SQuAD's JSON", "fetch it again"):
+        content = parse_json(read_text(path))
     version = str(content.get("version", "")) if isinstance(content, dict) else ""
     if version.removeprefix("v").startswith("2"):
         raise _of_version_2(path)

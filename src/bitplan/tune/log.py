@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bitplan.core.errors import WriteError
-from bitplan.core.store import read_text, write_text
+from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.store import write_text
 
 _TAIL = 1000  # bytes at the end of a log that hold its last lines
 LOG = "log.jsonl"
@@ -96,12 +97,14 @@ class LogFile:
 def read_log(path: Path, *, up_to: int) -> list[LogLine]:
     """The lines of a log file up to a step; a last line that a kill cut off is left out."""
     lines = []
-    for text in read_text(path).splitlines() if path.exists() else ():
+    with parsing(path, "a log", "delete its folder to begin anew"):
+        texts = path.read_bytes().decode("utf-8").splitlines() if path.exists() else []
+    for text in texts:
         try:
-            line = LogLine(**json.loads(text))
+            line = LogLine(**parse_json(text))
+            if line.step > up_to:
+                break
         except (ValueError, TypeError):
-            break
-        if line.step > up_to:
             break
         lines.append(line)
     return lines
@@ -118,7 +121,7 @@ def last_step(folder: Path) -> int:
         return 0
     for line in reversed(lines):  # the last one may be cut off: it is being written
         try:
-            return int(json.loads(line)["step"])
+            return int(parse_json(line)["step"])
         except (ValueError, KeyError, TypeError):
             continue
     return 0

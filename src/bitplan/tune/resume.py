@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import first_line, parse_json, parsing
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
@@ -91,23 +91,18 @@ class TrainingFolder:
         """Put model, optimizer and judge where the checkpoint was taken; without one, leave them."""
         if not self._state.exists():
             return Mark()
-        about, tensors = _read(self._state)
-        if about.get("run") != self._run.id:
-            raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
-        self._check_unchanged(about, tensors)
-        own, tied = state_once(model)
-        try:
+        with parsing(self._state, "a checkpoint of this run", f"delete {self.path} to begin anew"):
+            about, tensors = _read(self._state)
+            if about.get("run") != self._run.id:
+                raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
+            self._check_unchanged(about, tensors)
+            own, tied = state_once(model)
             weights = {name: tensors[f"model/{name}"] for name in own}
             model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
             _fill_optimizer_(optimizer, tensors, about["optimizer"])
             judge.best = {name: tensors[f"best/{name}"] for name in own if f"best/{name}" in tensors}
             judge.looks = [Look(step, tuple(scores)) for step, *scores in about.get("looks", ())]
             return Mark(int(about["step"]), float(about["seconds"]))
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            line = first_line(error)
-            raise FileError(
-                f"{self._state} does not fit the model ({line}): delete {self.path} to begin anew"
-            ) from None
 
     def _check_unchanged(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
@@ -202,7 +197,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the header says in JSON, and the tensors."""
     try:
         tensors, texts = read_safetensors(path)
-        return json.loads(texts["bitplan"]), tensors
-    except (ValueError, KeyError) as error:  # a FileError is a ValueError
+        return dict(parse_json(texts["bitplan"])), tensors
+    except (FileError, KeyError) as error:
         line = first_line(error)
         raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None

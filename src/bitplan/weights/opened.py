@@ -114,9 +114,9 @@ def _weights_before_biases(names: list[str]) -> bool:
 
 def _numbers_rise(names: list[str]) -> bool:
     """Tell whether names that differ only in numbers come in the order of these."""
-    families: dict[str, list[list[int]]] = {}
+    families: dict[str, list[list[tuple[int, str]]]] = {}
     for name in names:
-        numbers = [int(number) for number in _NUMBER.findall(name)]
+        numbers = [_by_value(number) for number in _NUMBER.findall(name)]
         families.setdefault(_NUMBER.sub("#", name), []).append(numbers)
     return all(family == sorted(family) for family in families.values())
 
@@ -124,7 +124,13 @@ def _numbers_rise(names: list[str]) -> bool:
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts layers.2 before layers.10."""
     parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
+    return [(0, *_by_value(part)) if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def _by_value(digits: str) -> tuple[int, str]:
+    """A key that sorts digits as their numbers, of which Python makes none of thousands of digits."""
+    without_zeros = digits.lstrip("0")
+    return len(without_zeros), without_zeros
 
 
 def _open_file(path: Path) -> dict[str, Tensor]:

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from bitplan.adapters.foreign import first_line
 from bitplan.core.errors import FileError
-from bitplan.weights.refusals import unreadable
+from bitplan.core.memory import bounded, check_room
+from bitplan.core.parsing import parsing
+from bitplan.weights.refusals import check_archive
 from bitplan.weights.tensors import Tensor
 from bitplan.weights.torch_tensors import as_tensor
 
 _USUAL = ("state_dict", "model", "model_state_dict")  # where most training scripts keep the network among other ones
 _OPTIMIZER = "param_groups"  # what every optimizer's state has
-_DEEPEST = 3  # a pickled dict may hold itself
+_DEEPEST = 3
 Keys = tuple[Any, ...]
 _log = logging.getLogger(__name__)
 # How torch's loader names what a pickle asks for, before the name itself.
@@ -29,13 +30,18 @@ _MARKS = ("Unsupported global: GLOBAL ", "Trying to load unsupported GLOBAL ", "
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
     """Name → tensor; a zip archive is mapped, the older format loaded whole."""
-    return {name: as_tensor(name, value) for name, value in _state_dict(path, _load(path)).items()}
+    with parsing(path, "a PyTorch file", "download or write it again"):
+        tensors = _state_dict(path, _load(path))
+        _check_sizes(path, tensors)
+        return {name: as_tensor(name, value) for name, value in tensors.items()}
 
 
 def _load(path: Path) -> Any:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        check_archive(path)
     try:
-        zipped = zipfile.is_zipfile(path)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), bounded(path):  # a pickle can multiply what it holds
             warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True if zipped else None)
     except pickle.UnpicklingError as error:
@@ -43,11 +49,23 @@ def _load(path: Path) -> Any:
             f"{path} wants to run code when it is read, so it is refused{_wanted(str(error))}: save only its "
             "state_dict (torch.save(model.state_dict(), path)) or write it as safetensors"
         ) from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    except Exception as error:  # torch's reader raises many kinds on a cut-off or foreign file
-        line = first_line(error) or type(error).__name__
-        raise FileError(f"{path} is cut off or not a PyTorch file ({line}): download or write it again") from None
+
+
+def _check_sizes(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are larger than the file: a shape may repeat one number without end."""
+    storages: dict[int, int] = {}
+    need = 0
+    for name, tensor in tensors.items():
+        name.encode()  # half a character cannot be written again
+        if tensor.is_meta:
+            raise FileError(f"{path}: tensor {name!r} has a shape and no values: save the network's weights")
+        if tensor.layout != torch.strided or tensor.is_nested:  # as_tensor refuses it
+            continue
+        if tensor.is_contiguous():
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        else:
+            need += tensor.numel() * tensor.element_size()
+    check_room(path, need + sum(storages.values()), path.stat().st_size)
 
 
 def _wanted(message: str) -> str:
@@ -83,17 +101,22 @@ def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
     return found[taken]
 
 
-def _mappings(content: Any, least: int, keys: Keys = ()) -> dict[Keys, dict[str, torch.Tensor]]:
+def _mappings(
+    content: Any, least: int, keys: Keys = (), seen: set[int] | None = None
+) -> dict[Keys, dict[str, torch.Tensor]]:
     """The mappings of names to tensors, one of which has so many dimensions, by the keys that lead to them.
 
-    Two dimensions tell a network from what else is kept: means, scores, states of random numbers.
+    Two dimensions tell a network from what else is kept: means, scores, states of random numbers. A mapping may hold
+    itself, or another a thousand times: each is looked at once.
     """
-    if not isinstance(content, Mapping) or _OPTIMIZER in content or len(keys) > _DEEPEST:
+    seen = set() if seen is None else seen
+    if not isinstance(content, Mapping) or _OPTIMIZER in content or len(keys) > _DEEPEST or id(content) in seen:
         return {}
+    seen.add(id(content))
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     found = {keys: tensors} if any(tensor.dim() >= least for tensor in tensors.values()) else {}
     for key, value in content.items():
-        found |= _mappings(value, least, (*keys, key))
+        found |= _mappings(value, least, (*keys, key), seen)
     return found
 
 

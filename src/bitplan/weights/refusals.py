@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import parsing
 from bitplan.weights.tensors import FLOATS, INTEGERS, Tensor
 
 # The first format whose pattern a name matches; GPTQ and AWQ differ by g_idx and are told apart below.
@@ -96,9 +97,8 @@ def refuse_text(path: Path, start: bytes) -> None:
 
 def _refuse_archive(path: Path) -> None:
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError):  # cut off: who reads it says so
+        names = [entry.filename for entry in _entries(path)]
+    except FileError:  # cut off: who reads it says so
         return
     for form, (mark, tensors) in _ARCHIVES.items():
         if any(mark in name for name in names):
@@ -106,6 +106,23 @@ def _refuse_archive(path: Path) -> None:
                 f"{path} is {form}, code and weights in one: give the model's own code, or write its weights alone: "
                 f"torch.save({tensors.format(str(path))}, 'weights.pth')"
             )
+
+
+def check_archive(path: Path) -> None:
+    """Refuse an archive whose entries are larger than the file: torch stores them as they are, each once."""
+    entries = _entries(path)
+    size, unpacked = path.stat().st_size, sum(entry.file_size for entry in entries)
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or unpacked > size:
+        raise FileError(
+            f"{path} is a compressed archive, {unpacked:,} bytes in {size:,}, which PyTorch does not write: unpack it, "
+            "or write it again with torch.save(torch.load(path), path)"
+        )
+
+
+def _entries(path: Path) -> list[zipfile.ZipInfo]:
+    """What the directory of an archive lists; no entry is read."""
+    with parsing(path, "a PyTorch archive", "download or write it again"), zipfile.ZipFile(path) as archive:
+        return archive.infolist()
 
 
 def unreadable(path: Path, error: OSError) -> FileError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Callable
@@ -14,11 +13,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bitplan.core.errors import FileError
+from bitplan.core.memory import check_room
+from bitplan.core.parsing import parse_json
 from bitplan.weights.refusals import unreadable
 from bitplan.weights.tensors import DTYPES, Tensor
 
 _MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_SIZE = 1 << 62  # elements of a tensor
+_MOST_AXES = 64  # as many as numpy has
 
 
 @dataclass(frozen=True)
@@ -62,26 +64,14 @@ def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any],
         raise broken(path, f"it claims a header of {length:,} bytes; at most {_MOST_HEADER:,} are allowed")
     if 8 + length > size:
         raise broken(path, f"its header should be {length:,} bytes long, but the file ends after {size:,}")
+    check_room(path, 16 * length, size)
     try:
-        text = file.read(length).decode("utf-8")
-        header = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
-    except FileError:
-        raise
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, a number of thousands of digits, or nested without end
-        raise broken(path, "its header is not JSON") from None
+        header = parse_json(file.read(length))
+    except FileError as error:
+        raise broken(path, f"its header is wrong: {error}") from None
     if not isinstance(header, dict):
         raise broken(path, "its header is not a JSON object")
     return header, 8 + length
-
-
-def _without_twins(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of a JSON object as a dict; json itself would keep the last of two that have one name."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise broken(path, f"its header has {twice!r} twice")
-    return content
 
 
 def _texts(metadata: Any) -> dict[str, str]:
@@ -97,7 +87,7 @@ def _span(path: Path, name: str, entry: Any, room: int) -> _Span:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
         raise broken(path, f"tensor {name!r} has no type")
-    if not _naturals(shape) or math.prod(shape) > _MOST_SIZE:
+    if not _naturals(shape) or len(shape) > _MOST_AXES or math.prod(max(size, 1) for size in shape) > _MOST_SIZE:
         raise broken(path, f"tensor {name!r} has the impossible shape {str(shape)[:60]}")
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
         raise broken(path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bitplan.core.errors import FileError
+from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 
 INDEX = "model.safetensors.index.json"
@@ -13,19 +13,22 @@ INDEX = "model.safetensors.index.json"
 
 def read_index(index: Path) -> dict[str, Path]:
     """Each tensor's name and its file, which is there and lies beside the index."""
-    try:
-        listed = json.loads(read_text(index))["weight_map"]
-        shards = sorted(set(listed.values()))
-    except FileError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FileError(f"{index} is not an index of shards: it has no weight_map of names") from None
-    for shard in shards:
-        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".."):
+    with parsing(index, "an index of shards", "download it again"):
+        content = parse_json(read_text(index))
+    listed = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(listed, dict):
+        raise FileError(f"{index} is not an index of shards: it has no weight_map of names")
+    for shard in listed.values():
+        if not isinstance(shard, str):
+            raise FileError(f"{index} names the shard {str(shard)[:60]}, which is not a file beside it")
+    for shard in sorted(set(listed.values())):
+        if "\0" in shard or Path(shard).name != shard or shard in ("", ".."):
             raise FileError(f"{index} names the shard {shard!r}, which is not a file beside it")
         if shard.endswith(".index.json"):  # it might name itself
             raise FileError(f"{index} names the shard {shard!r}, which is an index")
-        if not (index.parent / shard).is_file():
+        with parsing(index, "an index of shards", "download it again"):  # of names that no system has
+            there = (index.parent / shard).is_file()
+        if not there:
             raise FileError(f"the shard {shard} that {index} names is missing; download it again")
     return {name: index.parent / shard for name, shard in listed.items()}
 

@@ -1,0 +1,258 @@
+"""Small files that claim to be large, each with the verb that reads it; as a program it reads one and says its peak."""
+
+import json
+import resource
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+GB = 1 << 30
+
+
+def archive(path, pickled, storage=b"\0" * 4, packing=zipfile.ZIP_STORED):
+    """An archive as torch.save writes it, around any pickle."""
+    with zipfile.ZipFile(path, "w", packing) as out:
+        out.writestr("archive/data.pkl", pickled)
+        out.writestr("archive/byteorder", b"little")
+        out.writestr("archive/data/0", storage)
+        out.writestr("archive/version", b"3\n")
+
+
+def text(value):
+    """The pickle opcode of a text."""
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def calls(function, *arguments):
+    """The opcodes that call a function."""
+    return b"c" + function.encode() + b"\n(" + b"".join(arguments) + b"tR"
+
+
+def tensor(size, stride):
+    """A tensor of that shape over one number."""
+    stored = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x01tQ"
+    numbers = [b"\x8a\x08" + struct.pack("<q", value) for value in (size, stride)]
+    shape, steps = (b"(" + number + b"t" for number in numbers)
+    return calls(
+        "torch._utils\n_rebuild_tensor_v2", stored, b"K\0", shape, steps, b"\x89", b"ccollections\nOrderedDict\n)R"
+    )
+
+
+def compressed_pickle(path):
+    """2 MB that unpack to 2 GB."""
+    head, tail = b"\x80\x02}" + text("a.weight"), b"Ns."
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        with out.open("archive/data.pkl", "w", force_zip64=True) as entry:
+            entry.write(head)
+            for _ in range(2 << 10):
+                entry.write(b"N0" * (1 << 19))
+            entry.write(tail)
+        out.writestr("archive/version", b"3\n")
+
+
+def compressed_numbers(path):
+    """A sound network of zeros whose numbers are compressed."""
+    archive(path, b"\x80\x02}" + text("a.weight") + tensor(1 << 20, 1) + b"s.", b"\0" * (4 << 20), zipfile.ZIP_DEFLATED)
+
+
+def doubling(path):
+    """A text whose bytes are doubled thirty-three times."""
+    chain = calls("_codecs\nencode", text("x"), text("latin1"))
+    for _ in range(33):
+        chain = calls("_codecs\nencode", chain, text("hex"))
+    archive(path, b"\x80\x02}" + text("a") + chain + b"s.")
+
+
+def copying(path):
+    """A text of a million bytes of which eight thousand copies are made."""
+    copy = b"h\1h\2h\3\x86R"
+    archive(
+        path,
+        b"\x80\x02c_codecs\nencode\nq\1"
+        + text("x" * 1_000_000)
+        + b"q\2"
+        + text("latin1")
+        + b"q\3]("
+        + copy * 8000
+        + b"e.",
+    )
+
+
+def repeating(path):
+    """One number that a shape repeats two thousand million times."""
+    archive(path, b"\x80\x02}" + text("a.weight") + tensor(2 * GB, 0) + b"s.")
+
+
+def unfilled(path):
+    """A tensor of a thousand million numbers that were never there."""
+    number = b"\x8a\x08" + struct.pack("<q", GB)
+    archive(path, b"\x80\x02}" + text("a.weight") + calls("torch\nTensor", number) + b"s.")
+
+
+def laughing(path):
+    """Mappings of a thousand names for one mapping of a thousand names for one …"""
+    level = b"}" + text("a.weight") + tensor(1, 1) + b"s"
+    for _ in range(3):
+        level = level + b"q\5}(" + b"".join(text(str(place)) + b"h\5" for place in range(1000)) + b"u"
+    archive(path, b"\x80\x02" + level + b".")
+
+
+def old_memo(path):
+    """A batch of images whose pickle remembers something as number 2^31."""
+    path.write_bytes(b"\x80\x02K\1r\xff\xff\xff\x7f.")
+
+
+def header(path):
+    """safetensors whose shapes and places are larger than the file."""
+    entry = {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}
+    content = json.dumps({"a.weight": entry}).encode()
+    path.write_bytes(len(content).to_bytes(8, "little") + content)
+
+
+def long_text(path):
+    """A text of 3 GB, of which the disk holds nothing."""
+    with path.open("wb") as file:
+        file.write(b'{"bitplan": "graph", "')
+        file.truncate(3 * GB)
+
+
+def many_lists(path):
+    """A text of 90 MB that would become thirty million lists."""
+    path.write_bytes(b"[" + b"[]," * (30 << 20) + b"[]]")
+
+
+def empty_weight(path):
+    """ONNX whose codes have a shape and no bytes."""
+    import onnx
+    import torch
+
+    import bitplan
+
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4))
+    graph = bitplan.trace(net, torch.zeros(1, 8))
+    made = bitplan.quantize(net, bitplan.Plan.uniform(graph, "w4a4"))
+    bitplan.calibrate_(made, [torch.ones(4, 8)])
+    bitplan.export(made, path, "onnx", example=torch.zeros(1, 8))
+    model = onnx.load(path)
+    codes = next(one for one in model.graph.initializer if one.name.endswith(".codes"))
+    codes.dims[:] = [1 << 17, 1 << 16]
+    path.write_bytes(model.SerializeToString())
+
+
+def rows(path):
+    """A table of twenty million rows that all hold one text, which the file holds once."""
+    import pyarrow
+    import pyarrow.parquet
+
+    one = pyarrow.array(["x" * 1000])
+    indices = pyarrow.array([0] * (1 << 20), pyarrow.int32())
+    table = pyarrow.table(
+        {name: pyarrow.DictionaryArray.from_arrays(indices, one) for name in ("file", "label", "webp")}
+    )
+    with pyarrow.parquet.ParquetWriter(path, table.schema) as writer:
+        for _ in range(20):
+            writer.write_table(table)
+
+
+def pixels(path):
+    """A picture of 268 million pixels, all alike."""
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 1 << 14, 1 << 14, 8, 2, 0, 0, 0)
+    packer = zlib.compressobj()
+    rows = b"".join(packer.compress(b"\0" * (3 * (1 << 14) + 1)) for _ in range(1 << 14)) + packer.flush()
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def weights(path):
+    """What `quantize --weights` does with a file."""
+    import torch
+
+    import bitplan
+
+    bitplan.load_weights_(torch.nn.Sequential(torch.nn.Linear(8, 8)), path)
+
+
+def exported(path):
+    """What `verify` does with a file."""
+    from bitplan.exporters.base import exporter_of
+
+    exporter_of(path).read(path)
+
+
+def record(path):
+    """What `validate` does with a file."""
+    from bitplan.core.record import Record
+    from bitplan.core.store import load
+
+    load(path, Record)
+
+
+def table(path):
+    """What `imagenet` does with a file."""
+    from bitplan.tasks.encoded import from_parquet
+
+    from_parquet([path], 10)
+
+
+def image(path):
+    """What `imagenet` does with a picture."""
+    from bitplan.adapters.pillow import decode
+
+    decode(str(path))
+
+
+def batch(path):
+    """What `cifar10` does with a file."""
+    from bitplan.tasks.batchfile import read_batch
+
+    read_batch(path, 10)
+
+
+BOMBS = {
+    "compressed_pickle": (compressed_pickle, "b.pth", weights),
+    "compressed_numbers": (compressed_numbers, "b.pth", weights),
+    "doubling": (doubling, "b.pth", weights),
+    "copying": (copying, "b.pth", weights),
+    "repeating": (repeating, "b.pth", weights),
+    "unfilled": (unfilled, "b.pth", weights),
+    "laughing": (laughing, "b.pth", weights),
+    "old_memo": (old_memo, "data_batch_1", batch),
+    "header": (header, "b.safetensors", weights),
+    "long_text": (long_text, "b.json", record),
+    "many_lists": (many_lists, "b.json", record),
+    "empty_weight": (empty_weight, "b.onnx", exported),
+    "rows": (rows, "train.parquet", table),
+    "pixels": (pixels, "b.png", image),
+}
+
+
+def peak():
+    """The most memory that this process has held, in MB; getrusage would count what its parent held before it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+
+
+if __name__ == "__main__":
+    from bitplan.core.errors import InputError
+
+    name, place = sys.argv[1], Path(sys.argv[2])
+    if sys.argv[3:] == ["make"]:
+        BOMBS[name][0](place)
+        sys.exit()
+    read = BOMBS[name][2]
+    import torch  # noqa: F401
+
+    resource.setrlimit(resource.RLIMIT_AS, (12 * GB, -1))
+    before, said = peak(), "read"
+    try:
+        read(place)
+    except InputError as error:
+        said = f"refused: {error}"
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    sys.stdout.write(json.dumps({"grown": peak() - before, "said": said}))

@@ -1,0 +1,38 @@
+"""Small files that claim to be large are refused by name, before memory or time is taken."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bombs import BOMBS
+
+PROGRAM = Path(__file__).with_name("bombs.py")
+# MB that reading may take beyond torch itself; what a pickle makes is only known once it is made.
+MOST = dict.fromkeys(BOMBS, 250) | {"copying": 1500, "doubling": 1500, "rows": 500}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_takes_little(tmp_path, name):
+    make, file, _ = BOMBS[name]
+    path = tmp_path / file
+    make(path)
+    command = [sys.executable, str(PROGRAM), name, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    outcome = json.loads(done.stdout)
+    assert outcome["said"].startswith("refused: ")
+    assert file in outcome["said"] or name == "pixels"  # whose name the data set adds
+    assert outcome["grown"] < MOST[name]
+
+
+def test_the_peak_is_measured():
+    code = "from bombs import peak; before = peak(); held = b'x' * (200 << 20); print(peak() - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROGRAM.parent)
+    assert 190 < int(done.stdout) < 230
+
+
+def test_a_file_that_is_compressed_and_sound_is_refused_with_what_to_do(tmp_path):
+    BOMBS["compressed_numbers"][0](tmp_path / "b.pth")
+    with pytest.raises(Exception, match=r"b.pth is a compressed archive, 4,194,\d+ bytes in \d,\d+, .*write it again"):
+        BOMBS["compressed_numbers"][2](tmp_path / "b.pth")
