@@ -38,6 +38,7 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.shelf import Shelf, keep_text
 from bitplan.core.store import load
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
+from bitplan.core.swap import restore
 from bitplan.core.trials import Result
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -88,6 +89,7 @@ class Places:
 
     def has(self, name: str) -> bool:
         """Whether it is there."""
+        restore(self.path(name))
         return self.path(name).is_dir()
 
     def clear(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 from bitplan.core.errors import FileError, InputError, WriteError
 from bitplan.core.record import Record
+from bitplan.core.swap import put_in_place, restore
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -22,17 +24,19 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary name to write under; when the block ends, the file is on the disk and gets its own name.
 
-    A kill, a full disk or an error in the block leaves no half file, and a file that was there before stays. What the
-    system refuses, in the block too, is a WriteError. Folders above the file are made.
+    When this returns, the name is on the disk too: no power cut takes it back. A kill, a full disk or an error in the
+    block leaves no half file, and a file that was there before stays. What the system refuses, in the block too, is a
+    WriteError. Folders above the file are made.
     """
     target = Path(path)
     temporary = _temporary_name(target)
     with _refusals_named(target):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             yield temporary
-            _flush_to_disk(temporary)
+            flush_file(temporary)
             temporary.replace(target)
+            flush_folder(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -42,18 +46,19 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder to fill; when the block ends, its files are on the disk and it gets its own name.
 
-    A folder that was there before is replaced, and stays where the block or the replacement fails.
+    A folder that was there before is replaced in one step, and stays where the block or the replacement fails.
     """
     target = Path(path)
     temporary = _temporary_name(target)
     with _refusals_named(target):
         try:
-            temporary.mkdir(parents=True)
+            make_folder(temporary)
+            restore(target)
             yield temporary
-            for file in sorted(temporary.rglob("*")):
-                if file.is_file():
-                    _flush_to_disk(file)
-            _put_in_place(temporary, target)
+            for item in (*sorted(temporary.rglob("*")), temporary):
+                flush_folder(item) if item.is_dir() else flush_file(item)
+            put_in_place(temporary, target)
+            flush_folder(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -117,21 +122,27 @@ def _refusals_named(target: Path) -> Iterator[None]:
         raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def _flush_to_disk(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each known to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush_folder(folder.parent)
+
+
+def flush_file(path: Path) -> None:
+    """See that the content of a file is on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
-def _put_in_place(new: Path, target: Path) -> None:
-    """Rename a folder; one that has the name is set aside first, since a full folder cannot be renamed over."""
-    if not target.exists():
-        new.rename(target)
-        return
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
+def flush_folder(path: Path) -> None:
+    """See that the names in a folder are on the disk, where the file system knows how."""
+    number = os.open(path, os.O_RDONLY)
     try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(number)

@@ -16,6 +16,7 @@ from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
+from bitplan.core.swap import restore
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.loading import fill_, read_for
 from bitplan.quant.lsq import positive
@@ -32,6 +33,7 @@ def save_checkpoint(
     A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete.
     """
     target = Path(path)
+    restore(target)
     if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
     tensors, tied = tensors_of(model)
@@ -58,6 +60,7 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None) -> nn.Modu
     loader.
     """
     source = Path(path)
+    restore(source)
     if not source.exists():
         raise FileError(f"cannot read {source}: there is no such file or folder")
     if source.is_file() and model is None:
