@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Engine, Failure
-from bitplan.engines.lease import SilentHolders, held
+from bitplan.engines.lease import SilentHolders, held, read_lease
 from bitplan.engines.local import Local
 
 Job = TypeVar("Job", bound=Record)
@@ -81,4 +81,4 @@ class _Kept(Generic[Job, Outcome]):
 def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:
     """Those that nobody holds any more, or whose holder has gone silent: to be claimed."""
     claims = [_Claim(job, silent.stale(shelf.lease(job.id))) for job in waiting]
-    return [claim for claim in claims if claim.stale or not shelf.lease(claim.job.id).exists()]
+    return [claim for claim in claims if claim.stale or read_lease(shelf.lease(claim.job.id)) is None]

@@ -79,7 +79,9 @@ def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
         raise FileError(f"{run.path} no longer has the network that its trials start from ({place})")
     with held(run.trained.lease(job.id)) as mine:
         if not mine:
-            place = run.networks.path(job.id)
-            raise FileError(f"another process trains this network right now ({place}): try again later")
+            lease = run.trained.lease(job.id)
+            raise FileError(
+                f"another process trains this network right now: try again later; if none does, delete {lease}"
+            )
         Train(setting, progress)(job)
         run.running.clear(job.id)

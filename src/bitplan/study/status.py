@@ -80,7 +80,7 @@ def _living(run: RunFolder) -> Iterator[LeaseFile]:
     """The leases that living processes hold: what is being worked on."""
     for lease in run.leases():
         sign = read_lease(lease.path)
-        if sign is not None and not sign.holder.gone:
+        if sign is not None and sign.holder.known and not sign.holder.gone:
             yield lease
 
 
