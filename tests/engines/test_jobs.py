@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from errands import Errand, Square, Squared, shelf
 
-from bitplan.core.errors import FileError
 from bitplan.engines import lease
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
@@ -81,12 +80,23 @@ def test_a_failure_is_not_kept(tmp_path, work):
     assert dict(run_jobs(work, errands(2), shelf=shelf(tmp_path)))[errands(2)[1]].value == 1
 
 
-def test_an_outcome_that_was_damaged_is_refused_by_name(tmp_path, work):
-    list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
-    (path,) = (tmp_path / "jobs").iterdir()
-    path.write_text(path.read_text()[:20])
-    with pytest.raises(FileError, match=path.name):
-        list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
+@pytest.mark.parametrize("remake", [True, False])
+def test_an_outcome_that_was_damaged_is_set_aside_and_only_its_job_done_again(tmp_path, work, caplog, remake):
+    jobs = errands(3)
+    list(run_jobs(work, jobs, shelf=shelf(tmp_path)))
+    path = shelf(tmp_path).path(jobs[1].id)
+    cut = path.read_text()[:20]
+    path.write_text(cut)
+    outcomes = dict(run_jobs(work, jobs, shelf=shelf(tmp_path), remake=remake))
+    assert [outcomes[jobs[n]].value for n in (0, 2)] == [0, 4]
+    assert path.with_name(f"{path.name}.damaged").read_text() == cut, "it is never deleted"
+    assert f"{path.name}: cut off" in caplog.text
+    assert [work.times(n) for n in range(3)] == [1, 1 + remake, 1]
+    assert shelf(tmp_path).lost() == (set() if remake else {jobs[1].id})
+    if remake:
+        assert outcomes[jobs[1]].value == 1
+    else:
+        assert (outcomes[jobs[1]].fault, path.exists()) == ("damage", False)
 
 
 def test_two_drivers_at_once_do_each_job_once(tmp_path):
@@ -112,7 +122,8 @@ def test_a_killed_driver_loses_nothing_that_was_finished(tmp_path, engine):
     assert answers(drive(tmp_path, 10, 0.15, *engine)) == [n * n for n in range(10)]
     assert finished <= {path.name for path in (tmp_path / "jobs").iterdir()}
     assert sum(diary(tmp_path).values()) <= 10 + 3 * 2  # each kill can cost what was under way
-    assert not [path for path in (tmp_path / "leases").iterdir() if not path.name.startswith(".")]
+    left = [read_lease(path) for path in (tmp_path / "leases").iterdir() if not path.name.startswith(".")]
+    assert all(sign.holder.gone for sign in left), "whoever was killed between outcome and lease leaves one behind"
 
 
 def foreign(path, token="t"):

@@ -25,6 +25,7 @@ def add(app: typer.Typer) -> None:
         app.command()(verb)
     store = typer.Typer(no_args_is_help=True, help="Look after the folder of a run.")
     store.command(name="clean")(clean)
+    store.command(name="check")(check)
     store.callback()(lambda: None)
     app.add_typer(store, name="store")
     app.command()(demo)
@@ -35,6 +36,9 @@ def sweep(
     run: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME unless said.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the trials, with time and disk.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trials again.")] = False,
+    redo_damaged: Annotated[
+        bool, typer.Option("--redo-damaged", help="Do trials again whose result was damaged and set aside.")
+    ] = False,
     only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
     json: Json = False,
@@ -50,14 +54,15 @@ def sweep(
 
         show_forecast(read, folder, forecast(read, folder), as_json=json)
         return
-    summary = run_sweep(read, folder, retry=retry, only=only, workers=workers)
+    summary = run_sweep(read, folder, retry=retry, redo_damaged=redo_damaged, only=only, workers=workers)
     if json:
         from bitplan.cli.show_runs import print_summary
 
         print_summary(summary, folder)
     else:
         show_run(folder)
-    if summary.failed:
+    tell_damage(read, study, folder, summary)
+    if summary.failed or summary.missing:
         raise typer.Exit(1)
 
 
@@ -182,6 +187,17 @@ def clean(
         print(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
 
 
+def check(run: RunPath, json: Json = False) -> None:
+    """Check every file of a run: what is damaged, exchanged or missing is named, one line each; exit code 1."""
+    from bitplan.cli.show_runs import show_check
+    from bitplan.study.check import check as look
+
+    found = look(run)
+    show_check(found, as_json=json)
+    if found.wrong:
+        raise typer.Exit(1)
+
+
 def demo(
     run: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/demo"),
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
@@ -194,7 +210,13 @@ def demo(
 
 
 def run_sweep(
-    study: Study, folder: Path, *, retry: bool = False, only: list[str] | None = None, workers: int | None = None
+    study: Study,
+    folder: Path,
+    *,
+    retry: bool = False,
+    redo_damaged: bool = False,
+    only: list[str] | None = None,
+    workers: int | None = None,
 ) -> Summary:
     """Sweep with a bar on a terminal, or a line per event where there is none."""
     from bitplan.cli.show_runs import showing_progress
@@ -207,11 +229,29 @@ def run_sweep(
         engine = Local(workers=workers)
     try:
         with showing_progress() as progress:
-            return sweep_study(study, folder, engine=engine, progress=progress, retry_failed=retry, only=only or None)
+            return sweep_study(
+                study,
+                folder,
+                engine=engine,
+                progress=progress,
+                retry_failed=retry,
+                redo_damaged=redo_damaged,
+                only=only or None,
+            )
     except WriteError as error:
         line = " ".join(str(error).split())
         print(f"error: {line}. What is finished is kept: make room and sweep again", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> None:
+    """What a sweep found damaged, which trials are missing for it, and what to type."""
+    for path in summary.set_aside:
+        print(f"damaged, and set aside: {path}", file=sys.stderr)
+    for trial in summary.missing:
+        print(f"missing: {study.words(trial)}, whose result was damaged", file=sys.stderr)
+    if summary.missing:
+        print(f"To do them again: bitplan sweep {written} --run {folder} --redo-damaged", file=sys.stderr)
 
 
 def show_run(folder: Path) -> None:

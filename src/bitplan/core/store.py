@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from bitplan.core.errors import FileError, InputError, WriteError
+from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.record import Record
 from bitplan.core.swap import put_in_place, restore
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+ASIDE = ".damaged"
+"""What is added to the name of a damaged file or folder; where that is taken, with a number."""
 
 
 @contextmanager
@@ -80,9 +83,9 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise FileError(f"{path} is not a text file (UTF-8)") from None
+        raise Damaged(f"{path} is not a text file (UTF-8)") from None
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        raise _unreadable(Path(path), error) from None
 
 
 def sha256_of(path: str | Path) -> str:
@@ -91,7 +94,7 @@ def sha256_of(path: str | Path) -> str:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        raise _unreadable(Path(path), error) from None
 
 
 def save(record: Record, path: str | Path) -> Path:
@@ -104,8 +107,39 @@ def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, seal
     text = read_text(path)
     try:
         return kind.from_json(text, of=of, sealed=sealed)
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from None
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged file or folder another name beside its own, and give that name; it is never deleted.
+
+    Somebody else may have done so before: then it is not there any more, and that is all right.
+    """
+    endings = itertools.chain([ASIDE], (f"{ASIDE}.{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}{ending}") for ending in endings)
+    aside = next(name for name in names if not os.path.lexists(name))
+    with _refusals_named(aside), contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        flush_folder(path.parent)
+    return aside
+
+
+def _unreadable(path: Path, error: OSError) -> FileError:
+    """What the system says of a file; a disk that fails to give it back has damaged it."""
+    kind = Damaged if error.errno == errno.EIO else FileError
+    return kind(f"cannot read {path}: {error.strerror or error}")
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; what prevents it is said in one line."""
+    for path in paths:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 def _temporary_name(target: Path) -> Path:
