@@ -73,7 +73,10 @@ class Shelf(Generic[Kept]):
         return self.read(name) if self.has(name) else None
 
     def read_sound(self, names: Iterable[str]) -> tuple[dict[str, Kept], dict[str, Damaged]]:
-        """Those of some ids that are there: the sound ones, and what is wrong with the others."""
+        """Those of some ids that are there: the sound ones, and what is wrong with the others.
+
+        One that somebody sets aside just now is neither.
+        """
         sound: dict[str, Kept] = {}
         damaged: dict[str, Damaged] = {}
         for name in names:
@@ -81,6 +84,9 @@ class Shelf(Generic[Kept]):
                 sound[name] = self.read(name)
             except Damaged as error:
                 damaged[name] = error
+            except FileError:
+                if self.has(name):
+                    raise
         return sound, damaged
 
     def set_aside(self, name: str) -> Path:

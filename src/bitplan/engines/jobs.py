@@ -78,11 +78,11 @@ class _Kept(Generic[Job, Outcome]):
         name = claim.job.id
         with held(self.shelf.lease(name), stale=claim.stale) as mine:
             if self.shelf.has(name):  # somebody finished it since we looked
-                try:
-                    return self.shelf.read(name)
-                except Damaged as error:
-                    if mine:
-                        self._set_aside(name, error)
+                sound, damaged = self.shelf.read_sound([name])
+                if sound:
+                    return sound[name]
+                if damaged and mine:
+                    self._set_aside(name, damaged[name])
             if not mine:
                 return None
             outcome = self.work(claim.job)

@@ -157,7 +157,8 @@ class _Sweeper:
             if sound:
                 check_same(self.run, trial)
                 return True
-            self.tally.tell(f"{damaged[trial.id]}; all trials start from it, and it is made again")
+            for error in damaged.values():
+                self.tally.tell(f"{error}; all trials start from it, and it is made again")
         self.tally.done.discard(trial.id)
         if self._skipped(trial):
             return False
