@@ -8,6 +8,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,7 @@ from typing import Literal
 from bitplan.core.errors import BitplanError, WriteError
 from bitplan.core.studies import Study
 from bitplan.engines.base import Engine
+from bitplan.engines.cluster import Cluster
 from bitplan.engines.local import Local
 from bitplan.study.sweep import sweep
 
@@ -64,7 +67,8 @@ def start(study: Study, run: Path, log: Path, how: How = "here") -> Driver:
         number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(number, stream)
-        summary = sweep(study, run, engine=_engine(how), redo_damaged=True)
+        with _engine(how) as engine:
+            summary = sweep(study, run, engine=engine, redo_damaged=True)
         code = BROKEN if summary.failed or summary.missing else 0
         os.write(2, "".join(f"failed: {one.error}\n{one.traceback}\n" for one in summary.failed).encode())
     except WriteError as error:
@@ -89,11 +93,22 @@ def holders(run: Path) -> list[int]:
     return found
 
 
-def _engine(how: How) -> Engine:
-    if how == "here":
-        return Local()
-    if how == "workers":
-        return Local(workers=2)
-    from bitplan.engines.cluster import Cluster
+@contextmanager
+def _engine(how: How) -> Iterator[Engine]:
+    """The engine to sweep with; Ray with a head that does no work and two nodes that do."""
+    if how != "ray":
+        yield Local(workers=2, retries=100) if how == "workers" else Local()  # one item may be hit again and again
+        return
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster as Nodes
 
-    return Cluster(cpus=1)
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        for _ in range(2):
+            nodes.add_node(num_cpus=1)
+        yield Cluster(address=nodes.address)
+    finally:
+        ray.shutdown()
+        nodes.shutdown()

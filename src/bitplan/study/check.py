@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from bitplan.core import kinds  # noqa: F401  (so that every kind is known)
 from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import Damaged, InputError
 from bitplan.core.records import Gains
