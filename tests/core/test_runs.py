@@ -49,6 +49,31 @@ def test_what_is_there_already_is_not_written_again(run):
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
 
 
+def test_of_some_the_sound_are_read_the_damaged_named_and_those_set_aside_meanwhile_left_out(run):
+    names = [trained(number).training for number in range(3)]
+    run.trained.path(names[1]).write_text("{")
+    sound, damaged = run.trained.read_sound(names)
+    assert (list(sound), list(damaged)) == ([names[0], names[2]], [names[1]])
+    aside = run.trained.set_aside(names[1])
+    assert run.trained.set_aside(names[1]) != aside, "somebody else was faster, and that is no error"
+    assert run.trained.read_sound(names) == (sound, {})
+    assert run.trained.lost() == {names[1]}
+    assert aside.read_text() == "{"
+    run.trained.keep(names[1], trained(1))
+    assert run.trained.lost() == set()
+    run.trained.path(names[1]).write_text("}")
+    assert run.trained.set_aside(names[1]).name == f"{names[1]}.json.damaged.2"
+
+
+def test_a_damaged_file_is_set_aside_before_it_is_written_again(run, caplog):
+    path = run.trained.path(trained(0).training)
+    path.write_text(damaged := path.read_text().replace("1.5", "1.6"))
+    run.trained.keep(path.stem, trained(0))
+    assert run.trained.read(path.stem) == trained(0)
+    assert path.with_name(f"{path.name}.damaged").read_text() == damaged
+    assert "it is made again, and the old one is kept as" in caplog.text
+
+
 def test_two_files_that_were_exchanged_are_refused(run):
     first, second = (run.trained.path(trained(number).training) for number in (0, 1))
     one, other = first.read_text(), second.read_text()

@@ -1,8 +1,13 @@
+import errno
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bitplan.core import swap
 from bitplan.core.errors import FileError, WriteError
 from bitplan.core.records import Graph
 from bitplan.core.store import load, save, whole_file, whole_folder, write_text
@@ -92,10 +97,20 @@ def test_every_file_is_flushed_before_it_has_its_name(tmp_path, kind, monkeypatc
     monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
     with kind(tmp_path / "it") as temporary:
         fill(temporary, kind, "text")
-    assert flushed == [str(temporary / "inner" / "a.txt" if kind is whole_folder else temporary)]
+    content = [temporary / "inner", temporary / "inner" / "a.txt"] if kind is whole_folder else []
+    above = [tmp_path] if kind is whole_folder else []  # where its temporary name was made
+    assert flushed == [str(path) for path in (*above, *content, temporary, tmp_path)]
 
 
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+def test_folders_that_are_made_are_known_to_the_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
+    write_text(tmp_path / "a" / "b" / "it", "text")
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(flushed)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, steps):
     path = tmp_path / "it"
     with whole_folder(path) as temporary:
         fill(temporary, whole_folder, "old")
@@ -103,11 +118,49 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
 
     def refuse_the_new(self, target):
         if target == path and ".old." not in self.name:
-            raise OSError(13, "Permission denied")
+            raise OSError(errno.EACCES if path.exists() and steps == 1 else errno.ENOTEMPTY, "Permission denied")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
+    monkeypatch.setattr(swap, "exchange", lambda *_: False)
     with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), whole_folder(path) as temporary:
         fill(temporary, whole_folder, "new")
     assert text_at(path) == "old"
     assert os.listdir(tmp_path) == ["it"]
+
+
+def test_two_names_are_exchanged_in_one_step_here(tmp_path):
+    """Where this fails, the disk of the tests has no such step, and nothing below tries it."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert swap.exchange(tmp_path / "a", tmp_path / "b")
+    assert os.listdir(tmp_path / "a") == ["b"]
+    with pytest.raises(FileNotFoundError):
+        swap.exchange(tmp_path / "a", tmp_path / "nowhere")
+
+
+def test_killed_at_any_line_a_folder_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path):
+    script = Path(__file__).with_name("killed_swap.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    for way in ("one step", "two steps"):
+        assert found[way]["kills"] > 30, "at every line of ours, and between the steps of removing a folder"
+        assert found[way]["wrong"] == [], "old or new, whole, once somebody looks for it"
+        assert {"old", "new"} == set(found[way]["seen"])
+    assert found["one step"]["gone"] == 0, "and with one step even before anybody looks"
+    assert found["two steps"]["gone"] > 0, "a kill between the two steps was among them"
+
+
+def test_what_was_left_half_removed_is_never_restored(tmp_path):
+    path = tmp_path / "it"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swap, "exchange", lambda *_: False)
+        patch.setattr(swap, "_remove", lambda _: None)  # as if killed before
+        for text in ("first", "second", "third"):
+            with whole_folder(path) as temporary:
+                fill(temporary, whole_folder, text)
+    assert len(os.listdir(tmp_path)) == 3
+    path.rename(tmp_path / "elsewhere")
+    swap.restore(path)
+    assert not path.exists()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from errands import Errand, Square, Squared, shelf
 
-from bitplan.core.errors import FileError
 from bitplan.engines import lease
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
@@ -81,12 +80,23 @@ def test_a_failure_is_not_kept(tmp_path, work):
     assert dict(run_jobs(work, errands(2), shelf=shelf(tmp_path)))[errands(2)[1]].value == 1
 
 
-def test_an_outcome_that_was_damaged_is_refused_by_name(tmp_path, work):
-    list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
-    (path,) = (tmp_path / "jobs").iterdir()
-    path.write_text(path.read_text()[:20])
-    with pytest.raises(FileError, match=path.name):
-        list(run_jobs(work, errands(1), shelf=shelf(tmp_path)))
+@pytest.mark.parametrize("remake", [True, False])
+def test_an_outcome_that_was_damaged_is_set_aside_and_only_its_job_done_again(tmp_path, work, caplog, remake):
+    jobs = errands(3)
+    list(run_jobs(work, jobs, shelf=shelf(tmp_path)))
+    path = shelf(tmp_path).path(jobs[1].id)
+    cut = path.read_text()[:20]
+    path.write_text(cut)
+    outcomes = dict(run_jobs(work, jobs, shelf=shelf(tmp_path), remake=remake))
+    assert [outcomes[jobs[n]].value for n in (0, 2)] == [0, 4]
+    assert path.with_name(f"{path.name}.damaged").read_text() == cut, "it is never deleted"
+    assert f"{path.name}: cut off" in caplog.text
+    assert [work.times(n) for n in range(3)] == [1, 1 + remake, 1]
+    assert shelf(tmp_path).lost() == (set() if remake else {jobs[1].id})
+    if remake:
+        assert outcomes[jobs[1]].value == 1
+    else:
+        assert (outcomes[jobs[1]].fault, path.exists()) == ("damage", False)
 
 
 def test_two_drivers_at_once_do_each_job_once(tmp_path):
@@ -112,7 +122,8 @@ def test_a_killed_driver_loses_nothing_that_was_finished(tmp_path, engine):
     assert answers(drive(tmp_path, 10, 0.15, *engine)) == [n * n for n in range(10)]
     assert finished <= {path.name for path in (tmp_path / "jobs").iterdir()}
     assert sum(diary(tmp_path).values()) <= 10 + 3 * 2  # each kill can cost what was under way
-    assert not [path for path in (tmp_path / "leases").iterdir() if not path.name.startswith(".")]
+    left = [read_lease(path) for path in (tmp_path / "leases").iterdir() if not path.name.startswith(".")]
+    assert all(sign.holder.gone for sign in left), "whoever was killed between outcome and lease leaves one behind"
 
 
 def foreign(path, token="t"):
@@ -192,3 +203,118 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, work):
     outcome = dict(run_jobs(work, errands(1), shelf=shelf(tmp_path)))[errands(1)[0]]
     assert isinstance(outcome, Failure)
     assert outcome.error.startswith("WriteError: cannot write")
+
+
+def empty(path):
+    path.touch()
+
+
+def garbage(path):
+    path.write_bytes(b"\xff\x00\x17" * 40)
+
+
+def nested(path):
+    path.write_text("[" * 5000)
+
+
+def endless(path):
+    path.write_text('{"machine": "' + "m" * 10**6)
+
+
+def of_wrong_types(path):
+    path.write_text(json.dumps(asdict(Holder("elsewhere", 1, "1", "t")) | {"pid": "../../etc"}))
+
+
+def leading_elsewhere(path):
+    path.write_text(json.dumps(asdict(Holder("elsewhere", 1, "1", "../../t"))))
+
+
+def folder(path):
+    path.mkdir()
+    (path / "inside").touch()
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def dangling(path):
+    path.symlink_to("nowhere")
+
+
+UNREADABLE = [empty, garbage, nested, endless, of_wrong_types, leading_elsewhere, folder, pipe, dangling]
+
+
+@pytest.mark.parametrize("make", UNREADABLE)
+def test_an_unreadable_lease_is_taken_over_like_a_silent_one_and_said(tmp_path, work, monkeypatch, caplog, make):
+    monkeypatch.setattr(lease, "PATIENCE", 0.3)
+    place = shelf(tmp_path).lease(errands(1)[0].id)
+    place.parent.mkdir()
+    make(place)
+    begin = time.monotonic()
+    outcomes = [outcome.value for _, outcome in run_jobs(work, errands(3), shelf=shelf(tmp_path))]
+    assert sorted(outcomes) == [0, 1, 4]
+    assert time.monotonic() - begin > 0.3, "it may be somebody's: not at once"
+    assert [work.times(n) for n in range(3)] == [1, 1, 1]
+    assert f"{place.name} cannot be read" in caplog.text
+    assert f"{place.name} shows no sign of life" in caplog.text
+    assert not os.path.lexists(place)
+
+
+def test_an_unreadable_lease_that_is_touched_is_somebodys(tmp_path):
+    path, watch = tmp_path / "a", SilentHolders(patience=0.05)
+    empty(path)
+    for _ in range(3):
+        assert watch.stale(path) is None
+        time.sleep(0.06)
+        os.utime(path)
+    assert watch.stale(path) is None
+    time.sleep(0.06)
+    token = watch.stale(path)
+    os.utime(path)  # a sign of life in the last moment
+    with held(path, stale=token) as mine:
+        assert not mine
+    with held(path, stale=read_lease(path).holder.token) as mine:
+        assert mine
+
+
+@pytest.mark.parametrize("shift", [-(10**7), 10**7])
+def test_a_clock_that_is_set_makes_nobody_wait_for_ever(tmp_path, shift):
+    """Whoever was killed while taking over left a marker; whatever the disk's clock said then, it is cleared."""
+    path = tmp_path / "a"
+    foreign(path)
+    marker = tmp_path / ".a.t.taken"
+    foreign(marker)
+    os.utime(marker, (time.time() + shift,) * 2)
+    with held(path, stale="t") as mine:
+        assert not mine
+    assert not marker.exists()
+    with held(path, stale="t") as mine:
+        assert mine
+
+
+def test_who_was_killed_while_taking_over_is_not_waited_for(tmp_path):
+    path = tmp_path / "a"
+    foreign(path)
+    imports = "import os; from pathlib import Path; from bitplan.engines import lease"
+    dies = "lease.os.replace = lambda *_: os.kill(os.getpid(), 9)"
+    code = f"{imports}\n{dies}\nwith lease.held(Path({str(path)!r}), stale='t'): pass"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert (tmp_path / ".a.t.taken").exists()
+    assert [taken(path, "t") for _ in range(2)] == [False, True]
+
+
+def taken(path, stale):
+    with held(path, stale=stale) as mine:
+        return mine
+
+
+def test_a_lease_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    flushed, link = [], os.link
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
+    monkeypatch.setattr(os, "link", lambda *names: (flushed.append("its name"), link(*names)))
+    with held(tmp_path / "a") as mine:
+        assert mine
+    first, *rest = flushed
+    assert Path(first).name.startswith(".a.")
+    assert rest == ["its name", str(tmp_path)]

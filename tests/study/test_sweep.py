@@ -247,11 +247,14 @@ def test_a_damaged_start_is_blamed_on_the_start(tmp_path, swept, study):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(FileError, match=rf"model.safetensors is damaged.*delete .*{start.id}, and a sweep"):
-        sweep(study, run, trust=True)
+    told = []
+    summary = sweep(study, run, trust=True, progress=lambda done, total, what: told.append(what))
+    assert [what for what in told if f"{start.id}/model.safetensors is damaged" in what and "made again" in what]
+    assert (summary.done, summary.failed, summary.missing, summary.trained) == (18, (), (), 0)
     assert not list((run / "failures").glob("*.json")), "no trial is to blame"
-    shutil.rmtree(path.parent)
-    assert sweep(study, run, only=["uniform"], trust=True).failed == ()
+    names = [f"starts/{start.id}.damaged", f"trials/{start.id}.json.damaged"]
+    assert sorted(str(one.relative_to(run)) for one in summary.set_aside) == names
+    assert (run / names[0] / "model.safetensors").read_bytes() == content, "what is damaged is kept"
     assert table(run) == table(swept)
 
 

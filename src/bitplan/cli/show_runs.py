@@ -18,13 +18,14 @@ from rich.text import Text
 
 from bitplan.cli.console import bar, console
 from bitplan.cli.show import table
-from bitplan.cli.terminal import say_json, tell
+from bitplan.cli.terminal import say, say_json, tell
 from bitplan.core.progress import clock
 from bitplan.core.shown import shown
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.reports.formats import Column, Table, to_json
 
 if TYPE_CHECKING:
+    from bitplan.study.check import Checked
     from bitplan.study.forecast import Forecast
     from bitplan.study.status import Status
     from bitplan.study.sweep import Summary
@@ -154,6 +155,12 @@ def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> Non
         out.print(f"  failed: {status.study.words(failed.trial)}: {' '.join(failed.error.split())}")
     if status.failed:
         out.print("  tracebacks are in failures/; `bitplan sweep --retry` tries them again")
+    for line in status.damaged[:_FAILURES_SHOWN]:
+        out.print(f"  damaged: {line}")
+    if status.damaged:
+        out.print("  `bitplan store check` names all; `bitplan sweep` mends what it can and says what is missing")
+    if status.missing:
+        out.print("  `bitplan sweep --redo-damaged` does the missing ones again, whose results were damaged")
 
 
 def _print_status(status: Status) -> None:
@@ -169,6 +176,8 @@ def _status_line(status: Status) -> str:
     if status.shared:
         line += f" ({status.shared} of all share a training with another)"
     line += f", {len(status.running)} running, {len(status.failed)} failed, {status.waiting} waiting"
+    if status.missing:
+        line += f", {status.missing} missing"
     unfinished = status.waiting or status.running
     if unfinished and status.seconds_left is not None:
         line += f"; about {clock(status.seconds_left)} left"
@@ -226,7 +235,23 @@ def _print_forecast(study: Study, forecast: Forecast) -> None:
 def print_summary(summary: Summary, folder: Path) -> None:
     """How a sweep ended, as JSON."""
     counts = {"total": summary.total, "done": summary.done, "failed": len(summary.failed)}
+    counts["missing"] = len(summary.missing)
     say_json(json.dumps({"run": str(folder), **counts, "trained": summary.trained, "seconds": summary.seconds}))
+
+
+def show_check(checked: Checked, *, as_json: bool) -> None:
+    """What is wrong in a run, a line each, then how much was looked at."""
+    if as_json:
+        wrong = [{"path": str(one.path), "what": one.what} for one in checked.wrong]
+        unknown = [str(path) for path in checked.unknown]
+        say_json(json.dumps({"files": checked.files, "wrong": wrong, "unknown": unknown}, indent=1))
+        return
+    for one in checked.wrong:
+        what = " ".join(one.what.split())
+        say(what if str(one.path) in what else f"{one.path}: {what}")
+    for path in checked.unknown:
+        say(f"not checked, since it carries no checksum: {path}")
+    say(f"{checked.files} files checked: {f'{len(checked.wrong)} wrong' if checked.wrong else 'all sound'}")
 
 
 def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ def add(app: typer.Typer) -> None:
         app.command()(verb)
     store = typer.Typer(no_args_is_help=True, help="Look after the folder of a run.")
     store.command(name="clean")(clean)
+    store.command(name="check")(check)
     store.callback()(lambda: None)
     app.add_typer(store, name="store")
     app.command()(demo)
@@ -35,6 +36,9 @@ def sweep(
     run: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME unless said.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the trials, with time and disk.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trials again.")] = False,
+    redo_damaged: Annotated[
+        bool, typer.Option("--redo-damaged", help="Do trials again whose result was damaged and set aside.")
+    ] = False,
     only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
     trust: Trust = False,
@@ -55,14 +59,16 @@ def sweep(
 
         show_forecast(read, folder, forecast(read, folder, trust=trust), as_json=json)
         return
-    summary = run_sweep(read, folder, retry=retry, only=only, workers=workers, trust=trust)
+    told: dict[str, Any] = {"retry_failed": retry, "redo_damaged": redo_damaged, "only": only or None, "trust": trust}
+    summary = run_sweep(read, folder, workers=workers, **told)
     if json:
         from bitplan.cli.show_runs import print_summary
 
         print_summary(summary, folder)
     else:
         show_run(folder)
-    if summary.failed:
+    tell_damage(read, study, folder, summary)
+    if summary.failed or summary.missing:
         raise typer.Exit(1)
 
 
@@ -199,6 +205,17 @@ def clean(
         say(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
 
 
+def check(run: RunPath, json: Json = False) -> None:
+    """Check every file of a run: what is damaged, exchanged or missing is named, one line each; exit code 1."""
+    from bitplan.cli.show_runs import show_check
+    from bitplan.study.check import check as look
+
+    found = look(run)
+    show_check(found, as_json=json)
+    if found.wrong:
+        raise typer.Exit(1)
+
+
 def demo(
     run: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/demo"),
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
@@ -214,10 +231,8 @@ def run_sweep(
     study: Study,
     folder: Path,
     *,
-    retry: bool = False,
-    only: list[str] | None = None,
     workers: int | None = None,
-    trust: bool = False,
+    **told: Any,
 ) -> Summary:
     """Sweep with a bar on a terminal, or a line per event where there is none."""
     from bitplan.cli.show_runs import showing_progress
@@ -230,11 +245,20 @@ def run_sweep(
         engine = Local(workers=workers)
     try:
         with showing_progress() as progress:
-            told: dict[str, Any] = {"retry_failed": retry, "only": only or None, "trust": trust}
             return sweep_study(study, folder, engine=engine, progress=progress, **told)
     except WriteError as error:
         tell_error(f"{error}. What is finished is kept: make room and sweep again")
         raise typer.Exit(1) from None
+
+
+def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> None:
+    """What a sweep found damaged, which trials are missing for it, and what to type."""
+    for path in summary.set_aside:
+        tell(f"damaged, and set aside: {path}")
+    for trial in summary.missing:
+        tell(f"missing: {study.words(trial)}, whose result was damaged")
+    if summary.missing:
+        tell(f"To do them again: bitplan sweep {written} --run {folder} --redo-damaged")
 
 
 def show_run(folder: Path) -> None:

@@ -5,6 +5,7 @@ BitplanError
     ├── Untrusted          a file asks for code to be imported, which the user did not
     ├── UnknownName        a gain, cost, model, layer … that does not exist; suggests near names
     ├── FileError          a file is missing, cut off, of the wrong kind or from a newer bitplan
+    │   ├── Damaged        a file is not as it was written: cut off, changed, or exchanged with another
     │   └── WriteError     a file cannot be written: full, read-only … (a sweep that it stops exits with 1)
     ├── RecordError        the values of a record contradict each other
     ├── BudgetError        a budget cannot be read or cannot be met
@@ -21,8 +22,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal
 
-Fault = Literal["input", "training", "store", "worker", "code"]
-"""Whose fault a failure is: what was asked for, a loss that became NaN, the disk, a worker that died, or the code."""
+Fault = Literal["input", "training", "store", "damage", "worker", "code"]
+"""Whose fault a failure is: what was asked for, a loss that became NaN, a disk that takes no more, a file that is not
+as it was written, a worker that died, or the code."""
 
 
 class BitplanError(Exception):
@@ -39,6 +41,10 @@ class Untrusted(InputError):
 
 class FileError(InputError):
     """A file cannot be read as what it should be, or cannot be written."""
+
+
+class Damaged(FileError):
+    """A file is not as it was written: cut off, changed, or exchanged with another."""
 
 
 class WriteError(FileError):
@@ -86,6 +92,8 @@ def fault_of(error: BaseException) -> Fault:
     """Whose fault an error is."""
     if isinstance(error, WriteError):
         return "store"
+    if isinstance(error, Damaged):
+        return "damage"
     if isinstance(error, Diverged):
         return "training"
     return "input" if isinstance(error, InputError) else "code"

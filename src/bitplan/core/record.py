@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bitplan.core.errors import FileError, RecordError, suggestion
+from bitplan.core.errors import Damaged, FileError, RecordError, suggestion
 from bitplan.core.parsing import parse_json
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
@@ -101,29 +101,26 @@ class Record(Value):
         checksum must be there. `of` is what it must belong to; formats that did not say so pass, unless sealed.
         """
         whole = _parse(text, f": {_EDITED}; {cls.again}" if sealed else "")
+        if sealed:  # first of all: what damage made of a file says nothing about who wrote it
+            _check_checksum(whole, cls.again)
         content = {key: value for key, value in whole.items() if key not in _HEAD}
         target = cls._target(whole.get("bitplan"))
         version = _check_format(target, whole.get("format"))
         advice = target.again if sealed else "make it again, or delete its id line to accept the change"
-        try:
-            today = content if version == target.format else target.older[version](dict(content))
-            record = target.model_validate(today)
-        except RecordError:
-            if sealed:  # nobody wrote it by hand, so that it is damaged is said, not what the damage made of it
-                _check_checksum(whole, advice)
-            raise
+        if sealed and version == target.format and not {"id", "checksum"} <= whole.keys():
+            raise Damaged(f"the {target.kind()} has no id or no checksum: it was edited by hand; {advice}")
+        today = content if version == target.format else target.older[version](dict(content))
+        record = target.model_validate(today)
         if _HIDDEN.search(str(text)) and not _is_finite(record.model_dump()):
-            raise FileError(f"a number of the {target.kind()} is not finite: {_EDITED}; {advice}")
+            raise Damaged(f"a number of the {target.kind()} is not finite: {_EDITED}; {advice}")
         if "id" in whole:
             _check_seal(whole, record.id if version == target.format else identity(content, target), advice)
         if version != target.format:  # from before files carried a checksum and said what they belong to
             if sealed and version not in target.passing:
                 raise FileError(f"the {target.kind()} is of format {version}, without a checksum: {advice}")
             return record
-        if sealed and not {"id", "checksum"} <= whole.keys():
-            raise FileError(f"the {target.kind()} has no id or no checksum: it was edited by hand; {advice}")
         if of is not None and whole.get("of") != of:
-            raise FileError(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
+            raise Damaged(f"the {target.kind()} belongs to {whole.get('of')}, not to {of}: files were exchanged")
         return record
 
     @classmethod
@@ -166,16 +163,16 @@ def _check_checksum(whole: Mapping[str, Any], advice: str) -> None:
     """Refuse a file whose checksum is of another one; without an id line it was edited on purpose."""
     rest = {key: value for key, value in whole.items() if key != "checksum"}
     if {"id", "checksum"} <= whole.keys() and whole["checksum"] != _digest(rest)[:32]:
-        raise FileError(f"the {whole['bitplan']}'s checksum does not fit its content: {_EDITED}; {advice}")
+        raise Damaged(f"the {whole.get('bitplan')}'s checksum does not fit its content: {_EDITED}; {advice}")
 
 
 def _parse(text: str | bytes, advice: str) -> dict[str, Any]:
     try:
         content = parse_json(text)
     except FileError as error:
-        raise FileError(f"{error}{advice}") from None
+        raise Damaged(f"{error}{advice}") from None
     if not isinstance(content, dict):
-        raise FileError(f"not a bitplan record but a JSON {type(content).__name__}")
+        raise Damaged(f"not a bitplan record but a JSON {type(content).__name__}")
     return content
 
 

@@ -17,14 +17,14 @@ RUN/
 └── additivity/pairs.json  additivity/fit.json
 
 What holds: `core/shelf.py` says it for records by id, and it holds for the single ones too. Checkpoints are whole or
-not there, and carry a hash of their weights. Reading never writes. Nothing but these files is kept, so that any process
-that sees the folder knows all there is to know; where a run lies is known here and in `core/store.py` alone.
+not there, say whose they are, and carry a hash of their weights. What is damaged is kept as NAME.damaged. Reading never
+writes. Nothing but these files is kept, so that any process that sees the folder knows all there is to know; where a
+run lies is known here and in `core/store.py` alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,13 +32,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote_plus
 
-from bitplan.core.errors import FileError, WriteError
+from bitplan.core.errors import FileError
+from bitplan.core.places import Places
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.shelf import Shelf, keep_text
-from bitplan.core.store import load
+from bitplan.core.shelf import Shelf, keep_record
+from bitplan.core.store import ASIDE, load
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
-from bitplan.core.trials import Result
+from bitplan.core.trials import Result, Trial
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _LONGEST = 150  # letters of a file's name; file systems take 255 bytes
@@ -68,31 +69,24 @@ class RunPart(StrEnum):
     STARTS = "starts"
 
 
+_KINDS: dict[RunPart, type[Record]] = {
+    RunPart.TRIALS: Result,
+    RunPart.FAILURES: FailedTrial,
+    RunPart.PLANS: Plan,
+    RunPart.ESTIMATES: Gains,
+    RunPart.TRAINED: Trained,
+    RunPart.NETWORKS: Trained,
+    RunPart.JOBS: Record,
+}
+"""What lies on shelves."""
+
+
 class LeaseFile(NamedTuple):
     """The lease of a job: the part of the run that its outcome goes to, its id, and the file."""
 
     part: str
     job: str
     path: Path
-
-
-@dataclass(frozen=True)
-class Places:
-    """Folders by id that others fill, such as checkpoints."""
-
-    folder: Path
-
-    def path(self, name: str) -> Path:
-        """The folder of an id, there or not."""
-        return self.folder / name
-
-    def has(self, name: str) -> bool:
-        """Whether it is there."""
-        return self.path(name).is_dir()
-
-    def clear(self, name: str) -> None:
-        """Remove it; what cannot be removed stays, and does no harm."""
-        shutil.rmtree(self.path(name), ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ class RunFolder:
     def keep(self, *records: Single) -> None:
         """Write down what the run is about, or what it has one of, each whole and unless it is there already."""
         for record in records:
-            keep_text(self.path / _FILES[type(record)], record.to_json())
+            keep_record(self.path / _FILES[type(record)], record)
 
     def file_of(self, kind: type[Single]) -> Path:
         """Where the record of a kind is that a run has one of, for commands that people type."""
@@ -214,14 +208,14 @@ class RunFolder:
     @property
     def results(self) -> list[Result]:
         """The trials of the study that are done, in the agenda's order; what earlier studies left is not among them."""
-        found = self.trials.read_all()
-        return [found[name] for name in self._wanted(found) if name in found]
+        found = self.trials.ids()
+        return [self.trials.read(name) for name in self._wanted(found) if name in found]
 
     @property
     def failures(self) -> list[FailedTrial]:
         """The trials of the study that failed."""
-        found = self.failed.read_all()
-        return [found[name] for name in self._wanted(found) if name in found]
+        found = self.failed.ids()
+        return [self.failed.read(name) for name in self._wanted(found) if name in found]
 
     @property
     def pairs(self) -> Pairs | None:
@@ -235,7 +229,7 @@ class RunFolder:
 
     def keep_gains(self, title: str, gains: Gains) -> None:
         """Write down the gains of a method under its title."""
-        keep_text(self.path / gains_file(title), gains.to_json(of=title))
+        keep_record(self.path / gains_file(title), gains, of=title)
 
     def keep_plans(self, plans: Iterable[Plan]) -> None:
         """Write down plans under their ids, each once."""
@@ -245,11 +239,34 @@ class RunFolder:
 
     # Looking after it.
 
+    @property
+    def missing(self) -> list[Trial]:
+        """The trials of the study without a result whose own, or that of their training, was damaged and set aside."""
+        agenda = self.agenda
+        if agenda is None:
+            return []
+        behind = {trial for job in self.trained.lost() for trial in agenda.trainings.get(job, ())}
+        lost = (self.trials.lost() | behind) - self.trials.ids()
+        return [trial for trial in agenda.trials if trial.id in lost]
+
+    def set_aside(self) -> list[Path]:
+        """Every damaged file and folder that was kept under another name."""
+        return sorted(path for path in self.path.rglob(f"*{ASIDE}*") if not path.name.startswith("."))
+
     def leases(self) -> list[LeaseFile]:
         """Every lease that is there, whoever holds it."""
         files = sorted(self._leases.glob("[!.]*"))
         split = [(path, *path.name.rpartition("-")[::2]) for path in files]
         return [LeaseFile(part, job, path) for path, part, job in split]
+
+    def shelves(self) -> list[Shelf[Record]]:
+        """All that is kept as records by id."""
+        return [self._shelf(part, kind) for part, kind in _KINDS.items()]
+
+    def singles(self) -> dict[Path, type[Record]]:
+        """The files of what a run has one of, as far as they are there."""
+        files = {self.path / name: kind for kind, name in _FILES.items()}
+        return {path: kind for path, kind in files.items() if path.exists()}
 
     def parts(self) -> dict[RunPart, list[Path]]:
         """The files and folders of every part; what lies elsewhere, behind a link, is not the run's."""
@@ -267,7 +284,7 @@ class RunFolder:
 
     def _wanted(self, found: Iterable[str]) -> list[str]:
         agenda = self.agenda
-        return list(found) if agenda is None else [trial.id for trial in agenda.trials]
+        return sorted(found) if agenda is None else [trial.id for trial in agenda.trials]
 
     def _one(self, kind: type[AnyRecord]) -> AnyRecord | None:
         path = self.path / _FILES[kind]
@@ -282,12 +299,3 @@ def gains_file(title: str) -> str:
     if len(name) > _LONGEST:  # "=" stands in no name that quote_plus gives
         name = f"{name[:_LONGEST]}={hashlib.sha256(title.encode()).hexdigest()[:16]}"
     return f"gains/{name}.json"
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders of a run; what prevents it is said in one line."""
-    for path in paths:
-        try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        except OSError as error:
-            raise WriteError(f"cannot remove {path}: {error.strerror or error}") from None

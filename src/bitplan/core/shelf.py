@@ -4,23 +4,27 @@ What holds for every shelf, whoever fills it and however often its processes are
 
 - A file is there whole or not at all; who replaces one leaves the old one until then.
 - Who reads checks that the file is as it was written and belongs to the id asked for; else it is refused by name.
+- What is refused so is never deleted nor written over: who needs it anew sets it aside first.
 - What is there already is not written again, so that a finished run is only read.
 - `has` looks at one file and `ids` lists the folder once; nothing else looks at more than it was asked for.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from bitplan.core.errors import WriteError
+from bitplan.core.errors import Damaged, FileError, WriteError
 from bitplan.core.record import Record
-from bitplan.core.store import load, write_text
+from bitplan.core.store import ASIDE, load, set_aside, write_text
 
 Kept = TypeVar("Kept", bound=Record)
 Other = TypeVar("Other", bound=Record)
 _SUFFIX = ".json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,39 @@ class Shelf(Generic[Kept]):
         """The same, or None where there is none."""
         return self.read(name) if self.has(name) else None
 
+    def read_sound(self, names: Iterable[str]) -> tuple[dict[str, Kept], dict[str, Damaged]]:
+        """Those of some ids that are there: the sound ones, and what is wrong with the others.
+
+        One that somebody sets aside just now is neither.
+        """
+        sound: dict[str, Kept] = {}
+        damaged: dict[str, Damaged] = {}
+        for name in names:
+            try:
+                sound[name] = self.read(name)
+            except Damaged as error:
+                damaged[name] = error
+            except FileError:
+                if self.has(name):
+                    raise
+        return sound, damaged
+
+    def set_aside(self, name: str) -> Path:
+        """Keep a damaged record under another name, and give that name."""
+        return set_aside(self.path(name))
+
+    def lost(self) -> set[str]:
+        """The ids whose record was set aside, and has not been made again."""
+        aside = self.folder.glob(f"[!.]*{_SUFFIX}{ASIDE}*") if self.folder.is_dir() else ()
+        return {path.name.partition(_SUFFIX)[0] for path in aside} - self.ids()
+
     def read_all(self) -> dict[str, Kept]:
         """Every record by its id, in the order of ids."""
         return {name: self.read(name) for name in sorted(self.ids())}
 
     def keep(self, name: str, record: Kept) -> None:
         """Write a record under an id, unless its file says the same already."""
-        keep_text(self.path(name), record.to_json(of=name))
+        keep_record(self.path(name), record, of=name)
 
     def remove(self, name: str) -> None:
         """Forget an id, if it is there: asking a read-only disk to remove nothing would fail."""
@@ -85,7 +115,16 @@ class Shelf(Generic[Kept]):
                 raise WriteError(f"cannot remove {self.path(name)}: {error.strerror or error}") from None
 
 
-def keep_text(path: Path, text: str) -> None:
-    """Write a file unless it says the same already."""
-    if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
-        write_text(path, text)
+def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
+    """Write a record unless its file says the same already; a damaged one is kept under another name, and that said."""
+    text = record.to_json(of=of)
+    if path.is_file():
+        if path.read_text(encoding="utf-8", errors="replace") == text:
+            return
+        try:
+            load(path, type(record), of=of, sealed=True)
+        except Damaged as error:
+            _log.warning("%s; it is made again, and the old one is kept as %s", error, set_aside(path).name)
+        except FileError:
+            pass  # of another bitplan, which may be written over as before
+    write_text(path, text)

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from bitplan.core.errors import FileError, InputError, WriteError
+from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.memory import check_room, memory_for
 from bitplan.core.record import Record
+from bitplan.core.swap import put_in_place, restore
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _FOLDER = "folder"
 _PARSED = 16  # times the bytes of a text is about the most that the values take that are parsed from it
+ASIDE = ".damaged"
+"""What is added to the name of a damaged file or folder; where that is taken, with a number."""
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Give a temporary name to write under; when the block ends, the file is on the disk and gets its own name.
 
-    A kill, a full disk or an error in the block leaves no half file, and a file that was there before stays. What the
-    system refuses, in the block too, is a WriteError. Folders above the file are made.
+    When this returns, the name is on the disk too: no power cut takes it back. A kill, a full disk or an error in the
+    block leaves no half file, and a file that was there before stays. What the system refuses, in the block too, is a
+    WriteError. Folders above the file are made.
     """
     target = Path(path)
     refuse_no_file(target)
     temporary = _temporary_name(target)
     with _refusals_named(target):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             yield temporary
-            _flush_to_disk(temporary)
+            flush_file(temporary)
             temporary.replace(target)
+            flush_folder(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -47,18 +54,19 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder to fill; when the block ends, its files are on the disk and it gets its own name.
 
-    A folder that was there before is replaced, and stays where the block or the replacement fails.
+    A folder that was there before is replaced in one step, and stays where the block or the replacement fails.
     """
     target = Path(path)
     temporary = _temporary_name(target)
     with _refusals_named(target):
         try:
-            temporary.mkdir(parents=True)
+            make_folder(temporary)
+            restore(target)
             yield temporary
-            for file in sorted(temporary.rglob("*")):
-                if file.is_file():
-                    _flush_to_disk(file)
-            _put_in_place(temporary, target)
+            for item in (*sorted(temporary.rglob("*")), temporary):
+                flush_folder(item) if item.is_dir() else flush_file(item)
+            put_in_place(temporary, target)
+            flush_folder(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -80,7 +88,7 @@ def read_text(path: str | Path) -> str:
     try:
         return read_bytes(path, times=_PARSED).decode("utf-8")
     except UnicodeDecodeError:
-        raise FileError(f"{path} is not a text file (UTF-8)") from None
+        raise Damaged(f"{path} is not a text file (UTF-8)") from None
 
 
 def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
@@ -95,7 +103,7 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
                 check_room(path, times * len(content), 0)
             return content
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        raise _unreadable(Path(path), error) from None
 
 
 def through_links(path: Path) -> Path:
@@ -141,7 +149,7 @@ def sha256_of(path: str | Path) -> str:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        raise _unreadable(Path(path), error) from None
 
 
 def save(record: Record, path: str | Path) -> Path:
@@ -154,8 +162,39 @@ def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, seal
     text = read_text(path)
     try:
         return kind.from_json(text, of=of, sealed=sealed)
+    except Damaged as error:
+        raise Damaged(f"{path}: {error}") from None
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged file or folder another name beside its own, and give that name; it is never deleted.
+
+    Somebody else may have done so before: then it is not there any more, and that is all right.
+    """
+    endings = itertools.chain([ASIDE], (f"{ASIDE}.{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}{ending}") for ending in endings)
+    aside = next(name for name in names if not os.path.lexists(name))
+    with _refusals_named(aside), contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        flush_folder(path.parent)
+    return aside
+
+
+def _unreadable(path: Path, error: OSError) -> FileError:
+    """What the system says of a file; a disk that fails to give it back has damaged it."""
+    kind = Damaged if error.errno == errno.EIO else FileError
+    return kind(f"cannot read {path}: {error.strerror or error}")
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files and folders; what prevents it is said in one line."""
+    for path in paths:
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        except OSError as error:
+            raise WriteError(f"cannot remove {path}: {error.strerror or error}") from None
 
 
 def _temporary_name(target: Path) -> Path:
@@ -172,21 +211,27 @@ def _refusals_named(target: Path) -> Iterator[None]:
         raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
 
 
-def _flush_to_disk(path: Path) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, each known to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush_folder(folder.parent)
+
+
+def flush_file(path: Path) -> None:
+    """See that the content of a file is on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
-def _put_in_place(new: Path, target: Path) -> None:
-    """Rename a folder; one that has the name is set aside first, since a full folder cannot be renamed over."""
-    if not target.exists():
-        new.rename(target)
-        return
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
+def flush_folder(path: Path) -> None:
+    """See that the names in a folder are on the disk, where the file system knows how."""
+    number = os.open(path, os.O_RDONLY)
     try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(number)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from bitplan.core.errors import Damaged
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Engine, Failure
@@ -26,24 +27,28 @@ def run_jobs(
     *,
     shelf: Shelf[Outcome] | None = None,
     engine: Engine | None = None,
+    remake: bool = True,
 ) -> Iterator[tuple[Job, Outcome | Failure]]:
     """Do each job once: one whose outcome is on the shelf, under the job's id, is read instead.
 
-    A job that another process has leased is waited for. Without a shelf nothing is kept; without an engine the jobs
-    run here, one after the other.
+    A job that another process has leased is waited for. An outcome that is damaged is set aside, and the job done
+    again, or where it must not be remade, failed. Without a shelf nothing is kept; without an engine the jobs run here,
+    one after the other.
     """
     here = engine or Local()
     if shelf is None:
         yield from here.run(work, jobs)
         return
-    kept_work = _Kept(work, shelf)
+    kept_work = _Kept(work, shelf, remake)
     silent = SilentHolders()
     waiting = {job.id: job for job in jobs}  # neither done nor known to have failed
     claims = [_Claim(job) for job in waiting.values()]
     while waiting:
         there = shelf.ids()  # one look for all of them
         for name in [name for name in waiting if name in there]:
-            yield waiting.pop(name), shelf.read(name)
+            sound, _ = shelf.read_sound([name])  # a damaged one is claimed below, and looked at again under its lease
+            if sound:
+                yield waiting.pop(name), sound[name]
         to_do = [claim for claim in claims if claim.job.id in waiting]
         for claim, outcome in here.run(kept_work, to_do) if to_do else ():
             if outcome is not None:  # else somebody else holds it
@@ -67,12 +72,17 @@ class _Kept(Generic[Job, Outcome]):
 
     work: Callable[[Job], Outcome]
     shelf: Shelf[Outcome]
+    remake: bool
 
     def __call__(self, claim: _Claim[Job]) -> Outcome | None:
         name = claim.job.id
         with held(self.shelf.lease(name), stale=claim.stale) as mine:
             if self.shelf.has(name):  # somebody finished it since we looked
-                return self.shelf.read(name)
+                sound, damaged = self.shelf.read_sound([name])
+                if sound:
+                    return sound[name]
+                if damaged and mine:
+                    self._set_aside(name, damaged[name])
             if not mine:
                 return None
             try:
@@ -98,8 +108,15 @@ class _Kept(Generic[Job, Outcome]):
         )
         return True
 
+    def _set_aside(self, name: str, error: Damaged) -> None:
+        """Keep a damaged outcome under another name; where it must not be remade, that is the end of the job."""
+        aside = self.shelf.set_aside(name)
+        _log.warning("%s; it is kept as %s%s", error, aside.name, ", and made again" if self.remake else "")
+        if not self.remake:
+            raise error
+
 
 def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:
     """Those that nobody holds any more, or whose holder has gone silent: to be claimed."""
     claims = [_Claim(job, silent.stale(shelf.lease(job.id))) for job in waiting]
-    return [claim for claim in claims if claim.stale or not shelf.lease(claim.job.id).exists()]
+    return [claim for claim in claims if claim.stale or read_lease(shelf.lease(claim.job.id)) is None]

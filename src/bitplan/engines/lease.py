@@ -1,27 +1,32 @@
 """Leases: who works on what, among processes that share nothing but a folder.
 
 A lease is a file that is created exclusively. Its holder touches it every few seconds; who finds it untouched for
-long, or its holder's process gone, takes it over. Clocks of different machines are never compared.
+long, or its holder's process gone, takes it over. So is one that cannot be read: it may be somebody's, so it is waited
+for as long as for a silent holder, and that is said. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from bitplan.core.errors import WriteError
 from bitplan.core.parsing import parse_json
+from bitplan.core.store import flush_folder, make_folder
 
+_log = logging.getLogger(__name__)
+_LONGEST = 4096  # bytes of a lease; what is longer is none
 PATIENCE = 60.0
 """Seconds without a sign of life after which a holder on another machine is given up."""
 
@@ -34,6 +39,16 @@ class Holder:
     pid: int
     born: str
     token: str
+
+    @classmethod
+    def unknown(cls, found: os.stat_result) -> Holder:
+        """Whoever holds a lease that cannot be read; another one once it is touched."""
+        return cls("", 0, "", f"{found.st_ino:x}at{found.st_mtime_ns:x}")
+
+    @property
+    def known(self) -> bool:
+        """Whether the lease says who it is."""
+        return bool(self.machine)
 
     @property
     def gone(self) -> bool:
@@ -56,21 +71,27 @@ class Sign:
 
 
 def read_lease(path: Path) -> Sign | None:
-    """Look at a lease; None where there is none, or none that is whole yet."""
+    """Look at a lease; None where there is none. The holder of one that cannot be read is unknown."""
     try:
-        touched = path.stat().st_mtime_ns
-        return Sign(_holder(parse_json(path.read_bytes())), touched)
-    except (OSError, ValueError, TypeError):
+        found = path.lstat()
+        holder = _read(path) if stat.S_ISREG(found.st_mode) else None  # reading a pipe would wait for ever
+    except OSError:
         return None
+    return Sign(holder or Holder.unknown(found), found.st_mtime_ns)
 
 
-def _holder(content: dict[str, Any]) -> Holder:
-    """Who a lease names, believed only where it can be one: numbers and tokens become parts of paths."""
-    holder = Holder(**content)
-    texts = (holder.machine, holder.born, holder.token)
-    if type(holder.pid) is not int or not all(isinstance(text, str) for text in texts) or not holder.token.isalnum():
-        raise ValueError("no process is like this")
-    return holder
+def _read(path: Path) -> Holder | None:
+    """What a lease says; None where it is empty, cut off, not to be read, or nothing that we wrote."""
+    try:
+        with path.open("rb") as file:
+            holder = Holder(**parse_json(file.read(_LONGEST)))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    words = (holder.machine, holder.born, holder.token)
+    sound = all(isinstance(word, str) and word for word in words) and type(holder.pid) is int
+    return holder if sound and holder.token.isalnum() else None  # the token becomes part of a file's name
 
 
 @contextlib.contextmanager
@@ -100,8 +121,8 @@ def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
 class SilentHolders:
     """Looks at leases again and again, to find those whose holders have gone silent."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self, patience: float | None = None) -> None:
+        self._patience = PATIENCE if patience is None else patience
         self._seen: dict[Path, tuple[Sign, float]] = {}
 
     def stale(self, path: Path) -> str | None:
@@ -114,8 +135,14 @@ class SilentHolders:
         before, since = self._seen.get(path, (None, 0.0))
         if before != sign:
             self._seen[path] = (sign, time.monotonic())
+            if not sign.holder.known:
+                _log.warning("%s cannot be read: unless somebody touches it, it is taken over after %.0f s",
+                             path, self._patience)  # fmt: skip
             return None
-        return sign.holder.token if time.monotonic() - since > self._patience else None
+        if time.monotonic() - since <= self._patience:
+            return None
+        _log.warning("%s shows no sign of life of its holder for %.0f s: it is taken over", path, self._patience)
+        return sign.holder.token
 
 
 def _claim(path: Path, stale: str | None) -> str | None:
@@ -123,16 +150,21 @@ def _claim(path: Path, stale: str | None) -> str | None:
     me = Holder(_machine(), os.getpid(), _birth(os.getpid()), secrets.token_hex(8))
     mine = path.with_name(f".{path.name}.{me.token}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        mine.write_text(json.dumps(asdict(me)), encoding="utf-8")
+        make_folder(path.parent)
+        with mine.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(me)))
+            file.flush()
+            os.fsync(file.fileno())  # a power cut leaves a whole lease or none
         try:
             os.link(mine, path)  # fails where the lease exists, and is never seen half written
-            return me.token
         except FileExistsError:
             sign = read_lease(path)
             if sign is None or not (sign.holder.gone or sign.holder.token == stale):
                 return None
-            return me.token if _replace(path, mine, sign.holder.token) else None
+            if not _replace(path, mine, sign.holder.token):
+                return None
+        flush_folder(path.parent)
+        return me.token
     except OSError as error:
         raise WriteError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
@@ -148,20 +180,31 @@ def _replace(path: Path, mine: Path, old: str) -> bool:
     """
     marker = path.with_name(f".{path.name}.{old}.taken")
     try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.link(mine, marker)  # so that it says who made it
     except FileExistsError:
-        with contextlib.suppress(FileNotFoundError):  # its maker is done
-            if mine.stat().st_mtime - marker.stat().st_mtime > PATIENCE:  # or was killed between two lines of ours
-                marker.unlink()
+        _clear(marker, mine)
         return False
     try:
         sign = read_lease(path)
         if sign is None or sign.holder.token != old:
             return False
+        if path.is_dir() and not path.is_symlink():  # no file can be renamed over a folder
+            path.rename(path.with_name(f".{path.name}.{old}.unreadable"))
         os.replace(mine, path)
         return True
     finally:
         marker.unlink(missing_ok=True)
+
+
+def _clear(marker: Path, mine: Path) -> None:
+    """Remove the marker of somebody who was killed between two lines of ours; else its maker soon does."""
+    made = read_lease(marker)
+    if made is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        apart = abs(mine.stat().st_mtime - marker.stat().st_mtime)  # whichever way the disk's clock was set meanwhile
+        if made.holder.gone or apart > PATIENCE:
+            marker.unlink()
 
 
 def _touch(path: Path, ended: threading.Event) -> None:

@@ -17,6 +17,7 @@ from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.parsing import named, parsing
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
+from bitplan.core.swap import restore
 from bitplan.core.trust import check_code, import_factory, names_code
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize
 from bitplan.quant.factory import told_by
@@ -28,13 +29,20 @@ from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
 
 def save_checkpoint(
-    model: nn.Module, path: str | Path, *, spec: str | None = None, graph_id: str | None = None
+    model: nn.Module,
+    path: str | Path,
+    *,
+    spec: str | None = None,
+    graph_id: str | None = None,
+    of: str | None = None,
 ) -> Path:
     """Write a model, quantized or not, as a folder; `spec` is its name in the zoo, if it has one.
 
-    A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete.
+    A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete. `of` says what
+    it belongs to, for those who ask when they load it.
     """
     target = Path(path)
+    restore(target)
     if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
     tensors, tied = tensors_of(model)
@@ -50,17 +58,21 @@ def save_checkpoint(
     with whole_folder(target) as temporary:
         write_tensors(tensors, temporary / TENSORS)
         sealed = about.model_copy(update={"sha256": sha256_of(temporary / TENSORS)})
-        (temporary / ABOUT).write_text(sealed.to_json(), encoding="utf-8")
+        (temporary / ABOUT).write_text(sealed.to_json(of=of), encoding="utf-8")
     return target
 
 
-def load_checkpoint(path: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
+def load_checkpoint(
+    path: str | Path, model: nn.Module | None = None, *, of: str | None = None, trust: bool = False
+) -> nn.Module:
     """Read a checkpoint folder; a foreign file or folder of weights needs `model` and fills a copy.
 
     Without `model`, the checkpoint must name a model of the zoo, or with `trust` code to import. Pickles are read by
-    torch's weights-only loader.
+    torch's weights-only loader. `of` is what a checkpoint of ours must belong to; it must then be as it was written in
+    every respect.
     """
     source = Path(path)
+    restore(source)
     if not source.exists():
         raise FileError(f"cannot read {source}: there is no such file or folder")
     if source.is_file() and model is None:
@@ -71,7 +83,8 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None, *, trust: 
         filled = copy.deepcopy(model)
         fill_(filled, read_for(filled, source), source)
         return filled
-    about = load(source / ABOUT, Checkpoint)
+    about = load(source / ABOUT, Checkpoint, of=of, sealed=of is not None)
+    check_weights(source, about, sealed=of is not None)
     base = from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
@@ -86,7 +99,6 @@ def load_checkpoint(path: str | Path, model: nn.Module | None = None, *, trust: 
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {TENSORS}")
         tensors[name] = tensors[stored]
     fill_(filled, tensors, source)  # says what is missing or misshapen
-    check_weights(source, about)
     return filled
 
 

@@ -25,7 +25,7 @@ from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import By, check_task, finish, sign_of, try_task
 from bitplan.gains.regression import Regression
 from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import is_made
+from bitplan.study.starts import Started
 from bitplan.study.trials import starts
 
 HOLDS = 0.9
@@ -102,7 +102,7 @@ def study_fit(
 def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
     study, run, graph = setting.study, setting.run, setting.run.graph
     high = starts(study).high
-    if graph is None or not is_made(run, high):
+    if graph is None or not Started.of(run).has(high.id):
         raise InputError(f"{run.path} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
     context = Context(
         task=setting.task,

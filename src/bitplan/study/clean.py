@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, RunFolder, RunPart, remove
+from bitplan.core.runs import LeaseFile, RunFolder, RunPart
+from bitplan.core.store import ASIDE, remove
 from bitplan.core.studies import Study
 from bitplan.engines.lease import read_lease
 from bitplan.study.trials import estimation, starts, trials
@@ -32,7 +33,7 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     held, abandoned = _leases(run)
     needed = _needed(run, given) | _needed_when_done(run, given, held)
     paths = [
-        path for part, there in run.parts().items() if part in needed for path in there if path.stem not in needed[part]
+        path for part, there in run.parts().items() if part in needed for path in there if _is_waste(path, needed[part])
     ]
     paths += [lease.path for lease in abandoned]
     return Waste(tuple(paths), sum(map(_size, paths)))
@@ -81,6 +82,12 @@ def _leases(run: RunFolder) -> tuple[list[LeaseFile], list[LeaseFile]]:
     seen = [(lease, read_lease(lease.path)) for lease in run.leases()]
     held = [lease for lease, sign in seen if sign is not None and not sign.holder.gone]
     return held, [lease for lease, sign in seen if sign is not None and sign.holder.gone]
+
+
+def _is_waste(path: Path, needed: set[str]) -> bool:
+    """Whether nobody needs it; what was set aside is needed until what it was is there again."""
+    original = path.with_name(path.name.partition(ASIDE)[0])
+    return original.stem not in needed or (path != original and original.exists())
 
 
 def _size(path: Path) -> int:

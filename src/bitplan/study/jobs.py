@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from torch import nn
+
+from bitplan.core.errors import Damaged
 from bitplan.core.progress import Progress
 from bitplan.core.records import Gains
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, estimate
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, scored
+from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
+
+_log = logging.getLogger(__name__)
+Tuned = tuple[nn.Module, TrainLog]
+
+
+def begun_anew(tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], run: RunFolder, job: str) -> Tuned:
+    """Make a network and train it; where what a killed training left is damaged, it is set aside, and that said."""
+    model = make()
+    try:
+        return model, tune(model)
+    except Damaged as error:
+        if not run.running.has(job):
+            raise
+        _log.warning("%s; it is kept under another name, and the training begins anew", error)
+        run.running.set_aside(job)
+    model = make()
+    return model, tune(model)
 
 
 @final
@@ -32,15 +56,19 @@ class Train:
         """
         begin = time.perf_counter()
         setting = self.setting
-        model = quantize(setting.start(job.start), setting.plan(dict(job.precisions)))
         teacher, folder = setting.teacher(job.recipe), setting.run.running.path(job.id)
-        log = finetune_(
-            model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
+        model, log = begun_anew(
+            lambda model: finetune_(
+                model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
+            ),
+            lambda: quantize(setting.start(job.start), setting.plan(dict(job.precisions))),
+            setting.run,
+            job.id,
         )
         trained = Trained(training=job.id, **scored(model, setting.task, log.lines, begin))
         if setting.study.keep_networks:
             place = setting.run.networks.path(job.id)
-            save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id)
+            save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=job.id)
             setting.run.kept.keep(job.id, trained)
         return trained
 

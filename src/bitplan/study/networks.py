@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
-from bitplan.core.errors import FileError, InputError
+from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.progress import Progress
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Training
@@ -16,6 +17,8 @@ from bitplan.engines.lease import held
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.jobs import Train
 from bitplan.study.setting import Setting
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,30 @@ def is_kept(run: RunFolder, result: Result) -> bool:
 def trained_network(
     run: RunFolder, result: Result, *, progress: Progress | None = None, trust: bool = False
 ) -> TrainedNetwork:
-    """The network of a trained trial; one that is not kept is trained again, then kept.
+    """The network of a trained trial; one that is not kept, or damaged, is trained again, then kept.
 
     On the same machine, with the same versions and number of threads, training again gives the same network; whether
     it did is what `as_recorded` says. `trust` allows the code that the run's study may name.
     """
     setting = Setting(run.study.model_copy(update={"keep_networks": True}), run, trust)
     job = training_of(run, result)
-    if not is_kept(run, result):
-        _train(setting, job, progress)
+    try:
+        if is_kept(run, result):
+            return _kept(setting, job, result)
+    except Damaged as error:
+        _log.warning("%s; it is kept under another name, and the network trained again", error)
+        run.networks.set_aside(job.id)
+    _train(setting, job, progress)
+    return _kept(setting, job, result)
+
+
+def _kept(setting: Setting, job: Training, result: Result) -> TrainedNetwork:
+    """The network that is in the run's folder, with the score beside it."""
+    run = setting.run
+    score = run.kept.read(job.id).score
     place = run.networks.path(job.id)
-    model = load_checkpoint(place, setting.bare_network())
-    return TrainedNetwork(model, place, run.kept.read(job.id).score, result.score)
+    model = load_checkpoint(place, setting.bare_network(), of=job.id)
+    return TrainedNetwork(model, place, score, result.score)
 
 
 def training_of(run: RunFolder, result: Result) -> Training:
@@ -80,7 +95,9 @@ def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
         raise FileError(f"{run.path} no longer has the network that its trials start from ({place})")
     with held(run.trained.lease(job.id)) as mine:
         if not mine:
-            place = run.networks.path(job.id)
-            raise FileError(f"another process trains this network right now ({place}): try again later")
+            lease = run.trained.lease(job.id)
+            raise FileError(
+                f"another process trains this network right now: try again later; if none does, delete {lease}"
+            )
         Train(setting, progress)(job)
         run.running.clear(job.id)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -179,4 +180,4 @@ def _task(name: str, options: str) -> Task:
 
 @lru_cache(maxsize=4)
 def _checkpoint(path: str, model: str) -> nn.Module:
-    return load_checkpoint(path, load_model(model)[0])
+    return load_checkpoint(path, load_model(model)[0], of=Path(path).name)

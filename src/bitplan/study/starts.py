@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
 from torch import nn
 
-from bitplan.core.checkpoints import ABOUT, Checkpoint
-from bitplan.core.errors import FileError, InputError
+from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
+from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
+from bitplan.core.shelf import Shelf
+from bitplan.core.store import ASIDE, load
 from bitplan.core.studies import FLOAT
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
+from bitplan.study.jobs import begun_anew
 from bitplan.study.setting import Setting, scored, some_batches
 from bitplan.study.trials import starts
 from bitplan.tune.log import TrainLog
@@ -40,10 +42,15 @@ class MakeStart:
         """Make, train where the trial has a recipe, keep and score."""
         begin = time.perf_counter()
         setting = self.setting
-        model = self._float() if trial.role == "float" else self._high()
-        log = self._train(model, trial) if trial.recipe else TrainLog((), complete=True)
+        model, log = begun_anew(
+            lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
+            self._float if trial.role == "float" else self._high,
+            setting.run,
+            trial.id,
+        )
         measured = scored(model, setting.task, log.lines, begin)
-        save_checkpoint(model, setting.run.starts.path(trial.id), spec=setting.spec, graph_id=setting.graph.id)
+        place = setting.run.starts.path(trial.id)
+        save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=trial.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT
         return Result(trial=trial, plan=plan, **measured)
 
@@ -97,15 +104,60 @@ class MakeStart:
         )
 
 
-def is_made(run: RunFolder, trial: Trial) -> bool:
-    """Whether a start is there, result and network; one without the other is made again."""
-    return run.trials.has(trial.id) and run.starts.has(trial.id)
+@final
+@dataclass(frozen=True)
+class Started(Shelf[Result]):
+    """The starts of a run: a result is there only with its network, and both are sound or refused."""
+
+    run: RunFolder = field(kw_only=True)
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Started:
+        """Those of a run."""
+        trials = run.trials
+        return cls(trials.folder, trials.kind, trials.leases, run=run)
+
+    def has(self, name: str) -> bool:
+        """Whether result and network are there."""
+        return super().has(name) and self.run.starts.has(name)
+
+    def ids(self) -> set[str]:
+        """All starts that are there."""
+        return {name for name in super().ids() if self.run.starts.has(name)}
+
+    def read(self, name: str) -> Result:
+        """The result of a start, once its network was seen to be as it was written, and its own."""
+        result = super().read(name)
+        check_network(self.run.starts.path(name), name)
+        return result
+
+    def set_aside(self, name: str) -> Path:
+        """Keep both under other names: one without the other is of no use."""
+        self.run.starts.set_aside(name)
+        return super().set_aside(name)
 
 
-def check_start(run: RunFolder, trial: Trial) -> None:
-    """Refuse a start that is not as it was written, once for all the trials that would begin with it."""
-    folder = run.starts.path(trial.id)
-    try:
-        check_weights(folder, load(folder / ABOUT, Checkpoint, sealed=True), sealed=True)
-    except FileError as error:
-        raise FileError(f"{error}. All trials start from it: delete {folder}, and a sweep makes it again") from None
+def check_network(folder: Path, name: str) -> None:
+    """Refuse a checkpoint of a run that is not as it was written, or another one than its folder's name says."""
+    for file in (ABOUT, TENSORS):
+        if not (folder / file).is_file():
+            raise Damaged(f"{folder} has no {file}")
+    check_weights(folder, load(folder / ABOUT, Checkpoint, of=name, sealed=True), sealed=True)
+
+
+def check_same(run: RunFolder, trial: Trial) -> None:
+    """Refuse to go on from a start that was made again and is not the network that finished trainings began with.
+
+    On the same machine, with the same versions and number of threads, it is the same bit for bit.
+    """
+    here, place = run.starts.path(trial.id), run.starts.folder
+    for old in sorted(place.glob(f"{trial.id}{ASIDE}*")) if run.trained.ids() else ():
+        try:
+            before = load(old / ABOUT, Checkpoint, of=trial.id, sealed=True).sha256
+        except FileError:
+            continue  # that was damaged too: nothing is known
+        if before != load(here / ABOUT, Checkpoint, of=trial.id, sealed=True).sha256:
+            raise InputError(
+                f"{here} was damaged and made again, and is not the network that it was: results from before and "
+                f"from now on would not compare. Sweep into a new folder, or delete {old} to go on all the same"
+            )

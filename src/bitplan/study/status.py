@@ -33,7 +33,11 @@ class MethodProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is; `seconds_left` is None where nothing is known yet, or nothing runs that could be timed."""
+    """How far a run is; `seconds_left` is None where nothing is known yet, or nothing runs that could be timed.
+
+    `missing` counts the trials whose result was damaged and set aside, `damaged` says which files are and still lie
+    where they were.
+    """
 
     study: Study
     total: int
@@ -44,6 +48,8 @@ class Status:
     waiting: int
     seconds_left: float | None
     parts: tuple[MethodProgress, ...] = ()
+    missing: int = 0
+    damaged: tuple[str, ...] = ()
 
 
 def status(folder: str | Path) -> Status:
@@ -52,9 +58,11 @@ def status(folder: str | Path) -> Status:
     study = run.study
     agenda = run.agenda or Agenda(study=study.id, trials=())
     names = {trial.id: study.words(trial) for trial in agenda.trials}
-    done = {result.trial.id for result in run.results}
-    failed = tuple(failure for failure in run.failures if failure.trial.id not in done)
-    lost = {failure.trial.id for failure in failed}
+    done, damaged = run.trials.read_sound(sorted(run.trials.ids() & names.keys()))
+    failures, unclear = run.failed.read_sound(name for name in names if name not in done and run.failed.has(name))
+    failed = tuple(failures.values())
+    lost = set(failures)
+    missing = {trial.id for trial in run.missing}
     running: list[Running] = []
     busy: set[str] = set()
     for lease in _living(run):
@@ -70,9 +78,11 @@ def status(folder: str | Path) -> Status:
         shared=_shared(agenda, names.keys()),
         running=tuple(running),
         failed=failed,
-        waiting=len(names.keys() - done - busy - lost),
-        seconds_left=_seconds_left(run, agenda, done | lost, len(running)),
-        parts=_parts(study, agenda, done, lost),
+        waiting=len(names.keys() - done.keys() - busy - lost - missing - damaged.keys()),
+        seconds_left=_seconds_left(run, agenda, done.keys() | lost, len(running)),
+        parts=_parts(study, agenda, set(done), lost),
+        missing=len(missing),
+        damaged=tuple(str(error) for error in (*damaged.values(), *unclear.values())),
     )
 
 
@@ -80,7 +90,7 @@ def _living(run: RunFolder) -> Iterator[LeaseFile]:
     """The leases that living processes hold: what is being worked on."""
     for lease in run.leases():
         sign = read_lease(lease.path)
-        if sign is not None and not sign.holder.gone:
+        if sign is not None and sign.holder.known and not sign.holder.gone:
             yield lease
 
 
@@ -117,7 +127,8 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
 
 def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
     """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
-    took = [run.trained.read(job).seconds for job in run.trained.ids() & agenda.trainings.keys()]
+    sound, _ = run.trained.read_sound(run.trained.ids() & agenda.trainings.keys())
+    took = [trained.seconds for trained in sound.values()]
     trainings = agenda.trainings.values()
     left = sum(not settled.issuperset(trials) for trials in trainings)
     accounted_for = settled.union(*trainings)

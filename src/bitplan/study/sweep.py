@@ -7,29 +7,32 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bitplan.core.errors import InputError, UnknownName, WriteError
+from bitplan.core.errors import Damaged, InputError, UnknownName, WriteError
 from bitplan.core.progress import Progress
-from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.records import Costs, Graph, Plan
 from bitplan.core.runs import RunFolder
-from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Trained, Training
-from bitplan.core.trials import Result, Trial
+from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Training
+from bitplan.core.trials import Trial
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select
 from bitplan.study.jobs import Estimate, Train
+from bitplan.study.serving import plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import MakeStart, check_start, is_made
+from bitplan.study.starts import MakeStart, Started, check_same
+from bitplan.study.tally import Tally
 from bitplan.study.trials import agenda, estimation, starts
 
-_PAUSE = 5.0  # seconds between two words on parts of a long estimate
+_PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
 
 @dataclass(frozen=True)
 class Summary:
     """How a sweep ended: how many trials are done and failed, and how many networks were trained meanwhile.
 
-    Those that another sweep of the same folder trained meanwhile count for both.
+    Those that another sweep of the same folder trained meanwhile count for both. `missing` are the trials whose result
+    was damaged, and that are not done again unless asked for; `set_aside` are the damaged files that were found now.
     """
 
     total: int
@@ -37,6 +40,8 @@ class Summary:
     failed: tuple[FailedTrial, ...]
     trained: int
     seconds: float
+    missing: tuple[Trial, ...] = ()
+    set_aside: tuple[Path, ...] = ()
 
 
 def sweep(
@@ -46,13 +51,16 @@ def sweep(
     engine: Engine | None = None,
     progress: Progress | None = None,
     retry_failed: bool = False,
+    redo_damaged: bool = False,
     only: Collection[str] | None = None,
     trust: bool = False,
 ) -> Summary:
     """Run what is not in the folder yet; a trial that fails is written down and stops no other.
 
     `only` names methods by their titles. Several processes may sweep the same folder: each network is trained once.
-    `trust` allows what a study asks for beyond what is installed here: its own code, an engine at an address.
+    `trust` allows what a study asks for beyond what is installed here: its own code, an engine at an address. A damaged
+    file is set aside. What can be made again without a decision is; a result that took a training is not, unless
+    `redo_damaged`.
     """
     begin = time.perf_counter()
     listed = agenda(study)
@@ -65,13 +73,22 @@ def sweep(
         Setting(study, run, trust),
         listed,
         engine or engine_of(study, trust=trust),
-        _Tally(study, [trial.id for trial in listed.trials], progress or (lambda *_: None)),
+        Tally(study, [trial.id for trial in listed.trials], progress or (lambda *_: None)),
         retry_failed,
+        redo_damaged,
     )
-    trained = sweeper.run_all(frozenset(only) if only else None)
+    before = set(run.set_aside())
+    trained = sweeper.run_passes(frozenset(only) if only else None)
     own = [trial.id for trial in listed.trials]
-    failures = tuple(run.failed.read(name) for name in own if run.failed.has(name))
-    return Summary(len(own), len(run.trials.ids().intersection(own)), failures, trained, time.perf_counter() - begin)
+    return Summary(
+        total=len(own),
+        done=len(run.trials.ids().intersection(own)),
+        failed=tuple(run.failed.read_sound(name for name in own if run.failed.has(name))[0].values()),
+        trained=trained,
+        seconds=time.perf_counter() - begin,
+        missing=tuple(run.missing),
+        set_aside=tuple(path for path in run.set_aside() if path not in before),
+    )
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
@@ -87,48 +104,16 @@ def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
 
 
 @dataclass(frozen=True)
-class _Tally:
-    """Which trials are done, and telling so. The folder is looked at once; from then on every event is counted."""
-
-    study: Study
-    trials: Sequence[str]
-    progress: Progress
-    done: set[str] = field(default_factory=set)
-
-    def begin(self, there: set[str]) -> None:
-        """Start from what is there already."""
-        self.done.update(there & set(self.trials))
-
-    def tell(self, text: str) -> None:
-        """Say what happens."""
-        self.progress(len(self.done), len(self.trials), text)
-
-    def succeed(self, trial: Trial) -> None:
-        """Count a trial that is done."""
-        self.done.add(trial.id)
-        self.tell(f"{self.study.words(trial)} done")
-
-    def now_and_then(self) -> Progress:
-        """Tells of parts of a long estimate, every few seconds."""
-        last = [time.monotonic()]
-
-        def tell(done: int, total: int, what: str) -> None:
-            if time.monotonic() - last[0] > _PAUSE:
-                last[0] = time.monotonic()
-                self.tell(f"{what} ({done} of {total})")
-
-        return tell
-
-
-@dataclass(frozen=True)
 class _Sweeper:
     """One sweep: what it works on and with."""
 
     setting: Setting
     agenda: Agenda
     engine: Engine
-    tally: _Tally
+    tally: Tally
     retry: bool
+    redo: bool
+    damaged: list[str] = field(default_factory=list)  # what was found to be while others needed it
 
     @property
     def run(self) -> RunFolder:
@@ -137,6 +122,16 @@ class _Sweeper:
     @property
     def study(self) -> Study:
         return self.setting.study
+
+    def run_passes(self, only: frozenset[str] | None) -> int:
+        """Run all, and once more what found a file damaged that it needed: whoever owns the file mends it first."""
+        trained = 0
+        for _ in range(_PASSES):
+            self.damaged.clear()
+            trained += self.run_all(only)
+            if not self.damaged:
+                return trained
+        raise Damaged(f"{self.damaged[0]}. It was made again, and is damaged again: look at the disk")
 
     def run_all(self, only: frozenset[str] | None) -> int:
         """Starts, gains, plans, then the networks; gives how many were trained now."""
@@ -152,21 +147,25 @@ class _Sweeper:
             for trial in self.agenda.trials
             if trial.role in ("reference", "choice") and (only is None or self.study.title_of(trial) in only)
         ]
-        plans = _references(graph, wanted) | self._choose(graph, costs, wanted)
+        plans = references(graph, wanted) | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
         return self._train(first.high, [trial for trial in wanted if trial.id in plans], plans)
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
-        if is_made(self.run, trial):
-            check_start(self.run, trial)
-            return True
-        self.run.trials.remove(trial.id)  # a result whose network is gone
+        shelf = Started.of(self.run)
+        if shelf.has(trial.id):
+            sound, damaged = shelf.read_sound([trial.id])
+            if sound:
+                check_same(self.run, trial)
+                return True
+            for error in damaged.values():
+                self.tally.tell(f"{error}; all trials start from it, and it is made again")
         self.tally.done.discard(trial.id)
         if self._skipped(trial):
             return False
         self.tally.tell(f"{trial.method}: making the network that others start from")
-        for _, outcome in run_jobs(MakeStart(self.setting), [trial], shelf=self.run.trials, engine=self.engine):
+        for _, outcome in run_jobs(MakeStart(self.setting), [trial], shelf=shelf, engine=self.engine):
             if isinstance(outcome, Failure):
                 if outcome.fault == "input":  # no trial is to blame, and none can begin: the data is missing, say
                     raise InputError(outcome.message)
@@ -174,6 +173,7 @@ class _Sweeper:
                 return False
             self._succeed([trial])
         self.run.running.clear(trial.id)
+        check_same(self.run, trial)
         return True
 
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -199,26 +199,27 @@ class _Sweeper:
                     continue
                 self.run.keep_gains(method.title, outcome)
                 self.tally.tell(f"{method.title}: gains estimated, {outcome.seconds:.1f} s of work")
-                plans |= _plans(graph, outcome, costs, method, own[method.title])
+                plans |= plans_of(graph, outcome, costs, method, own[method.title])
         return plans
 
     def _train(self, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
-        served = _trainings(self.study, high, wanted, plans)
+        served = trainings_of(self.study, high, wanted, plans)
         sharing = {name: tuple(trial.id for trial in trials) for name, (_, trials) in served.items()}
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
         before = self.run.trained.ids()
         count = 0
-        for job, outcome in run_jobs(Train(self.setting), asked, shelf=self.run.trained, engine=self.engine):
+        work, shelf = Train(self.setting), self.run.trained
+        for job, outcome in run_jobs(work, asked, shelf=shelf, engine=self.engine, remake=self.redo):
             trials = served[job.id][1]
             if isinstance(outcome, Failure):
                 self._fail(trials, outcome)
                 continue
             count += job.id not in before
             for trial in trials:
-                self.run.trials.keep(trial.id, _result(trial, plans[trial.id], outcome))
+                self.run.trials.keep(trial.id, result_of(trial, plans[trial.id], outcome))
             self._succeed(trials)
             self.run.running.clear(job.id)
         return count
@@ -226,22 +227,47 @@ class _Sweeper:
     def _to_train(
         self, served: Mapping[str, tuple[Training, list[Trial]]], plans: Mapping[str, Plan]
     ) -> list[Training]:
-        """The trainings of which some trial has no result by its plan yet, and not all have failed before."""
-        planned = {result.trial.id: result.plan for result in self.run.results}
+        """The trainings of which some trial has no result by its plan yet, and not all have failed before.
+
+        What was damaged is taken from a training that is there, but not trained again unless that is asked for.
+        """
+        planned, there = self._planned(), self.run.trained.ids()
+        lost = self.run.trained.lost() | self.run.trials.lost()
         asked = []
         for job, trials in served.values():
-            is_open = any(planned.get(trial.id) != plans[trial.id].id for trial in trials)
-            if is_open and not all(self._skipped(trial) for trial in trials):
+            still = [trial for trial in trials if planned.get(trial.id) != plans[trial.id].id]
+            if not still or all(self._skipped(trial) for trial in trials):
+                continue
+            if self.redo or job.id in there or not lost.intersection([job.id, *(trial.id for trial in still)]):
                 asked.append(job)
         return asked
 
+    def _planned(self) -> dict[str, str]:
+        """The trials that are done → their plans; results that are damaged are set aside, and that is said."""
+        own = [trial.id for trial in self.agenda.trials]
+        sound, damaged = self.run.trials.read_sound(sorted(self.run.trials.ids().intersection(own)))
+        for name, error in damaged.items():
+            self.tally.done.discard(name)
+            self.tally.tell(f"{error}; it is kept as {self.run.trials.set_aside(name).name}")
+        return {name: result.plan for name, result in sound.items()}
+
     def _skipped(self, trial: Trial) -> bool:
-        """Whether a trial failed before and is not to be tried again."""
-        return not self.retry and self.run.failed.has(trial.id)
+        """Whether a trial failed before and is not to be tried again; a damaged word on that is set aside."""
+        if self.retry or not self.run.failed.has(trial.id):
+            return False
+        sound, damaged = self.run.failed.read_sound([trial.id])
+        if damaged:
+            aside = self.run.failed.set_aside(trial.id)
+            self.tally.tell(f"{damaged[trial.id]}; it is kept as {aside.name}, and the trial tried again")
+        return bool(sound)
 
     def _fail(self, trials: Iterable[Trial], failure: Failure) -> None:
         if failure.fault == "store":  # not the trial's: whatever follows would fail as well
             raise WriteError(failure.message)
+        if failure.fault == "damage":  # nor this: whoever owns the file mends it, then they are tried again
+            self.damaged.append(failure.message)
+            self.tally.tell(failure.message)
+            return
         for trial in trials:
             failed = FailedTrial(trial=trial, fault=failure.fault, error=failure.error, traceback=failure.traceback)
             self.run.failed.keep(trial.id, failed)
@@ -255,48 +281,8 @@ class _Sweeper:
 
 def _known_trainings(run: RunFolder, listed: Agenda) -> dict[str, tuple[str, ...]]:
     """Which trials share a training, as far as an earlier sweep of the same study wrote it down."""
-    known = run.agenda
+    try:
+        known = run.agenda
+    except Damaged:  # it is made again from the study, and set aside when the new one is written
+        return {}
     return known.trainings if known is not None and known.study == listed.study else {}
-
-
-def _references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
-    """The plans of the trials that have all layers at one precision."""
-    return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
-
-
-def _plans(
-    graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
-) -> dict[str, Plan]:  # fmt: skip
-    """The plans of a method's trials, selected once per budget."""
-    budgets = dict.fromkeys(trial.budgets for trial in trials)
-    chosen = {budget: select(graph, gains, costs, budget=budget, selector=method.selector) for budget in budgets}
-    return {trial.id: chosen[trial.budgets] for trial in trials}
-
-
-def _trainings(
-    study: Study, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]
-) -> dict[str, tuple[Training, list[Trial]]]:
-    """Id → the training and the trials that it serves; the first seed of all comes before the second."""
-    served: dict[str, tuple[Training, list[Trial]]] = {}
-    turn = {seed: place for place, seed in enumerate(study.seeds)}
-    for trial in sorted(wanted, key=lambda trial: turn[trial.seed]):
-        assert trial.recipe is not None, "only starts may go untrained"
-        precisions = plans[trial.id].precisions
-        job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
-        served.setdefault(job.id, (job, []))[1].append(trial)
-    return served
-
-
-def _result(trial: Trial, plan: Plan, trained: Trained) -> Result:
-    return Result(
-        trial=trial,
-        plan=plan.id,
-        training=trained.training,
-        score=trained.score,
-        metric=trained.metric,
-        higher_is_better=trained.higher_is_better,
-        log=trained.log,
-        seconds=trained.seconds,
-        device=trained.device,
-        versions=trained.versions,
-    )

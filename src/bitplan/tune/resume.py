@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import Damaged, FileError
 from bitplan.core.parsing import first_line, parse_json, parsing
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.trials import Recipe, Run
@@ -58,7 +58,7 @@ class TrainingFolder:
         if (self.path / _RUN).exists():
             _refuse_other(self.path, load(self.path / _RUN, Run, sealed=True), self._run)
         elif self._state.exists() or self.log.exists():
-            raise FileError(f"{self.path} has a checkpoint or a log but no {_RUN}: choose another folder")
+            raise Damaged(f"{self.path} has a checkpoint or a log but no {_RUN}: choose another folder")
         elif main:
             save(self._run, self.path / _RUN)
 
@@ -91,11 +91,10 @@ class TrainingFolder:
         """Put model, optimizer and judge where the checkpoint was taken; without one, leave them."""
         if not self._state.exists():
             return Mark()
+        about, tensors = _read(self._state)
+        _check_belonging(self.path, about, self._run)
+        _check_unchanged(self.path, about, tensors)
         with parsing(self._state, "a checkpoint of this run", f"delete {self.path} to begin anew"):
-            about, tensors = _read(self._state)
-            if about.get("run") != self._run.id:
-                raise FileError(f"{self._state} belongs to another run than {_RUN} beside it: choose another folder")
-            self._check_unchanged(about, tensors)
             own, tied = state_once(model)
             weights = {name: tensors[f"model/{name}"] for name in own}
             model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
@@ -104,16 +103,31 @@ class TrainingFolder:
             judge.looks = [Look(step, tuple(scores)) for step, *scores in about.get("looks", ())]
             return Mark(int(about["step"]), float(about["seconds"]))
 
-    def _check_unchanged(self, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
-        advice = f"is damaged: delete {self.path} to begin anew"
-        if "checksum" not in about:
-            return
-        sound = about["checksum"] == _checksum(about)
-        if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
-            raise FileError(f"{self._state} {advice}")
-        if about.get("log") != hash_of_lines(self.log, int(about["step"])):
-            raise FileError(f"{self.log} {advice}")
+
+def check_training(folder: Path) -> None:
+    """Refuse what a killed training left, where it is not as it was written."""
+    run = load(folder / _RUN, Run, sealed=True)
+    if (folder / _STATE).exists():
+        about, tensors = _read(folder / _STATE)
+        _check_belonging(folder, about, run)
+        _check_unchanged(folder, about, tensors)
+
+
+def _check_belonging(folder: Path, about: dict[str, Any], run: Run) -> None:
+    if about.get("run") != run.id:
+        raise Damaged(f"{folder / _STATE} belongs to another run than {_RUN} beside it: choose another folder")
+
+
+def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
+    advice = f"is damaged: delete {folder} to begin anew"
+    if "checksum" not in about:
+        return
+    sound = about["checksum"] == _checksum(about)
+    if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
+        raise Damaged(f"{folder / _STATE} {advice}")
+    if about.get("log") != hash_of_lines(folder / LOG, int(about["step"])):
+        raise Damaged(f"{folder / LOG} {advice}")
 
 
 def _checksum(about: dict[str, Any]) -> str:
@@ -200,4 +214,4 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return dict(parse_json(texts["bitplan"])), tensors
     except (FileError, KeyError) as error:
         line = first_line(error)
-        raise FileError(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
+        raise Damaged(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None

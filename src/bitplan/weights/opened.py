@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bitplan.core.checkpoints import ABOUT, ENDINGS, TENSORS
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
-from bitplan.core.errors import FileError
+from bitplan.core.errors import Damaged, FileError
 from bitplan.core.naming import step_keys, uncompiled, weight_names
 from bitplan.core.records import Plan
 from bitplan.core.store import load, sha256_of
@@ -82,7 +82,7 @@ def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False
     if not about.sha256 and not sealed:  # from before it was written down
         return
     if sha256_of(path) != about.sha256:
-        raise FileError(f"{path} is damaged: it is not the file that {ABOUT} beside it was written for")
+        raise Damaged(f"{path} is damaged: it is not the file that {ABOUT} beside it was written for")
 
 
 def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:

@@ -1,0 +1,54 @@
+"""From trials to plans, from plans to trainings that serve one or more trials, and from what they gave to results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.studies import Method, Study, Trained, Training
+from bitplan.core.trials import Result, Trial
+from bitplan.plan.base import select
+
+
+def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
+    """The plans of the trials that have all layers at one precision."""
+    return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
+
+
+def plans_of(
+    graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
+) -> dict[str, Plan]:  # fmt: skip
+    """The plans of a method's trials, selected once per budget."""
+    budgets = dict.fromkeys(trial.budgets for trial in trials)
+    chosen = {budget: select(graph, gains, costs, budget=budget, selector=method.selector) for budget in budgets}
+    return {trial.id: chosen[trial.budgets] for trial in trials}
+
+
+def trainings_of(
+    study: Study, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]
+) -> dict[str, tuple[Training, list[Trial]]]:
+    """Id → the training and the trials that it serves; the first seed of all comes before the second."""
+    served: dict[str, tuple[Training, list[Trial]]] = {}
+    turn = {seed: place for place, seed in enumerate(study.seeds)}
+    for trial in sorted(wanted, key=lambda trial: turn[trial.seed]):
+        assert trial.recipe is not None, "only starts may go untrained"
+        precisions = plans[trial.id].precisions
+        job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
+        served.setdefault(job.id, (job, []))[1].append(trial)
+    return served
+
+
+def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:
+    """What a trial reached, by what its training gave."""
+    return Result(
+        trial=trial,
+        plan=plan.id,
+        training=trained.training,
+        score=trained.score,
+        metric=trained.metric,
+        higher_is_better=trained.higher_is_better,
+        log=trained.log,
+        seconds=trained.seconds,
+        device=trained.device,
+        versions=trained.versions,
+    )

@@ -1,0 +1,83 @@
+"""Replace a folder in a process that is killed at its n-th line, for every n: `python killed_swap.py HOME`."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from bitplan.core import store, swap
+
+OURS = {store.__file__, swap.__file__, shutil.__file__}
+TEXT = {"old": "a" * 100, "new": "b" * 100}
+
+
+def fill(path, which):
+    with store.whole_folder(path) as temporary:
+        for name in "xyz":
+            (temporary / name).write_text(TEXT[which])
+
+
+def replace_until(path, line):
+    """In a child: replace the folder, and be killed before so many lines are run; whether it was."""
+    child = os.fork()
+    if not child:
+        left = itertools.count(line, -1)
+
+        def count(frame, event, _):
+            if frame.f_code.co_filename not in OURS:
+                return None
+            if event == "line" and next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return count
+
+        sys.settrace(count)
+        with contextlib.suppress(BaseException):
+            fill(path, "new")
+            sys.settrace(None)
+            os._exit(0)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL), code
+    return code != 0
+
+
+def look(path):
+    """Which of the two is there, whole; None where nothing has the name."""
+    if not path.exists():
+        return None
+    texts = {name: (path / name).read_text() for name in os.listdir(path)}
+    return next((which for which, text in TEXT.items() if texts == dict.fromkeys("xyz", text)), "broken")
+
+
+def kill_everywhere(home):
+    """Kill at the first line, the second, and so on, until the work is done before."""
+    home.mkdir()
+    gone, seen, wrong = 0, set(), []
+    for line in itertools.count():
+        path = home / f"{line}" / "it"
+        fill(path, "old")
+        killed = replace_until(path, line)
+        gone += look(path) is None
+        swap.restore(path)
+        seen.add(found := look(path))
+        if found not in TEXT or not (killed or found == "new"):
+            wrong.append([line, found])
+        if not killed:
+            return {"kills": line, "gone": gone, "seen": sorted(map(str, seen)), "wrong": wrong}
+
+
+def main():
+    """Both ways, and what was found."""
+    home = Path(sys.argv[1])
+    found = {"one step": kill_everywhere(home / "one")}
+    swap.exchange = lambda *_: False
+    found["two steps"] = kill_everywhere(home / "two")
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
