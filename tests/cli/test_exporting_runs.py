@@ -166,7 +166,8 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
         (("--method", "w4a4", "--budget", "70%"), "w4a4 has no budget: leave out --budget 70%"),
         (("--option", "opset=3"), "unknown option of packed 'opset'"),
         (("-o", "here"), "here exists: choose another name, or give --force"),
-        (("-o", "run"), "run is a folder: give the name of a file"),
+        (("-o", "run"), "run is also what is read (run), and would be replaced: write to another name"),
+        (("-o", "run/trials"), "run/trials is a folder: give the name of a file"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_trained(run, folder, untrainable, words, said):
