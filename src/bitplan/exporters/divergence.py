@@ -121,6 +121,8 @@ def _quantizers(graph: Any) -> list[Any]:
             while maker is not None and maker.op_type in ("Clip", "MaxPool"):  # of codes
                 maker = makers.get(maker.input[0])
             return maker is not None and maker.op_type == "QuantizeLinear"
+        if node.op_type == "Mul":  # of codes that are floats (`openvino.py`)
+            return bool(node.name.endswith(_SUFFIX))
         return node.op_type == "Quant" and node.input[0] not in stored
 
     return [node for node in graph.node if quantizes_activation(node)]

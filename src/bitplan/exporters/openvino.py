@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from torch import nn
@@ -24,6 +24,7 @@ from bitplan.exporters.folding import fold_norms_
 from bitplan.exporters.onnx_graph import Draft, Node, dialect_of, is_ours
 from bitplan.exporters.onnx_integer import clip_codes_, quantize_in_bytes_
 from bitplan.exporters.onnx_kernels import name_float_products
+from bitplan.exporters.onnx_pairs import CLIP, DEQUANTIZE
 from bitplan.exporters.onnx_reading import read_back
 from bitplan.exporters.onnx_running import Executed
 from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
@@ -49,6 +50,7 @@ class OpenVino(Exporter):
         fold_norms_(draft)
         name_float_products(draft, "OpenVINO", lacking=())
         dequantize_weights_(draft, _WIDTHS, cast=True)
+        _round_addends_(draft)
         quantize_in_bytes_(draft, _WIDTHS, unsigned=False)
         clip_codes_(draft, idle_only=True)  # one of attention scores would hide what `_add_nothing_` looks for
         _add_nothing_(draft)
@@ -85,6 +87,31 @@ def _refuse_wide(draft: Draft) -> None:
                     f"OpenVINO computes activations of at most 8 bits exactly, and the input of {layer!r} has {bits}: "
                     "choose a8 or fewer, or a16, which leaves it float"
                 )
+
+
+def _round_addends_(draft: Draft) -> None:
+    """Round by float operations what is only added up: of such a quantizer OpenVINO 2026.4 leaves the rounding out.
+
+    It makes one kernel of a convolution, the addition behind it and the next quantizer, in which an operand's own
+    quantizer is missing, and says nothing.
+    """
+
+    def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
+        readers = draft.readers(node.output[0])
+        if draft.is_output(node.output[0]) or any(reader.op_type != "Add" for reader in readers):
+            return [node]
+        path = draft.fresh(about["path"])  # a layer may run twice
+        step = draft.floats(f"{path}.step", about["scale"])
+        low, high = (draft.floats(f"{path}.{end}", about[end]) for end in ("low", "high"))
+        ratios, whole, codes = (draft.fresh(f"{path}.{name}") for name in ("ratios", "whole", "codes"))
+        return [
+            draft.node("Div", (node.input[0], step), ratios, f"{path}.divide"),
+            draft.node("Round", (ratios,), whole, f"{path}.round"),
+            draft.node("Clip", (whole, low, high), codes, f"{path}{CLIP}"),
+            draft.node("Mul", (codes, step), node.output[0], f"{path}{DEQUANTIZE}"),
+        ]
+
+    draft.replace("Quantize", rewrite)
 
 
 def _add_nothing_(draft: Draft) -> None:
