@@ -250,7 +250,8 @@ def networks_and_plans(draw):
         name = f"{place}.inner.0" if isinstance(parts[-1], Around) else f"{place}.0"
         precisions[name] = f"w{draw(st.integers(2, 8))}a{draw(st.integers(2, 8))}"
     net = nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 36, 5))
-    return net, precisions, draw(st.booleans()), draw(st.integers(0, 999))
+    options = {"per_channel": draw(st.booleans()), "integer": draw(st.booleans())}
+    return net, precisions, options, draw(st.integers(0, 999))
 
 
 class Around(nn.Module):
@@ -268,10 +269,10 @@ class Around(nn.Module):
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=networks_and_plans())
 def test_random_networks_and_plans_agree_in_every_form(tmp_path, form, drawn):
-    net, precisions, per_channel, seed = drawn
+    net, precisions, kind, seed = drawn
     to, options = form
     example = torch.empty(1, 8, 6, 6)
-    model = made(net, example, precisions, per_channel=per_channel, seed=seed)
+    model = made(net, example, precisions, seed=seed, **kind)
     path = bitplan.export(model, tmp_path / "net.onnx", to, example=example, force=True, **options)
     verdict = bitplan.verify(path, model, [batch_like(example, 6, seed=seed)])
     assert verdict.codes_equal

@@ -91,10 +91,15 @@ def test_what_openvino_cannot_read_or_compute_is_one_line(tmp_path):
     assert OpenVinoSession(wider).run([np.zeros((2, 64), np.float32)])[0].shape == (2, 3)
     with pytest.raises(InputError, match="OpenVINO cannot run the graph on these inputs"):
         OpenVinoSession(wider).run([np.zeros((2, 65), np.float32)])
-    odd = made(networks.Mixed(), IMAGES, {"point": "w4a9"})
-    with pytest.raises(InputError, match="the input of 'point' has 9: choose a8 or fewer, or a16"):
-        bitplan.export(odd, tmp_path / "odd.onnx", "openvino", example=IMAGES)
-    assert not (tmp_path / "odd.onnx").exists()
+
+
+@pytest.mark.parametrize("bits", [9, 12, 15])
+def test_activations_of_more_than_8_bits_are_quantized_in_openvino_too(tmp_path, bits):
+    model = made(networks.Mixed(), IMAGES, {"point": f"w4a{bits}", "left": f"w4a{bits}", "right": f"w4a{bits}"})
+    path = bitplan.export(model, tmp_path / "net.onnx", "openvino", example=IMAGES)
+    assert OpenVino().read(path).precisions["point"].act_bits == bits
+    verdict = bitplan.verify(path, model, [batch_like(IMAGES, 20)])
+    assert verdict.close == verdict.samples, verdict
 
 
 def test_a_missing_openvino_is_one_line(tmp_path, monkeypatch):
