@@ -189,11 +189,26 @@ def test_onnx_runtime_makes_integer_operations_where_biases_are_on_the_grid(tmp_
     with caplog.at_level(logging.WARNING):
         path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=torch.empty(1, 16, 12, 12))
     found = kernels(path, tmp_path)
-    assert found.count("QLinearConv") == (2 if grid else 1)  # the last one has no quantizer behind it
+    assert found.count("QLinearConv") == (2 if grid else 1)
+    assert found.count("MatMulIntegerToFloat") == 1  # the last one, of points, has no quantizer behind it
     assert found.count("QLinearAdd") == 1
     said = "ONNX Runtime multiplies layer in floats: a bias is no multiple of both steps"
     assert (said in caplog.text) != grid
     assert bitplan.verify(path, model, [batch_like(torch.empty(1, 16, 12, 12), 8)]).passed
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_points_and_classifiers_are_multiplied_as_bytes_with_any_bias(tmp_path, per_channel):
+    net = nn.Sequential(nn.Conv2d(16, 8, 1), nn.GELU(), nn.Conv2d(8, 12, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.append(nn.Linear(12, 5))
+    example = torch.empty(1, 16, 6, 6)
+    model = made(net, example, {"0": "w2a4", "2": "w4a8", "5": "w8a8"}, per_channel=per_channel)
+    path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=example)
+    found = kernels(path, tmp_path)
+    assert (found.count("MatMulIntegerToFloat"), found.count("QGemm")) == (2, 1)
+    assert not {"Conv", "FusedConv", "Gemm", "MatMul"} & set(found)
+    verdict = bitplan.verify(path, model, [batch_like(example, 20)])
+    assert verdict.close == verdict.samples, verdict
 
 
 def test_onnx_runtime_multiplies_bytes_in_a_transformer(tmp_path):
@@ -235,7 +250,8 @@ def networks_and_plans(draw):
         name = f"{place}.inner.0" if isinstance(parts[-1], Around) else f"{place}.0"
         precisions[name] = f"w{draw(st.integers(2, 8))}a{draw(st.integers(2, 8))}"
     net = nn.Sequential(*parts, nn.Flatten(), nn.Linear(8 * 36, 5))
-    return net, precisions, draw(st.booleans()), draw(st.integers(0, 999))
+    options = {"per_channel": draw(st.booleans()), "integer": draw(st.booleans())}
+    return net, precisions, options, draw(st.integers(0, 999))
 
 
 class Around(nn.Module):
@@ -253,10 +269,10 @@ class Around(nn.Module):
 @settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=networks_and_plans())
 def test_random_networks_and_plans_agree_in_every_form(tmp_path, form, drawn):
-    net, precisions, per_channel, seed = drawn
+    net, precisions, kind, seed = drawn
     to, options = form
     example = torch.empty(1, 8, 6, 6)
-    model = made(net, example, precisions, per_channel=per_channel, seed=seed)
+    model = made(net, example, precisions, seed=seed, **kind)
     path = bitplan.export(model, tmp_path / "net.onnx", to, example=example, force=True, **options)
     verdict = bitplan.verify(path, model, [batch_like(example, 6, seed=seed)])
     assert verdict.codes_equal

@@ -60,6 +60,28 @@ def test_a_sum_that_two_read_is_multiplied_once(tmp_path, per_channel):
     assert not bitplan.verify(path, model, [batch_like(example, 6)]).unexplained
 
 
+class Residual(nn.Module):
+    """Blocks around an addition, whose one operand nothing else reads: OpenVINO would leave its rounding out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        x = (self.second(x) + x).relu()
+        return self.third(x)
+
+
+@pytest.mark.parametrize("precision", ["w2a4", "w8a8"])
+def test_what_is_rounded_before_an_addition_is_rounded_in_openvino(tmp_path, precision):
+    example = torch.empty(1, 8, 6, 6)
+    model = made(Residual(), example, precision, integer=True)
+    path = bitplan.export(model, tmp_path / "net.onnx", "openvino", example=example)
+    verdict = bitplan.verify(path, model, [batch_like(example, 20)])
+    assert verdict.close == verdict.samples, verdict
+
+
 def test_what_openvino_cannot_read_or_compute_is_one_line(tmp_path):
     model = made(mlp(), EXAMPLE, {"2": "w2a2"})
     narrow = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=EXAMPLE)
@@ -69,10 +91,15 @@ def test_what_openvino_cannot_read_or_compute_is_one_line(tmp_path):
     assert OpenVinoSession(wider).run([np.zeros((2, 64), np.float32)])[0].shape == (2, 3)
     with pytest.raises(InputError, match="OpenVINO cannot run the graph on these inputs"):
         OpenVinoSession(wider).run([np.zeros((2, 65), np.float32)])
-    odd = made(networks.Mixed(), IMAGES, {"point": "w4a9"})
-    with pytest.raises(InputError, match="the input of 'point' has 9: choose a8 or fewer, or a16"):
-        bitplan.export(odd, tmp_path / "odd.onnx", "openvino", example=IMAGES)
-    assert not (tmp_path / "odd.onnx").exists()
+
+
+@pytest.mark.parametrize("bits", [9, 12, 15])
+def test_activations_of_more_than_8_bits_are_quantized_in_openvino_too(tmp_path, bits):
+    model = made(networks.Mixed(), IMAGES, {"point": f"w4a{bits}", "left": f"w4a{bits}", "right": f"w4a{bits}"})
+    path = bitplan.export(model, tmp_path / "net.onnx", "openvino", example=IMAGES)
+    assert OpenVino().read(path).precisions["point"].act_bits == bits
+    verdict = bitplan.verify(path, model, [batch_like(IMAGES, 20)])
+    assert verdict.close == verdict.samples, verdict
 
 
 def test_a_missing_openvino_is_one_line(tmp_path, monkeypatch):
@@ -106,6 +133,12 @@ def test_speed_is_measured_beside_the_float_network(tmp_path, to, options, runti
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert bitplan.verify(path, model, [batch_like(EXAMPLE, 6)]).speed is None
     assert bitplan.speed(path, model, EXAMPLE, batch=4, threads=2, rounds=1).batch == 4
+
+
+def test_speed_takes_an_example_that_is_only_described(tmp_path):
+    model = made(mlp(), EXAMPLE)
+    path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=EXAMPLE)
+    assert bitplan.speed(path, model, EXAMPLE.to("meta"), batch=3, rounds=1).faster > 0
 
 
 def test_speed_says_where_it_cannot_be(tmp_path, monkeypatch, caplog):

@@ -116,19 +116,19 @@ def _mark_input_(module: InputQuantizer, path: str) -> None:
     marked.path, marked.limits, marked.scale = path, limits, positive(module.step.detach()).item()
 
 
-def inputs_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments with real tensors of a batch of two (one would be taken for a constant)."""
+def inputs_of(example: Any, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments with real tensors of a batch, for torch of two: one it takes for a constant."""
     if isinstance(example, Mapping):
-        return (), {name: _two(value) for name, value in example.items()}
+        return (), {name: _repeated(value, batch) for name, value in example.items()}
     values = example if isinstance(example, tuple | list) else (example,)
-    return tuple(_two(value) for value in values), {}
+    return tuple(_repeated(value, batch) for value in values), {}
 
 
-def _two(value: Any) -> Any:
-    """The first sample twice; one that is only described (device meta) gets zeros, or ones for indices and masks."""
+def _repeated(value: Any, batch: int) -> Any:
+    """The first sample again and again; one only described (device meta) gets zeros, or ones for indices and masks."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
-    shape = (2, *value.shape[1:])
+    shape = (batch, *value.shape[1:])
     if value.device.type == "meta":
         fill = torch.zeros if value.is_floating_point() else torch.ones
         return fill(shape, dtype=value.dtype)

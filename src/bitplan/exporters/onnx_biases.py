@@ -43,7 +43,7 @@ def place_biases_(draft: Draft) -> list[str]:
 
 
 def _rewrite_(draft: Draft, *, whole: bool) -> list[str]:
-    makers, weights = draft.makers(), _weight_values(draft)
+    makers, weights = draft.makers(), weight_values(draft)
     between: list[str] = []
 
     def rewrite(node: Node) -> list[Node]:
@@ -63,7 +63,13 @@ def _rewrite_(draft: Draft, *, whole: bool) -> list[str]:
     return between
 
 
-def _weight_values(draft: Draft) -> dict[str, str]:
+def bias_fits(draft: Draft, node: Node, makers: Mapping[str, Node], weights: Mapping[str, str]) -> bool:
+    """Whether a convolution has no bias, or one that is a multiple of both steps."""
+    bias, grid = _bias_of(draft, node, weights), _grid(draft, node, makers, weights)
+    return bias is None or (grid is not None and _multiples(bias, grid) is not None)
+
+
+def weight_values(draft: Draft) -> dict[str, str]:
     """The values that are quantized weights, as they are stored or transposed, and their layers."""
     stored = {node.output[0]: draft.attributes(node)["layer"] for node in draft.graph.node if is_ours(node, "Weight")}
     transposes = [node for node in draft.graph.node if node.op_type == "Transpose"]

@@ -33,12 +33,16 @@ _EXPORTER = "bitplan.exporter"
 
 @dataclass(frozen=True)
 class Weight:
-    """The codes of a layer's weight, its steps (broadcasting against them) and its bits."""
+    """The codes of a layer's weight, its steps (broadcasting against them) and its bits.
+
+    `as_matrix` has a weight (N, C, 1, 1), stored so, used as a matrix (C, N).
+    """
 
     layer: str
     codes: Tensor
     steps: Tensor
     bits: int
+    as_matrix: bool = False
 
 
 class Draft:

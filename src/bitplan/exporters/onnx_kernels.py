@@ -36,7 +36,7 @@ def _others(draft: Draft, lacking: Collection[str]) -> Iterator[tuple[str, str]]
         layer = _layer_of(draft, node, makers)
         if layer is None:
             continue
-        weight, bits = draft.weights[layer], _input_bits(draft, makers.get(node.input[0]))
+        weight, bits = draft.weights[layer], _input_bits(draft, _maker(node.input[0], makers))
         if node.op_type in lacking:
             yield layer, f"it has no integer kernel for {node.op_type}"
         elif bits is None:
@@ -48,11 +48,15 @@ def _others(draft: Draft, lacking: Collection[str]) -> Iterator[tuple[str, str]]
 
 
 def _layer_of(draft: Draft, node: Node, makers: dict[str, Node]) -> str | None:
-    """The layer whose weight a node multiplies by, as it is stored or transposed."""
-    maker = makers.get(node.input[1])
-    if maker is not None and maker.op_type == "Transpose":
-        maker = makers.get(maker.input[0])
+    """The layer whose weight a node multiplies by."""
+    maker = _maker(node.input[1], makers)
     return draft.attributes(maker)["layer"] if maker is not None and is_ours(maker, "Weight") else None
+
+
+def _maker(value: str, makers: dict[str, Node]) -> Node | None:
+    """What makes a value, as it is or transposed."""
+    maker = makers.get(value)
+    return makers.get(maker.input[0]) if maker is not None and maker.op_type == "Transpose" else maker
 
 
 def _input_bits(draft: Draft, maker: Node | None) -> int | None:

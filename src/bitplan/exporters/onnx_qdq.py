@@ -23,9 +23,10 @@ from bitplan.exporters.onnx_graph import Draft, dialect_of
 from bitplan.exporters.onnx_integer import clip_codes_, pool_codes_, quantize_in_bytes_
 from bitplan.exporters.onnx_kernels import name_float_products
 from bitplan.exporters.onnx_pairs import open_clips_, quantize_in_pairs_
+from bitplan.exporters.onnx_points import multiply_points_
 from bitplan.exporters.onnx_reading import read_back
 from bitplan.exporters.onnx_running import Executed
-from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
+from bitplan.exporters.onnx_weights import dequantize_weights_, give_zero_points_, look_up_codes_
 
 _NAME = "onnx"
 _WIDTHS = {25: (2, 4, 8, 16), 21: (4, 8, 16)}  # opset → the integers it can store
@@ -82,9 +83,11 @@ class Onnx(Exporter):
 
 def _say_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:
     """The passes that make a captured graph one that integer kernels execute; another form is another list of them."""
+    multiply_points_(draft)
     between = place_biases_(draft)
     name_float_products(draft, "ONNX Runtime", lacking=("ConvTranspose",), between=between)
     dequantize_weights_(draft, widths, cast=True)
+    give_zero_points_(draft)
     quantize_in_bytes_(draft, widths, unsigned=True)
     clip_codes_(draft)
     pool_codes_(draft)

@@ -12,7 +12,7 @@ from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack
 from bitplan.exporters.onnx_graph import Node, reading_plan, width_of
-from bitplan.exporters.onnx_pairs import CLIP, QUANTIZE
+from bitplan.exporters.onnx_pairs import CLIP, DEQUANTIZE, QUANTIZE
 from bitplan.exporters.onnx_weights import stored_codes
 
 
@@ -49,6 +49,10 @@ def _input_bits(proto: Any) -> dict[str, int]:
 
     bits: dict[str, int] = {}
     for node in proto.graph.node:
+        if node.op_type == "Mul" and node.name.endswith(DEQUANTIZE):  # of codes that are floats
+            path = node.name.removesuffix(DEQUANTIZE)
+            _, least, most = nodes[f"{path}{CLIP}"].input
+            bits[path] = code_bits(0, round(number(most) - number(least)))
         if node.op_type != "QuantizeLinear" or not node.name.endswith(QUANTIZE):
             continue
         path = node.name.removesuffix(QUANTIZE)

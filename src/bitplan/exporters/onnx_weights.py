@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from bitplan.core.codes import code_range
@@ -29,13 +31,28 @@ def dequantize_weights_(draft: Draft, widths: tuple[int, ...], *, cast: bool = F
         draft.written[weight.layer] = output
         width = storage(weight.bits, widths, weight.layer)
         codes = draft.codes(weight.layer + _CODES, weight.codes, width)
-        if not cast or width >= 8:
-            return _dequantized(draft, weight, codes, output)
-        as_bytes = draft.fresh(f"{weight.layer}.bytes")
-        casting = draft.node("Cast", (codes,), as_bytes, f"{weight.layer}.cast", to=type_number("INT8"))
-        return [casting, *_dequantized(draft, weight, as_bytes, output)]
+        nodes: list[Node] = []
+        if cast and width < 8:
+            as_bytes = draft.fresh(f"{weight.layer}.bytes")
+            nodes = [draft.node("Cast", (codes,), as_bytes, f"{weight.layer}.cast", to=type_number("INT8"))]
+            codes = as_bytes
+        if weight.as_matrix:
+            nodes += _as_matrix(draft, weight, codes)
+            steps = weight.steps.flatten(1).mT if weight.steps.dim() else weight.steps
+            weight, codes = replace(weight, steps=steps), nodes[-1].output[0]
+        return [*nodes, *_dequantized(draft, weight, codes, output)]
 
     draft.replace("Weight", rewrite)
+
+
+def _as_matrix(draft: Draft, weight: Weight, codes: str) -> list[Node]:
+    """Codes (N, C, 1, 1) as (C, N), made once, as the file is loaded."""
+    shape = draft.constant(f"{weight.layer}.shape", np.array(weight.codes.shape[:2], dtype=np.int64))
+    rows, matrix = draft.fresh(f"{weight.layer}.rows"), draft.fresh(f"{weight.layer}.matrix")
+    return [
+        draft.node("Reshape", (codes, shape), rows, f"{weight.layer}.reshape"),
+        draft.node("Transpose", (rows,), matrix, f"{weight.layer}.transpose", perm=[1, 0]),
+    ]
 
 
 def varying_axes(weight: Weight) -> list[int]:
@@ -58,6 +75,23 @@ def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[
         draft.node("DequantizeLinear", (codes, one), codes_as_floats, f"{name}.dequantize"),
         draft.node("Mul", (codes_as_floats, scale), output, f"{name}.scale"),
     ]
+
+
+def give_zero_points_(draft: Draft) -> None:
+    """Give the weights of Gemm a zero point, which is 0: without one ONNX Runtime multiplies them in floats.
+
+    A linear layer of two dimensions, such as a classifier, is a Gemm. In floats it also dequantizes its weight in every
+    run.
+    """
+    makers = draft.makers()
+    types = {tensor.name: tensor.data_type for tensor in draft.graph.initializer}
+    for node in draft.graph.node:
+        weight = makers.get(node.input[1]) if node.op_type == "Gemm" else None
+        if weight is None or weight.op_type != "DequantizeLinear" or len(weight.input) > 2:
+            continue
+        scale = draft.array(weight.input[1])
+        if scale is not None and (weight.input[0] in makers or types[weight.input[0]] == type_number("INT8")):
+            weight.input.append(draft.constant(f"{weight.name}.zero", np.zeros(scale.shape, np.int8)))
 
 
 def look_up_codes_(draft: Draft) -> None:

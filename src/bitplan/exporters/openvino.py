@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from torch import nn
 
 from bitplan.adapters.openvino import OpenVinoSession
 from bitplan.core.codes import code_bits
-from bitplan.core.errors import InputError
-from bitplan.core.naming import layer_of_quantizer
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
 from bitplan.exporters.folding import fold_norms_
-from bitplan.exporters.onnx_graph import Draft, Node, dialect_of, is_ours
+from bitplan.exporters.onnx_graph import Draft, Node, dialect_of
 from bitplan.exporters.onnx_integer import clip_codes_, quantize_in_bytes_
 from bitplan.exporters.onnx_kernels import name_float_products
+from bitplan.exporters.onnx_pairs import CLIP, DEQUANTIZE
 from bitplan.exporters.onnx_reading import read_back
 from bitplan.exporters.onnx_running import Executed
 from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
@@ -45,10 +44,10 @@ class OpenVino(Exporter):
     def write(self, source: Source, path: Path) -> None:
         """Capture the graph, say it in words that OpenVINO takes for integers, check and write."""
         draft = Draft(source, _OPSET)
-        _refuse_wide(draft)
         fold_norms_(draft)
         name_float_products(draft, "OpenVINO", lacking=())
         dequantize_weights_(draft, _WIDTHS, cast=True)
+        _round_in_floats_(draft)
         quantize_in_bytes_(draft, _WIDTHS, unsigned=False)
         clip_codes_(draft, idle_only=True)  # one of attention scores would hide what `_add_nothing_` looks for
         _add_nothing_(draft)
@@ -73,18 +72,30 @@ class OpenVino(Exporter):
         )
 
 
-def _refuse_wide(draft: Draft) -> None:
-    """Refuse activations of 9 to 15 bits: OpenVINO 2026.4 takes them, and computes something near."""
-    for node in draft.graph.node:
-        if is_ours(node, "Quantize"):
-            about = draft.attributes(node)
-            bits, path = code_bits(about["low"], about["high"]), about["path"]
-            if bits > 8:
-                layer = layer_of_quantizer(path) or path
-                raise InputError(
-                    f"OpenVINO computes activations of at most 8 bits exactly, and the input of {layer!r} has {bits}: "
-                    "choose a8 or fewer, or a16, which leaves it float"
-                )
+def _round_in_floats_(draft: Draft) -> None:
+    """Quantize by float operations where OpenVINO 2026.4 would compute something near, and say nothing.
+
+    These are activations of more than 8 bits, and those that are only added up: it makes one kernel of a convolution,
+    the addition behind it and the next quantizer, in which an operand's own quantizer is missing.
+    """
+
+    def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
+        readers, bits = draft.readers(node.output[0]), code_bits(about["low"], about["high"])
+        is_added = not draft.is_output(node.output[0]) and all(reader.op_type == "Add" for reader in readers)
+        if bits <= 8 and not is_added:
+            return [node]
+        path = draft.fresh(about["path"])  # a layer may run twice
+        step = draft.floats(f"{path}.step", about["scale"])
+        low, high = (draft.floats(f"{path}.{end}", about[end]) for end in ("low", "high"))
+        ratios, whole, codes = (draft.fresh(f"{path}.{name}") for name in ("ratios", "whole", "codes"))
+        return [
+            draft.node("Div", (node.input[0], step), ratios, f"{path}.divide"),
+            draft.node("Round", (ratios,), whole, f"{path}.round"),
+            draft.node("Clip", (whole, low, high), codes, f"{path}{CLIP}"),
+            draft.node("Mul", (codes, step), node.output[0], f"{path}{DEQUANTIZE}"),
+        ]
+
+    draft.replace("Quantize", rewrite)
 
 
 def _add_nothing_(draft: Draft) -> None:

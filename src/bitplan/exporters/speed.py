@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from bitplan.adapters.torch import inference, multiplies_bytes
 from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Speed
 from bitplan.exporters.base import Source, exporter_of
+from bitplan.exporters.capture import inputs_of
 from bitplan.exporters.onnx_graph import Draft, Node
 from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
 from bitplan.quant.convert import plan_of, root_of
@@ -40,7 +41,7 @@ def speed(
         raise InputError(f"{path} has no float form in a runtime to be compared with: speed is for onnx, openvino …")
     if not multiplies_bytes():
         _log.warning("this CPU has no instructions for products of bytes (VNNI, AMX): integers will not be fast here")
-    args, kwargs = repeated(example, batch)
+    args, kwargs = inputs_of(example, batch)
     with tempfile.TemporaryDirectory() as folder, inference(model):
         plain = Path(folder) / "float.onnx"
         write_float(model, example, plain)
@@ -72,18 +73,6 @@ def write_float(model: nn.Module, example: Any, path: Path) -> None:
 
     draft.replace("Weight", rewrite)
     draft.save(source, path, exporter="float")
-
-
-def repeated(example: Any, batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The first sample as often as the batch says."""
-
-    def repeat(value: Any) -> Any:
-        whole = isinstance(value, Tensor) and value.dim()
-        return value.detach().cpu()[:1].expand(batch, *value.shape[1:]).contiguous() if whole else value
-
-    if isinstance(example, Mapping):
-        return (), {name: repeat(value) for name, value in example.items()}
-    return tuple(repeat(value) for value in (example if isinstance(example, tuple | list) else (example,))), {}
 
 
 def _run(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:

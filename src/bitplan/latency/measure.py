@@ -25,7 +25,7 @@ from bitplan.core.latencies import Latency, Measuring, Rounds
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph, Plan
-from bitplan.exporters.speed import repeated
+from bitplan.exporters.capture import inputs_of
 from bitplan.graph.trace import trace
 from bitplan.latency.adding_up import MIXED, latency_of
 from bitplan.latency.contestants import Contestant, Inputs
@@ -144,7 +144,7 @@ class _Stage:
             made = quantize(self.model, plan, integer=self.about.integer).eval()
             calibrate_(made, [self.example])
             made = self.runtime.prepare(made, self.example, path, self.about.options)
-        inputs = Inputs(*repeated(self.example, self.about.batch))
+        inputs = Inputs(*inputs_of(self.example, self.about.batch))
         return self.runtime.open(made, path, inputs, self.about.threads, self.graph)
 
     def _seconds_to_run(self, contestant: Contestant, plans: Mapping[str, Plan]) -> float:
