@@ -7,6 +7,7 @@ from benchmarks import (
     finetune,
     hawq,
     integer,
+    latency,
     matmulnbits,
     page,
     qat_step,
@@ -15,6 +16,20 @@ from benchmarks import (
     trace,
 )
 
-for benchmark in (select, trace, startup, eagl, hawq, qat_step, finetune, engines, export, integer, matmulnbits, page):
+for benchmark in (
+    select,
+    trace,
+    startup,
+    eagl,
+    hawq,
+    qat_step,
+    finetune,
+    engines,
+    export,
+    integer,
+    latency,
+    matmulnbits,
+    page,
+):
     print(f"\n== {benchmark.__name__}: {(benchmark.__doc__ or '').splitlines()[0]}")
     benchmark.main()

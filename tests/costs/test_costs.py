@@ -126,7 +126,7 @@ def test_tables_that_cannot_be_used_are_refused(graph, tmp_path, text, words):
 
 
 def test_a_record_is_no_table(graph, tmp_path):
-    with pytest.raises(FileError, match="not a table"):
+    with pytest.raises(FileError, match="this is a graph, where a latency is needed"):
         bitplan.price(write(tmp_path, "g.json", graph.to_json()), graph)
 
 
