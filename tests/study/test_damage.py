@@ -388,3 +388,20 @@ def test_a_lease_that_cannot_be_read_is_named_where_a_network_is_asked_for(run):
     lease = folder.trained.lease(result.training)
     with held(lease), pytest.raises(FileError, match=rf"try again later; if none does, delete .*{lease.name}"):
         trained_network(folder, result)
+
+
+def test_sound_files_that_do_not_fit_together_are_named(run):
+    folder = RunFolder(run)
+    result = folder.results[-1]
+    folder.trials.remove(result.trial.id)
+    folder.trials.keep(result.trial.id, result.model_copy(update={"score": result.score + 1}))
+    assert "that of its training" in check(run).wrong[0].what
+    folder.trials.remove(result.trial.id)
+    folder.trials.keep(result.trial.id, result.model_copy(update={"plan": "0" * 12}))
+    assert "its plan 000000000000 is not there" in check(run).wrong[0].what
+    folder.trials.keep(result.trial.id, result)
+    (run / "agenda.json").write_text(folder.agenda.model_copy(update={"study": "0" * 12}).to_json())
+    assert named(run) == {"agenda.json"}
+    folder.keep(folder.agenda.model_copy(update={"study": folder.study.id}))
+    shutil.rmtree(folder.starts.path(folder.agenda.trials[0].id))
+    assert "is not there: a sweep makes it again" in check(run).wrong[0].what
