@@ -82,7 +82,7 @@ class Blows:
         if len(nodes) > 1 and not driver.ended():
             os.kill(on.chance.choice(nodes[1:]), signal.SIGKILL)  # the first is the head
             on.tally.blows["kill: a Ray node"] += 1
-        on.settle(driver)
+        on.settle(driver, allowed=1)  # so Ray ends a driver whose own node was hit: as good as killed
 
     def clock(self, on: Campaign) -> None:
         """The disk's clock jumps by years, for leases that are held."""

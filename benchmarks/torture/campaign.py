@@ -62,6 +62,8 @@ class Campaign:
             job = rest.split("/")[0].removesuffix(".json")
             if job:
                 self.excused.add(job)
+            if part == "networks":  # its record and its tensors vouch for each other
+                self.harmed.add(f"networks/{job}")
             if part in ("starts", "trials"):  # one without the other is made again
                 self.harmed |= {f"starts/{job}", f"trials/{job}"}
 
@@ -69,8 +71,8 @@ class Campaign:
         """Whether a file, or the folder it is in, is among what we damaged."""
         return any(name.startswith(one) for one in self.harmed)
 
-    def settle(self, *drivers: Driver) -> None:
-        """See that all of them are gone, workers too, and that none broke."""
+    def settle(self, *drivers: Driver, allowed: int = 0) -> None:
+        """See that all of them are gone, workers too, and that none broke; `allowed` is one more code to end with."""
         for driver in drivers:
             if not driver.ended(wait=_END):
                 self.tally.blame("sweeps that broke", f"{self.run.name} did not end")
@@ -80,7 +82,7 @@ class Campaign:
                 time.sleep(0.02)
             except ProcessLookupError:
                 pass
-            if driver.code not in (0, -signal.SIGKILL, FULL if self.may_fill else 0):
+            if driver.code not in (0, -signal.SIGKILL, allowed, FULL if self.may_fill else 0):
                 tail = self._log.read_text(errors="replace")[-600:] if driver.code in (BROKEN, FULL) else ""
                 self.tally.blame("sweeps that broke", f"{self.run.name} ended with {driver.code}: {tail}")
 

@@ -133,7 +133,8 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert json.loads(run("sweep", swept, "--trust", "--run", "run", "--json")[1])["trained"] == 0
     told = json.loads(run("status", "run", "--json")[1])
     assert (told["done"], told["waiting"], told["failed"]) == (18, 0, [])
-    assert list(told) == ["study", "total", "done", "shared", "running", "failed", "waiting", "seconds_left"]
+    known = ["study", "total", "done", "shared", "running", "failed", "waiting", "seconds_left"]
+    assert list(told) == [*known, "missing", "damaged"]
     lines = [line.split() for line in run("status", "run")[1].splitlines()]
     assert ["eagl", "█" * 24, "4/4"] in lines
     assert ["w4a4", "start", "█" * 24, "1/1"] in lines

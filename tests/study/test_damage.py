@@ -40,10 +40,10 @@ def rich(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(Path(__file__).parent)
         study = read_study(home / "study.toml")
-        sweep(study, home / "run")
+        sweep(study, home / "run", trust=True)
         run = RunFolder(home / "run")
         measured = run.jobs.ids()
-        study_pairs(study, home / "run", count=3, samples=256, by="loss")
+        study_pairs(study, home / "run", count=3, samples=256, by="loss", trust=True)
         for name in run.jobs.ids() - measured:  # a sweep does not measure them again
             run.jobs.remove(name)
         leave_a_half_training(run, patch)
@@ -73,12 +73,12 @@ def leave_a_half_training(run, patch):
     patch.setattr(resume.TrainingFolder, "save", dies)
     run.networks.clear(result.training)
     with pytest.raises(KeyboardInterrupt):
-        trained_network(run, result)
+        trained_network(run, result, trust=True)
     assert (run.running.path(result.training) / "resume.safetensors").is_file()
     patch.undo()
     patch.chdir(Path(__file__).parent)
     copy = shutil.copytree(run.running.path(result.training), run.path / "kept")
-    trained_network(run, result)
+    trained_network(run, result, trust=True)
     shutil.copytree(copy, run.running.path(result.training))
     shutil.rmtree(copy)
 
@@ -239,7 +239,7 @@ def test_what_can_be_made_again_is_made_again_and_said(run, rich, where, caplog)
     damaged = flip(path.read_bytes(), random.Random(1))
     path.write_bytes(damaged)
     told = []
-    summary = sweep(study, run, progress=lambda done, total, what: told.append(what))
+    summary = sweep(study, run, progress=lambda done, total, what: told.append(what), trust=True)
     assert (summary.done, summary.failed, summary.missing) == (22, (), ())
     assert any(path.name in line for line in (*told, *caplog.messages)), "it is said"
     aside = [file for one in RunFolder(run).set_aside() for file in (one, *one.glob("*")) if file.is_file()]
@@ -264,7 +264,7 @@ def test_a_result_is_taken_again_from_its_training(run, rich):
         _ = RunFolder(run).results
     found = status(run)
     assert (found.done, found.missing, len(found.damaged)) == (21, 0, 1), "the others are shown"
-    summary = sweep(RunFolder(run).study, run)
+    summary = sweep(RunFolder(run).study, run, trust=True)
     assert (summary.done, summary.missing, summary.trained) == (22, (), 0)
     assert [one.name for one in summary.set_aside] == [f"{path.name}.damaged"]
     assert table(run) == table(rich)
@@ -280,7 +280,7 @@ def test_only_a_trial_whose_result_is_damaged_is_missing_and_done_again_when_ask
     path.write_bytes(damaged := path.read_bytes()[:100])
     (tmp_path / "study.toml").write_text(RICH)
     for _ in range(2):  # however often: not unless asked
-        assert typed("sweep", str(tmp_path / "study.toml"), "--run", str(run)) == 1
+        assert typed("sweep", str(tmp_path / "study.toml"), "--run", str(run), "--trust") == 1
         told = capsys.readouterr()
         missing = RunFolder(run).agenda.trainings[lost.training]
         assert told.err.count("missing: ") == len(missing)
@@ -291,7 +291,7 @@ def test_only_a_trial_whose_result_is_damaged_is_missing_and_done_again_when_ask
         assert (run / "trials" / f"{open_one.trial.id}.json").is_file(), "all others go on"
         assert len(named(run)) == len(missing)
     before = {one: one.stat().st_mtime_ns for one in (run / "trained").glob("*.json")}
-    assert typed("sweep", tmp_path / "study.toml", "--run", run, "--redo-damaged", "--json") == 0
+    assert typed("sweep", tmp_path / "study.toml", "--run", run, "--redo-damaged", "--json", "--trust") == 0
     assert json.loads(capsys.readouterr().out)["missing"] == 0
     after = {one: one.stat().st_mtime_ns for one in (run / "trained").glob("*.json")}
     assert after.keys() - before.keys() == {path}
@@ -299,8 +299,15 @@ def test_only_a_trial_whose_result_is_damaged_is_missing_and_done_again_when_ask
     assert table(run) == table(rich)
 
 
-@pytest.mark.parametrize("where", ["graph.json", "starts/*/model.safetensors"])
-def test_what_is_damaged_while_trials_run_is_blamed_on_no_trial(run, rich, where):
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [
+        ("graph.json", "seed 0 done"),
+        ("starts/*/model.safetensors", "seed 0 done"),
+        ("trials/*.json", "gains estimated"),  # by then only the starts have one
+    ],
+)
+def test_what_is_damaged_while_trials_run_is_blamed_on_no_trial(run, rich, where, when):
     for result in RunFolder(run).results[2:]:
         (run / "trials" / f"{result.trial.id}.json").unlink()
         (run / "trained" / f"{result.training}.json").unlink(missing_ok=True)
@@ -309,11 +316,11 @@ def test_what_is_damaged_while_trials_run_is_blamed_on_no_trial(run, rich, where
 
     def strike(done, total, what):
         told.append(what)
-        if what.endswith("seed 0 done") and paths:
+        if when in what and paths:
             paths[-1].write_bytes(flip(paths.pop().read_bytes(), random.Random(0)))
             setting._checkpoint.cache_clear()
 
-    summary = sweep(RunFolder(run).study, run, progress=strike)
+    summary = sweep(RunFolder(run).study, run, progress=strike, trust=True)
     assert not paths
     assert (summary.done, summary.failed, summary.missing) == (22, (), ())
     assert summary.set_aside
@@ -327,7 +334,7 @@ def test_what_a_killed_training_left_damaged_is_begun_anew(run, rich, caplog):
     path = run / "running" / result.training / "resume.safetensors"
     path.write_bytes(flip(path.read_bytes(), random.Random(0)))
     shutil.rmtree(run / "failures")
-    summary = sweep(RunFolder(run).study, run)
+    summary = sweep(RunFolder(run).study, run, trust=True)
     assert (summary.done, summary.failed) == (22, ())
     assert "the training begins anew" in caplog.text
     assert (run / "running" / f"{result.training}.damaged").is_dir()
@@ -339,7 +346,7 @@ def test_a_network_that_was_kept_and_is_damaged_or_anothers_is_trained_again(run
     result, other = folder.results[-1], next(one for one in folder.results[2:] if one.score != folder.results[-1].score)
     swap(folder.networks.path(result.training), folder.networks.path(other.training))
     shutil.rmtree(run / "running")
-    assert trained_network(folder, result).as_recorded
+    assert trained_network(folder, result, trust=True).as_recorded
     assert "the network trained again" in caplog.text
     assert (run / "networks" / f"{result.training}.damaged").is_dir()
 
@@ -348,15 +355,15 @@ def test_a_start_that_comes_out_otherwise_is_refused_until_somebody_decides(run,
     folder = RunFolder(run)
     high = folder.agenda.trials[1].id
     other = shutil.copytree(run / "starts" / high, run / "starts" / f"{high}.damaged")
-    sweep(folder.study, run)  # it is the same
+    sweep(folder.study, run, trust=True)  # it is the same
     about = json.loads((other / "checkpoint.json").read_text())
     changed = load(other / "checkpoint.json", Checkpoint).model_copy(update={"sha256": "0" * 64})
     (other / "checkpoint.json").write_text(changed.to_json(of=about["of"]))
     for _ in range(2):
         with pytest.raises(InputError, match=rf"{high} was damaged and made again, and is not the network that it was"):
-            sweep(folder.study, run)
+            sweep(folder.study, run, trust=True)
     shutil.rmtree(other)
-    assert sweep(folder.study, run).done == 22
+    assert sweep(folder.study, run, trust=True).done == 22
 
 
 def test_a_failure_that_is_damaged_is_set_aside_and_the_trial_tried_again(run, rich):
@@ -365,11 +372,11 @@ def test_a_failure_that_is_damaged_is_set_aside_and_the_trial_tried_again(run, r
     (run / "trials" / f"{result.trial.id}.json").unlink()
     failed = FailedTrial(trial=result.trial, fault="code", error="it was hot")
     folder.failed.keep(result.trial.id, failed)
-    assert sweep(folder.study, run).failed == (failed,)
+    assert sweep(folder.study, run, trust=True).failed == (failed,)
     path = folder.failed.path(result.trial.id)
     path.write_bytes(b"")
     assert status(run).damaged[0].startswith(str(path))
-    summary = sweep(folder.study, run)
+    summary = sweep(folder.study, run, trust=True)
     assert (summary.done, summary.failed) == (22, ())
     assert [one.name for one in summary.set_aside] == [f"{path.name}.damaged"]
 
@@ -380,4 +387,21 @@ def test_a_lease_that_cannot_be_read_is_named_where_a_network_is_asked_for(run):
     folder.networks.clear(result.training)
     lease = folder.trained.lease(result.training)
     with held(lease), pytest.raises(FileError, match=rf"try again later; if none does, delete .*{lease.name}"):
-        trained_network(folder, result)
+        trained_network(folder, result, trust=True)
+
+
+def test_sound_files_that_do_not_fit_together_are_named(run):
+    folder = RunFolder(run)
+    result = folder.results[-1]
+    folder.trials.remove(result.trial.id)
+    folder.trials.keep(result.trial.id, result.model_copy(update={"score": result.score + 1}))
+    assert "that of its training" in check(run).wrong[0].what
+    folder.trials.remove(result.trial.id)
+    folder.trials.keep(result.trial.id, result.model_copy(update={"plan": "0" * 12}))
+    assert "its plan 000000000000 is not there" in check(run).wrong[0].what
+    folder.trials.keep(result.trial.id, result)
+    (run / "agenda.json").write_text(folder.agenda.model_copy(update={"study": "0" * 12}).to_json())
+    assert named(run) == {"agenda.json"}
+    folder.keep(folder.agenda.model_copy(update={"study": folder.study.id}))
+    shutil.rmtree(folder.starts.path(folder.agenda.trials[0].id))
+    assert "is not there: a sweep makes it again" in check(run).wrong[0].what

@@ -84,7 +84,8 @@ def load_checkpoint(
         fill_(filled, read_for(filled, source), source)
         return filled
     about = load(source / ABOUT, Checkpoint, of=of, sealed=of is not None)
-    check_weights(source, about, sealed=of is not None)
+    if of is not None:  # in a run: that it is damaged is said, not what the damage made of it
+        check_weights(source, about, sealed=True)
     base = from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
@@ -99,6 +100,8 @@ def load_checkpoint(
             raise FileError(f"{source}: {name} should be tied to {stored}, which is not in {TENSORS}")
         tensors[name] = tensors[stored]
     fill_(filled, tensors, source)  # says what is missing or misshapen
+    if of is None:
+        check_weights(source, about)
     return filled
 
 

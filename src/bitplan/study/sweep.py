@@ -244,11 +244,13 @@ class _Sweeper:
 
     def _planned(self) -> dict[str, str]:
         """The trials that are done → their plans; results that are damaged are set aside, and that is said."""
-        own = [trial.id for trial in self.agenda.trials]
-        sound, damaged = self.run.trials.read_sound(sorted(self.run.trials.ids().intersection(own)))
+        own = {trial.id: trial.role for trial in self.agenda.trials}
+        sound, damaged = self.run.trials.read_sound(sorted(self.run.trials.ids() & own.keys()))
         for name, error in damaged.items():
             self.tally.done.discard(name)
             self.tally.tell(f"{error}; it is kept as {self.run.trials.set_aside(name).name}")
+            if own[name] in ("float", "start"):  # since we looked at it; the next pass makes it again
+                self.damaged.append(str(error))
         return {name: result.plan for name, result in sound.items()}
 
     def _skipped(self, trial: Trial) -> bool:
