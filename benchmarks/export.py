@@ -1,11 +1,16 @@
 """Exported files of whole networks: size and speed beside the same runtime's float, and onnxruntime's own 8 bits.
 
-    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7]
+    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7] [--settings 1x1 8x1 1x2]
 
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
 PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
-the best of some rounds, as multiples of the best float in the same runtime. Weights are random: speed, not accuracy.
+the best of some rounds, as multiples of the best float in the same runtime, of the processor's time with one thread and
+of the wall's with more. *Plan* is the size that the plan's bits come to, everything else in float32; *equal* says how
+many of some random samples get the same prediction as from the model in PyTorch, and how many `verify` finds to differ
+by more than ties; deep random networks turn every tie into another answer, and then it also says how many predictions
+the model has in common with itself in double precision. Weights are random: speed, not accuracy
+(`studies/exported_scores.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +29,25 @@ import torch
 from torch import nn
 
 import bitplan
-from benchmarks.exported import ALL_LAYERS, arrays, as_float, planned, quantized_by_runtime, repeated
+from benchmarks.exported import (
+    ALL_LAYERS,
+    arrays,
+    as_float,
+    drawn,
+    planned,
+    planned_bytes,
+    quantized_by_runtime,
+    repeated,
+)
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
 from bitplan.adapters.openvino import OpenVinoSession
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
 
-SETTINGS = ((1, 1), (8, 1), (1, 2))  # batch, threads
+SETTINGS = ("1x1", "8x1", "1x2")  # batch and threads
 PLAN = "w2a4,w4a4"
+SAMPLES = 8  # whose answers are compared
 
 
 @dataclass(frozen=True)
@@ -63,36 +79,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", help=f"of {', '.join(SUBJECTS)}; all without")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="batch x threads")
     asked, _ = parser.parse_known_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    columns = [f"batch {batch}, {threads} thread{'s' * (threads > 1)}" for batch, threads in SETTINGS]
+    settings = [(int(batch), int(threads)) for batch, threads in (one.split("x") for one in asked.settings)]
+    columns = [f"batch {batch}, {threads} thread{'s' * (threads > 1)}" for batch, threads in settings]
     for name in asked.networks or SUBJECTS:
-        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | × smaller | {' | '.join(columns)} |")
-        print("|" + "---|" * (3 + len(columns)), flush=True)
+        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | plan | × smaller | equal | {' | '.join(columns)} |")
+        print("|" + "---|" * (5 + len(columns)), flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            show(measured(SUBJECTS[name], Path(folder), asked.rounds))
+            show(measured(SUBJECTS[name], Path(folder), asked.rounds, settings))
 
 
 @dataclass(frozen=True)
 class Form:
-    """A network in one form: which runtime's float it is compared with, its bytes, and how it is run."""
+    """A network in one form: which runtime's float it is compared with, its bytes, and how it is run.
+
+    `planned` are the bytes that its plan comes to, `equal` what was found of its answers.
+    """
 
     title: str
     runtime: str
     size: int
     open: Callable[[int, int], Callable[[], Any]]
+    planned: int = 0
+    equal: str = ""
 
 
-def measured(subject: Subject, folder: Path, rounds: int) -> dict[Form, list[float]]:
+def measured(subject: Subject, folder: Path, rounds: int, settings: list[tuple[int, int]]) -> dict[Form, list[float]]:
     """Seconds of every form in every setting."""
     torch.manual_seed(0)
     network, example = load_model(subject.name)[0].eval(), subject.example()
     forms = [*files(subject, network, example, folder), *in_pytorch(subject, network, example)]
     seconds: dict[Form, list[float]] = {form: [] for form in forms}
-    for batch, threads in SETTINGS:
+    for batch, threads in settings:
         torch.set_num_threads(threads)
-        best = in_turn({form.title: form.open(batch, threads) for form in forms}, rounds)
+        clock = time.process_time if threads == 1 else time.perf_counter
+        best = in_turn({form.title: form.open(batch, threads) for form in forms}, rounds, clock=clock)
         for form in forms:
             seconds[form].append(best[form.title])
     return seconds
@@ -109,9 +133,9 @@ def files(subject: Subject, network: nn.Module, example: Any, folder: Path) -> l
     return [
         form("ONNX Runtime, float", Session, plain, example),
         form("ONNX Runtime, its own int8", Session, own, example),
-        form("ONNX Runtime, bitplan", Session, for_onnx, example),
+        checked(form("ONNX Runtime, bitplan", Session, for_onnx, example), for_onnx, for_integers, example),
         form("OpenVINO, float", OpenVinoSession, plain, example),
-        form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example),
+        checked(form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example), for_openvino, usual, example),
     ]
 
 
@@ -124,6 +148,15 @@ def form(title: str, runtime: Any, path: Path, example: Any) -> Form:
         return lambda: session.run(inputs)
 
     return Form(title, title.partition(",")[0], path.stat().st_size, opened)
+
+
+def checked(form: Form, path: Path, model: nn.Module, example: Any) -> Form:
+    """A form with what its plan predicts, and what `verify` says of it."""
+    verdict = bitplan.verify(path, model, [drawn(example, SAMPLES)])
+    equal = f"{verdict.predictions_equal} of {verdict.predictions}, {verdict.unexplained} unexplained"
+    if verdict.control is not None:
+        equal += f", the model with itself {verdict.control:.0%}"
+    return replace(form, planned=planned_bytes(model), equal=equal)
 
 
 def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]:
@@ -157,8 +190,9 @@ def show(seconds: dict[Form, list[float]]) -> None:
             cells = [f"{1000 * each:.2f} ms" for each in taken]
         else:
             cells = [f"{plain / each:.2f} ×" for plain, each in zip(best, taken, strict=True)]
-        stored = f"{form.size / 1e6:.2f} | {size / form.size:.2f}" if form.size else " | "
-        print(f"| {form.title} | {stored} | {' | '.join(cells)} |", flush=True)
+        wanted = f"{form.planned / 1e6:.2f}" if form.planned else ""
+        stored = f"{form.size / 1e6:.2f} | {wanted} | {size / form.size:.2f}" if form.size else " | | "
+        print(f"| {form.title} | {stored} | {form.equal} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,27 @@ def repeated(example: Any, batch: int) -> Any:
     return torch.cat([example[:1]] * batch)
 
 
+def drawn(example: Any, count: int) -> Any:
+    """Random samples like an example: normal floats, words from a few hundred, masks as they are."""
+    if isinstance(example, Mapping):
+        return {
+            name: drawn(value, count) if name == "input_ids" else repeated(value, count)
+            for name, value in example.items()
+        }
+    shape, generator = (count, *example.shape[1:]), torch.Generator().manual_seed(1)
+    if example.is_floating_point():
+        return torch.randn(shape, generator=generator)
+    return torch.randint(1, 300, shape, generator=generator)
+
+
+def planned_bytes(model: nn.Module) -> int:
+    """What a plan's bits come to: codes at their bits, all other parameters in float32."""
+    precisions, codes = bitplan.plan_of(model).precisions, bitplan.integer_weights(model)
+    of_codes = sum(-(-one.numel() * precisions[layer].weight_bits // 8) for layer, one in codes.items())
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return of_codes + 4 * (total - sum(one.numel() for one in codes.values()))
+
+
 def as_float(network: nn.Module, example: Any, path: Path) -> Path:
     """The float network as torch writes it, its batch free; runtimes fold its batch norms when they load it."""
     args, kwargs = inputs_of(example)

@@ -81,11 +81,13 @@ def trained(
 
 
 def show(name: str, results: dict[str, float], seeds: int) -> None:
-    """Mean and standard deviation of both kinds, and of their difference seed by seed."""
+    """Mean and standard deviation of both kinds, and of their difference seed by seed, with its standard error."""
     both = {kind: [results[f"{name}, {kind}, seed {seed}"] for seed in range(seeds)] for kind in KINDS}
     both["difference"] = [one - other for one, other in zip(both["integer"], both["plain"], strict=True)]
     for kind, scores in both.items():
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+        if spread and kind == "difference":
+            spread += f", standard error {statistics.stdev(scores) / len(scores) ** 0.5:.2f}"
         print(f"{name:12} {kind:10} {statistics.mean(scores):6.2f}{spread}")
 
 
