@@ -16,7 +16,7 @@ from bitplan.cli import main
 from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
+from bitplan.core.store import load, write_text
 from bitplan.core.studies import FailedTrial
 from bitplan.engines.lease import held
 from bitplan.study import check as checking
@@ -339,6 +339,33 @@ def test_what_a_killed_training_left_damaged_is_begun_anew(run, rich, caplog):
     assert "the training begins anew" in caplog.text
     assert (run / "running" / f"{result.training}.damaged").is_dir()
     assert table(run) == table(rich)
+
+
+def test_a_log_that_lacks_a_step_is_not_gone_on_with(run, rich, monkeypatch):
+    """As it comes about where a frozen process wakes up while another goes on with its training."""
+    result = RunFolder(run).results[-1]
+    forget(run, result)
+    (run / "trained" / f"{result.training}.json").unlink()
+    shutil.rmtree(run / "running")
+    save, saved = resume.TrainingFolder.save, itertools.count()
+
+    def loses_a_line(self, *given):
+        if next(saved) == 2:
+            write_text(self.log, "".join(self.log.read_text().splitlines(keepends=True)[:-1]))
+            save(self, *given)
+            raise KeyboardInterrupt
+        save(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume, "SAVE_SECONDS", 0.0)
+        patch.setattr(resume, "SAVE_SHARE", 1e9)
+        patch.setattr(resume.TrainingFolder, "save", loses_a_line)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(RunFolder(run).study, run)
+    sweep(RunFolder(run).study, run)
+    logs = [RunFolder(one).trained.read(result.training).log for one in (run, rich)]
+    assert [line["step"] for line in logs[0]] == [1, 2, 3, 4, 5, 6]
+    assert logs[0] == logs[1]
 
 
 def test_a_network_that_was_kept_and_is_damaged_or_anothers_is_trained_again(run, caplog):

@@ -24,7 +24,7 @@ from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
 from bitplan.tune.judge import Judge, Look
-from bitplan.tune.log import LOG, hash_of_lines
+from bitplan.tune.log import LOG, hash_of_lines, read_log
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
@@ -126,7 +126,10 @@ def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Ten
     sound = about["checksum"] == _checksum(about)
     if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
         raise Damaged(f"{folder / _STATE} {advice}")
-    if about.get("log") != hash_of_lines(folder / LOG, int(about["step"])):
+    step = int(about["step"])
+    # One who was frozen while another went on with a log of its own lacks what the other has not written yet.
+    short = len(read_log(folder / LOG, up_to=step)) < step
+    if short or about.get("log") != hash_of_lines(folder / LOG, step):
         raise Damaged(f"{folder / LOG} {advice}")
 
 
