@@ -58,10 +58,20 @@ def test_residual_additions_of_known_networks_are_counted(name, count):
 def test_the_operand_that_a_block_is_given_is_told():
     model, example = load_model("resnet18", weightless=True)
     names = added(bitplan.trace(model, example).integers)
-    assert names["layer1.0.add"] == ("", "x", ("layer1.0.conv2",))
+    assert names["layer1.0.add"] == ("", "x", ("layer1.0.conv2", "conv1"))  # pooled, and nothing else
+    assert names["layer1.1.add"] == ("", "x", ("layer1.1.conv2",))  # a sum is no convolution's
     assert names["layer2.0.add"] == ("", "", ("layer2.0.conv2", "layer2.0.downsample.0"))
     model, example = load_model("mobilenet_v2", weightless=True)
-    assert added(bitplan.trace(model, example).integers)["features.3.add"] == ("x", "", ("features.3.conv.2",))
+    found = added(bitplan.trace(model, example).integers)["features.3.add"]
+    assert found == ("x", "", ("features.3.conv.2", "features.2.conv.2"))
+
+
+def test_layers_are_told_whose_convolution_they_read():
+    model, example = load_model("resnet18", weightless=True)
+    feeds = bitplan.trace(model, example).integers.feeds
+    assert feeds["layer1.0.conv1"] == "conv1"  # behind a norm, ReLU and max pooling
+    assert feeds["layer3.1.conv2"] == "layer3.1.conv1"
+    assert not {"layer3.1.conv1", "conv1", "fc"} & feeds.keys()  # a sum, the input, an average
 
 
 def test_additions_are_numbered_within_one_run_of_their_module():
