@@ -49,7 +49,7 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
     input step counts), `fused` (False; True quantizes in one compiled loop on a CPU), `integer` (False; True
     makes a network that integer kernels compute exactly: biases and the shifts of batch norms on the grid of products,
-    8 bits before residual additions; docs/decisions/0017).
+    8 bits before residual additions and before float layers that read an integer convolution; docs/decisions/0017).
     """
     if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
