@@ -57,12 +57,12 @@ def test_times_of_layers_add_up_to_those_of_whole_networks(on, network, quick):
     found = bitplan.measure(model, example, on, choices=CHOICES, graph=graph)
     assert list(found.rows) == [layer.name for layer in graph.layers]
     assert set(found.whole) == set(found.about.choices)
-    fixed = {layer.name for layer in graph.layers if layer.fixed}  # of these there is one time, the mean
-    sums = [sum(row[choice].ns for name, row in found.rows.items() if name not in fixed) for choice in found.whole]
-    rest = sum(taken.ns for name in fixed for taken in found.rows[name].values())
-    wholes = [whole.taken.ns for whole in found.whole.values()]
-    assert sum(sums) / len(sums) + rest == pytest.approx(sum(wholes) / len(wholes), rel=1e-3)
     assert found.mixed is not None
+    lowered = {layer.name for group in graph.selectable[::2] for layer in group.layers}
+    mixed = [row[0 if name in lowered else -1] for name, row in ((n, list(r.values())) for n, r in found.rows.items())]
+    taken = max(found.mixed.expected, found.mixed.taken.ns)
+    assert sum(one.ns for one in mixed) == pytest.approx(taken, rel=1e-3)
+    assert found.mixed.among_others >= 1
     products = {"matmul", "matmul_1"}
     assert set(found.beside) == (products if on == "torch" else set())
     timed = [layer for layer in found.rows if layer not in found.beside]
@@ -96,6 +96,12 @@ def test_a_plan_keeps_to_milliseconds_by_it(network, quick, tmp_path):
     assert spent <= (least + max(low, high)) / 2 + 1
 
 
+def with_mixed(rounds, seconds):
+    """The same rounds, and those of a mixed network that took so long."""
+    layers = rounds.layers | {"mixed": {"0": (seconds,), "1": (seconds,)}}
+    return Rounds(whole=rounds.whole | {"mixed": (seconds, seconds)}, layers=layers)
+
+
 def test_choices_that_take_the_same_time_cost_the_same():
     from bitplan.core.latencies import Measuring
     from bitplan.latency.adding_up import latency_of
@@ -112,6 +118,14 @@ def test_choices_that_take_the_same_time_cost_the_same():
         layers={name: {"0": (one / 4, one / 2), "1": (one / 2, one)} for name, one in times.items()},
     )
     found = latency_of(about, graph, [rounds], {})
+    together = latency_of(about, graph, [with_mixed(rounds, 0.026)], {"0": about.choices[0], "1": about.choices[-1]})
+    expected = 10.05e6 / 3 + 20e6
+    assert together.mixed.expected == pytest.approx(expected, abs=2)
+    added = 20e6 - 10.05e6 * 2 / 3  # by raising the second layer
+    assert together.mixed.among_others == pytest.approx(1 + (26e6 - expected) / added, rel=1e-6)
+    assert together.rows["0"][about.choices[0]].ns + together.rows["1"][about.choices[-1]].ns == pytest.approx(
+        26e6, abs=2
+    )
     assert [[str(choice) for choice in group] for group in found.alike] == [["w2a2", "w4a4"]]
     low, same, high = found.rows["0"].values()
     assert low == same

@@ -91,7 +91,7 @@ def _show(found: Latency, output: Path) -> None:
         expected, took = found.mixed.expected / 1e6, found.mixed.taken.ns / 1e6
         out.print(
             f"\nEvery second group at {about.choices[0]}: {took:.3f} ms, where its layers add up to {expected:.3f} ms "
-            f"({found.mixed.error:+.1%})"
+            f"({found.mixed.error:+.1%}{', which raised layers are charged' if found.mixed.among_others > 1 else ''})"
         )
     if found.beside:
         shown = ", ".join(found.beside[:3]) + (" …" if len(found.beside) > 3 else "")

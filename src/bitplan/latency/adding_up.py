@@ -29,16 +29,42 @@ def latency_of(about: Measuring, graph: Graph, blocks: Sequence[Rounds], mixed: 
         for layer in graph.layers
     }
     expected = sum(rows[layer][precision].ns for layer, precision in mixed.items())
+    among_others = _among_others(rows, mixed, expected, whole[MIXED].ns) if mixed else 1.0
     return Latency(
         about=about,
         rounds=sum(len(block.whole[str(about.choices[0])]) for block in blocks),
         macs={layer.name: layer.macs for layer in graph.layers},
-        rows=rows,
+        rows={layer: _raised(row, among_others) for layer, row in rows.items()},
         whole={choice: Whole(taken=whole[str(choice)], layers=sums[str(choice)]) for choice in about.choices},
         alike=tuple(tuple(group) for group in alike if len(group) > 1),
-        mixed=Mixed(expected=expected, taken=whole[MIXED]) if mixed else None,
+        mixed=Mixed(expected=expected, taken=whole[MIXED], among_others=among_others) if mixed else None,
         beside=tuple(name for name in rows if all(name not in row for row in layers.values())),
     )
+
+
+def _among_others(
+    rows: Mapping[str, Mapping[Precision, Taken]], mixed: Mapping[str, Precision], expected: int, took: int
+) -> float:
+    """How many times more a raised layer adds among lowered ones than in a network where all are raised; 1 if not more.
+
+    Where floats and integers meet, a runtime converts and reorders, which no network at one choice does.
+    """
+    added = sum(max(0, rows[layer][precision].ns - _lowest(rows[layer])) for layer, precision in mixed.items())
+    return 1.0 + (took - expected) / added if took > expected and added > 0 else 1.0
+
+
+def _raised(row: Mapping[Precision, Taken], times: float) -> dict[Precision, Taken]:
+    """A layer's times with so many times what its choices add to the lowest, where they add something."""
+    low = _lowest(row)
+    return {
+        choice: Taken(ns=round(low + times * (one.ns - low)), spread=one.spread) if one.ns > low else one
+        for choice, one in row.items()
+    }
+
+
+def _lowest(row: Mapping[Precision, Taken]) -> int:
+    """What a layer takes at its lowest choice."""
+    return next(iter(row.values())).ns
 
 
 def _row(

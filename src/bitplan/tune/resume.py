@@ -126,7 +126,8 @@ def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Ten
     sound = about["checksum"] == _checksum(about)
     if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
         raise Damaged(f"{folder / _STATE} {advice}")
-    step = int(about["step"])
+    with parsing(folder / _STATE, "a checkpoint of a run", f"delete {folder} to begin anew"):
+        step = int(about["step"])
     # One who was frozen while another went on with a log of its own lacks what the other has not written yet.
     short = len(read_log(folder / LOG, up_to=step)) < step
     if short or about.get("log") != hash_of_lines(folder / LOG, step):
@@ -215,6 +216,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         tensors, texts = read_safetensors(path)
         return dict(parse_json(texts["bitplan"])), tensors
-    except (FileError, KeyError) as error:
+    except (FileError, KeyError, TypeError, ValueError) as error:  # of dict: it is no object
         line = first_line(error)
         raise Damaged(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
