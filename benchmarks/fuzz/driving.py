@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
 import select
@@ -116,6 +117,7 @@ class _Slow(BaseException):
 
 def _work(corpus: Path, seed: int, start: int, seconds: float, scratch: Path, names: list[str]) -> None:
     """In the process: read every file of the corpus, then damaged ones in rounds until time is up."""
+    logging.disable()  # nobody reads what would be told about each file, and a full pipe would wait for ever
     readers = {name: READERS[name] for name in names}
     files = {name: sorted(path for path in (corpus / name).glob("*") if path.is_file()) for name in names}
     for name, reader in readers.items():

@@ -95,7 +95,7 @@ def test_a_model_of_ones_own(run, own_model):
         (("finetune", "digits_resnet", "--task", "digits", "--set", "epoch=1", "-o", "x"), "did you mean epochs?"),
         (("finetune", "digits_resnet", "--task", "digits", "--set", "epochs", "-o", "x"), "'epochs' is not KEY"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "no.toml", "-o", "x"), "cannot read no.toml"),
-        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "bad.toml", "-o", "x"), "bad.toml is not TOML"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "bad.toml", "-o", "x"), "bad.toml: not TOML"),
         (("evaluate", "digits_resnet", "--task", "digit"), "did you mean digits?"),
         (("evaluate", "digits_resnet", "--task", "digits", "--task-option", "data=x"), "unknown option of digits"),
         (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
