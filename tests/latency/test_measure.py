@@ -60,7 +60,8 @@ def test_times_of_layers_add_up_to_those_of_whole_networks(on, network, quick):
     assert found.mixed is not None
     lowered = {layer.name for group in graph.selectable[::2] for layer in group.layers}
     mixed = [row[0 if name in lowered else -1] for name, row in ((n, list(r.values())) for n, r in found.rows.items())]
-    taken = max(found.mixed.expected, found.mixed.taken.ns)
+    charged = found.mixed.among_others > 1  # not where the mixed network is quicker, or raising a layer adds nothing
+    taken = found.mixed.taken.ns if charged else found.mixed.expected
     assert sum(one.ns for one in mixed) == pytest.approx(taken, rel=1e-3)
     assert found.mixed.among_others >= 1
     products = {"matmul", "matmul_1"}
