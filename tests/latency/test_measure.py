@@ -187,7 +187,7 @@ def test_the_command_writes_what_plan_takes(quick, tmp_path):
     assert "its layers add up to" in done.output
     assert not (tmp_path / "time.json.measuring").exists()
     found = bitplan.load(path, Latency)
-    budget = f"{found.whole[found.about.choices[-1]].taken.ns * 2 / 1e6:.4f}ms"
+    budget = f"{found.whole[found.about.choices[-1]].taken.ns * 1000 / 1e6:.4f}ms"
     told = ["--gain", "uniform", "--cost", str(path), "--budget", budget, "--budget", "memory=60%"]
     planned = runner.invoke(app, ["plan", *typed, *told])
     assert planned.exit_code == 0, planned.output
