@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WORKERS ?= 2
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-all check bench clean
 
-demo: $(READY)  ## compare six methods on handwritten digits, in about five minutes
+demo: $(READY)  ## compare methods on handwritten digits, in about five minutes
 	$(BIN)/bitplan demo
 
 test: $(READY) check  ## the checks, then every test
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+test-all: test  ## and what takes longer: a newcomer's first hour, from the wheel in a fresh environment
+	$(BIN)/pytest tests_all
 
 check: $(READY)  ## style, types and who may import whom
 	$(BIN)/ruff check .
@@ -26,7 +30,7 @@ bench: $(READY)  ## side-by-side measurements, as ratios
 $(READY): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,cluster,export,openvino,report,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,lightning,cluster,export,openvino,report,dev]'
 	touch $(READY)
 
 clean:

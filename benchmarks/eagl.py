@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from numba import njit, types
+from safetensors.numpy import save_file
 
+from benchmarks.rows import Row
 from bitplan.core.precision import parse_choices
 from bitplan.gains.counting.pieces import threads
 from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
@@ -30,6 +32,7 @@ from bitplan.graph.names import read_graph
 from bitplan.weights.opened import open_checkpoint
 from bitplan.weights.tensors import Tensor
 
+Taken = dict[str, tuple[float, float]]
 _PIECE = 1 << 22  # bytes per job of the read loop
 
 
@@ -70,7 +73,7 @@ def snippet(weights: list[torch.Tensor], steps: list[torch.Tensor], bits: int = 
     return found
 
 
-def interleaved(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float]]:
+def interleaved(rounds: int, runs: dict[str, Callable[[], object]]) -> Taken:
     """Least and median seconds of each, taken in turns after one that does not count."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
@@ -82,7 +85,51 @@ def interleaved(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str,
     return {name: (min(seconds), statistics.median(seconds)) for name, seconds in taken.items()}
 
 
-def bench_resnet50(rounds: int = 15) -> None:
+def rows() -> list[Row]:
+    """Ratios of the fastest turns."""
+    made = []
+    with tempfile.TemporaryDirectory() as folder:
+        benches = {
+            "ResNet-50 in memory, learned steps": (bench_resnet50, 1.5),
+            "ResNet-50's quantized file, opened, mapped, counted": (lambda: bench_quantized(Path(folder)), 1.5),
+            "2 GB of bf16, mapped, mse steps": (lambda: bench_file(Path(folder)), 2.0),
+        }
+        for what, (bench, target) in benches.items():
+            (peer, _), (ours, _), *_ = bench()[1].values()
+            made.append(Row(what, 1e3 * ours, 1e3 * peer, "reading the same bytes", "ms", target))
+    return made
+
+
+def bench_quantized(folder: Path, rounds: int = 15) -> tuple[str, Taken, int]:
+    """A file of weights with learned steps, as `save_checkpoint` writes it; from opening it to the gains."""
+    arrays = {f"l{i}.weight": np.random.default_rng(i).standard_normal(s, np.float32) * 0.02 for i, s in _numbered()}
+    steps = {
+        f"l{i}.weight_quantizer.step": np.float32(2 * np.abs(arrays[f"l{i}.weight"]).mean() / np.sqrt(7)).reshape(1)
+        for i, _ in _numbered()
+    }
+    path = folder / "quantized.safetensors"
+    save_file(arrays | steps, path)
+    graph, choices = read_graph(path), parse_choices("w2a2,w4a4")
+
+    def read() -> object:
+        mapped = np.memmap(path, np.uint8, "r")
+        return reader([mapped[: mapped.size // 8 * 8]])()
+
+    taken = interleaved(
+        rounds,
+        {
+            "mapping and reading": read,
+            "EAGL, opened and counted": lambda: Eagl(steps="learned").layer_gains(path, graph, choices),
+        },
+    )
+    return "ResNet-50's quantized file: opened, mapped, counted", taken, path.stat().st_size
+
+
+def _numbered() -> list[tuple[int, tuple[int, ...]]]:
+    return list(enumerate(resnet50_shapes()))
+
+
+def bench_resnet50(rounds: int = 15) -> tuple[str, Taken, int]:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) * 0.02 for shape in resnet50_shapes()]
     steps = [np.float32(2 * np.abs(array).mean() / np.sqrt(7)) for array in arrays]
@@ -101,7 +148,7 @@ def bench_resnet50(rounds: int = 15) -> None:
         },
     )
     size = sum(array.nbytes for array in arrays)
-    _table(f"ResNet-50: {len(arrays)} fp32 tensors, {size / 4e6:.1f} M weights, {threads()} threads", taken, size)
+    return f"ResNet-50: {len(arrays)} fp32 tensors, {size / 4e6:.1f} M weights, {threads()} threads", taken, size
 
 
 def write_llm(path: Path) -> None:
@@ -128,7 +175,7 @@ def write_llm(path: Path) -> None:
             file.write(np.resize(np.roll(patterns, 7919 * turn), rows * columns).tobytes())
 
 
-def bench_file(folder: Path, rounds: int = 5) -> None:
+def bench_file(folder: Path, rounds: int = 5) -> tuple[str, Taken, int]:
     path = folder / "llm.safetensors"
     write_llm(path)
     graph, choices, size = read_graph(path), parse_choices("w2a2,w4a4"), path.stat().st_size
@@ -143,7 +190,7 @@ def bench_file(folder: Path, rounds: int = 5) -> None:
             "EAGL, mse per tensor": lambda: Eagl().layer_gains(path, graph, choices),
         },
     )
-    _table(f"{size / 1e9:.2f} GB of bf16 safetensors, {len(graph.layers)} tensors, mapped, warm", taken, size)
+    return f"{size / 1e9:.2f} GB of bf16 safetensors, {len(graph.layers)} tensors, mapped, warm", taken, size
 
 
 _FIRST_ANSWER = """
@@ -177,7 +224,7 @@ def bench_first_answer(folder: Path) -> None:
             print(f"  {dtype:5} {state:9} {loaded:5.2f} s + {estimated:5.2f} s = {loaded + estimated:5.2f} s")
 
 
-def _table(title: str, taken: dict[str, tuple[float, float]], size: int) -> None:
+def _table(title: str, taken: Taken, size: int) -> None:
     least, median = next(iter(taken.values()))
     print(f"\n{title}\n  {'':26} {'fastest':>12} {'':>12} {'median':>12}")
     for name, (low, middle) in taken.items():
@@ -188,10 +235,11 @@ def _table(title: str, taken: dict[str, tuple[float, float]], size: int) -> None
 
 
 def main() -> None:
-    bench_resnet50()
+    _table(*bench_resnet50())
     with tempfile.TemporaryDirectory() as folder:
         bench_first_answer(Path(folder))
-        bench_file(Path(folder))
+        _table(*bench_quantized(Path(folder)))
+        _table(*bench_file(Path(folder)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 
+from benchmarks.rows import Row
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
 from bitplan.engines.base import Engine, Failure
@@ -44,6 +45,21 @@ def seconds_of(engine: Engine, jobs: int, seconds: float = 0.0) -> float:
             assert not isinstance(outcome, Failure), outcome.traceback
             times.append(time.perf_counter())
         return times[-1] - times[1]
+
+
+def rows() -> list[Row]:
+    """What an engine costs per job, whether that stays so with many, and what a second worker brings."""
+    cluster = Cluster()
+    seconds_of(cluster, 10)  # starts Ray
+    made = []
+    engines: list[tuple[str, Engine, float]] = [("here", Local(), 50), ("2 workers", Local(workers=2), 50)]
+    for title, engine, most in (*engines, ("on Ray", cluster, 200)):
+        each = 1000 * seconds_of(engine, 300) / 300
+        made.append(Row(f"a job that does nothing, {title}", each, unit="ms", target=most))
+    few, many = (1000 * seconds_of(Local(), jobs) / jobs for jobs in (100, 10_000))
+    made.append(Row("time per job among 10,000", many, few, "among 100", "ms", 1.2))
+    one, two = (seconds_of(Local(workers=workers), 20, 0.5) for workers in (1, 2))
+    return [*made, Row("20 jobs of half a second, 2 workers", two, one, "1 worker", target=0.6)]
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ from benchmarks.exported import (
     quantized_by_runtime,
     repeated,
 )
+from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
 from bitplan.adapters.openvino import OpenVinoSession
@@ -90,6 +91,24 @@ def main() -> None:
         print("|" + "---|" * (5 + len(columns)), flush=True)
         with tempfile.TemporaryDirectory() as folder:
             show(measured(SUBJECTS[name], Path(folder), asked.rounds, settings))
+
+
+def rows() -> list[Row]:
+    """Our files against the same runtime's float, and against onnxruntime's own 8 bits; one image, one thread."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    made = []
+    for name in ("resnet18", "mobilenet_v2", "resnet20"):
+        title = SUBJECTS[name].title
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = measured(SUBJECTS[name], Path(folder), 7, [(1, 1)])
+        took = {form.title: 1e3 * taken[0] for form, taken in seconds.items()}
+        for runtime, suffix in (("ONNX Runtime", "bitplan"), ("OpenVINO", "bitplan"), ("PyTorch", "bitplan.integer")):
+            taken = took[f"{runtime}, {suffix}"], took[f"{runtime}, float"]
+            made.append(Row(f"{title} in {runtime}", *taken, "its float", "ms", 1.0))
+        taken = took["ONNX Runtime, bitplan"], took["ONNX Runtime, its own int8"]
+        made.append(Row(f"{title} in ONNX Runtime", *taken, "its own int8", "ms", 1.0))
+    return made
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitplan
+from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.quant.parameters import parameter_groups
 
@@ -95,11 +96,13 @@ def networks() -> Iterator[tuple[str, nn.Module, Noise]]:
         yield f"resnet20 w4a4{' fused' if fused else ''}", quantized, task
 
 
-def main() -> None:
-    """Print samples per second and ratios."""
+COLUMNS = ("bare", "bare channels_last", "finetune_", "finetune_ in a folder")
+
+
+def measured() -> Iterator[tuple[str, dict[str, float]]]:
+    """Seconds of every way to train each network."""
     warnings.simplefilter("ignore")
-    columns = ("bare", "bare channels_last", "finetune_", "finetune_ in a folder")
-    print(f"{'samples/s':20} " + " ".join(f"{name:>22}" for name in columns) + "   finetune_ ÷ best bare")
+    columns = COLUMNS
     recipe = bitplan.Recipe(steps=STEPS, batch_size=BATCH, lr=0.01)
     for name, model, task in networks():
 
@@ -121,9 +124,26 @@ def main() -> None:
             },
             rounds=5,
         )
+        yield name, seconds
+
+
+def rows() -> list[Row]:
+    """`finetune_`, alone and in a folder that survives a kill, against the faster bare loop."""
+    made = []
+    for name, seconds in measured():
+        peer = min(seconds[COLUMNS[0]], seconds[COLUMNS[1]])
+        for column in COLUMNS[2:]:
+            made.append(Row(f"{name}, {STEPS} steps, {column}", seconds[column], peer, "a bare loop", target=1.05))
+    return made
+
+
+def main() -> None:
+    """Print samples per second and ratios."""
+    print(f"{'samples/s':20} " + " ".join(f"{name:>22}" for name in COLUMNS) + "   finetune_ ÷ best bare")
+    for name, seconds in measured():
         speeds = {column: BATCH * STEPS / value for column, value in seconds.items()}
-        ratio = speeds["finetune_"] / max(speeds[columns[0]], speeds[columns[1]])
-        print(f"{name:20} " + " ".join(f"{speeds[column]:22.0f}" for column in columns) + f"   {ratio:.3f}", flush=True)
+        ratio = speeds["finetune_"] / max(speeds[COLUMNS[0]], speeds[COLUMNS[1]])
+        print(f"{name:20} " + " ".join(f"{speeds[column]:22.0f}" for column in COLUMNS) + f"   {ratio:.3f}", flush=True)
 
 
 def void(_: object) -> None:

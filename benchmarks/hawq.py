@@ -5,6 +5,7 @@ python -m benchmarks.hawq        Both take the same samples in one batch and the
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bitplan
+from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.gains.hessian import Data, curvature
 from bitplan.gains.spectrum import Traces, probe, traces
@@ -58,35 +60,49 @@ def ours(model: nn.Module, layers: list[str], data: Data, seed: int = 0) -> Trac
         return traces(curve, probes=PROBES, least=PROBES, tolerance=0.0, seed=seed)
 
 
-def main() -> None:
-    """Print the agreement for the same probes, then seconds and their ratio."""
+def rows() -> list[Row]:
+    """A convolutional network and a transformer: all traces with errors against one number without."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # PyHessian keeps its graph by backward(create_graph=True)
-    print(
-        f"{'model':20} {'layers':>6} {'our total':>12} {'PyHessian':>12} {'differ by':>10} {'ours':>7} {'theirs':>7}  "
-        "ours ÷ theirs"
-    )
+    return [
+        Row(
+            f"Hessian traces of {len(layers)} layers, {name}, {PROBES} probes",
+            mine,
+            peer,
+            "PyHessian's one",
+            target=0.8,
+        )
+        for name, layers, mine, peer, _ in measured()
+    ]
+
+
+def main() -> None:
+    """Print seconds and their ratio, and how far both are apart for the same probes."""
+    torch.set_num_threads(1)
+    for name, layers, mine, peer, apart in measured():
+        print(f"{name:20} {len(layers):3} layers: {mine:.2f} ÷ {peer:.2f} s = {mine / peer:.2f}, differ by {apart:.1e}")
+
+
+def measured() -> Iterator[tuple[str, list[str], float, float, float]]:
+    """Network, layers, our seconds and theirs, and by how much the totals differ for the same probes."""
     for name in ("digits_resnet", "digits_transformer"):
         model, example = load_model(name)
         model.eval()
         graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=0))
-        layers = [layer.name for group in graph.selectable for layer in group.layers]
-        ordered = [
-            n.removesuffix(".weight") for n, _ in model.named_parameters() if n.removesuffix(".weight") in layers
-        ]
+        chosen = {layer.name for group in graph.selectable for layer in group.layers}
+        layers = [n.removesuffix(".weight") for n, _ in model.named_parameters() if n.removesuffix(".weight") in chosen]
         data = Data.draw(TASK, SAMPLES, SAMPLES, 0)
-        total = sum(ours(model, ordered, data).values.values())
-        same = theirs(model, layers, data.batches[0], seed=0)
-        seconds = in_turn(
-            {
-                "ours": lambda model=model, ordered=ordered, data=data: ours(model, ordered, data),
-                "theirs": lambda model=model, layers=layers, data=data: theirs(model, layers, data.batches[0]),
-            }
-        )
-        print(
-            f"{name:20} {len(layers):6} {total:12.6g} {same:12.6g} {abs(total / same - 1):10.1e} "
-            f"{seconds['ours']:7.2f} {seconds['theirs']:7.2f}  {seconds['ours'] / seconds['theirs']:.2f}"
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyHessian keeps its graph by backward(create_graph=True)
+            total = sum(ours(model, layers, data).values.values())
+            same = theirs(model, layers, data.batches[0], seed=0)
+            seconds = in_turn(
+                {
+                    "ours": lambda model=model, layers=layers, data=data: ours(model, layers, data),
+                    "theirs": lambda model=model, layers=layers, data=data: theirs(model, layers, data.batches[0]),
+                },
+                clock=time.process_time,
+            )
+        yield name, layers, seconds["ours"], seconds["theirs"], abs(total / same - 1)
 
 
 def _our_signs(weights: list[Tensor], seed: int) -> Any:

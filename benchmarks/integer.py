@@ -22,6 +22,7 @@ from torch.fx.experimental.optimization import fuse
 import bitplan
 from benchmarks.exported import planned
 from benchmarks.matmulnbits import TOKENS, WIDTH, Stack
+from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters import torchvision
 from bitplan.models.zoo import load_model
@@ -52,18 +53,42 @@ def main() -> None:
     scored(arguments.rounds)
 
 
-def compare(title: str, network: nn.Module, x: Tensor, rounds: int) -> None:
-    """Every float form, the quantized network, and its integer copies, on one batch."""
+def rows(rounds: int = 15) -> list[Row]:
+    """Networks computed in integers against the best of PyTorch's float forms, one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    made = []
+    with torch.inference_mode():
+        for name, batch, side in (("resnet18", 1, 224), ("mobilenet_v2", 1, 224), ("resnet20", 128, 32)):
+            own = torchvision.build(name, num_classes=1000) if side > 32 else load_model(name)[0]
+            runs, _, _ = contest(own, torch.randn(batch, 3, side, side))
+            seconds = in_turn(runs, rounds)
+            best = min(took for form, took in seconds.items() if form.startswith("float"))
+            taken = 1e3 * seconds["integer"], 1e3 * best
+            made.append(Row(f"{name}, {batch} × {side}×{side}", *taken, "best float", "ms", 1.0))
+    return made
+
+
+def contest(network: nn.Module, x: Tensor) -> tuple[Runs, nn.Module, nn.Module]:
+    """Every float form, the quantized network and its integer copy on one batch; then these two."""
     network = network.eval()
     with torch.inference_mode(False):
         model = planned(network, x, "w4a4").eval()
-        copies = {"integer": bitplan.integer(model)}
-    runs = floats(network, x) | {"quantized": lambda: model(x)}
-    runs |= {name: (lambda made=made: made(x)) for name, made in copies.items()}
+        made = bitplan.integer(model)
+    runs = floats(network, x) | {"quantized": lambda: model(x), "integer": lambda: made(x)}
+    for run in runs.values():
+        run()
+    return runs, model, made
+
+
+def compare(title: str, network: nn.Module, x: Tensor, rounds: int) -> None:
+    """One table, and how many answers are those of the quantized network."""
+    runs, model, made = contest(network, x)
     show(title, runs, rounds)
-    answers = model(x)
-    same = [f"{(made(x).argmax(1) == answers.argmax(1)).float().mean():.3f}" for made in copies.values()]
-    print(f"answers as of the quantized network: {', '.join(same)}")
+    same = (made(x).argmax(1) == model(x).argmax(1)).float().mean()
+    print(f"answers as of the quantized network: {same:.3f}")
 
 
 def floats(network: nn.Module, x: Tensor) -> Runs:

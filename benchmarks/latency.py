@@ -26,6 +26,7 @@ from torch import nn
 import bitplan
 from benchmarks.export import SUBJECTS
 from benchmarks.matmulnbits import WIDTH, Stack
+from benchmarks.rows import Row
 from bitplan.exporters.capture import inputs_of
 from bitplan.gains.base import Context
 from bitplan.latency.contestants import Inputs
@@ -68,6 +69,16 @@ def cases(names: list[str], runtimes: list[str]) -> Iterator[Case]:
     )
 
 
+def rows() -> list[Row]:
+    """What files of ResNet-18, planned by milliseconds, take of their budgets."""
+    logging.disable(logging.WARNING)
+    made = []
+    for case in cases(["resnet18"], ["onnxruntime", "openvino"]):
+        for budget, took, _ in budgets(case):
+            made.append(Row(f"{case.title}, planned for {budget:.2f} ms", took, budget, "its budget", "ms", 1.05))
+    return made
+
+
 def main(words: list[str] | None = None) -> None:
     """Print a table for each case."""
     reader = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=(__doc__ or "").splitlines()[0])
@@ -81,30 +92,29 @@ def main(words: list[str] | None = None) -> None:
 
 def compare(case: Case) -> None:
     """Measure, plan by milliseconds, export, time."""
+    print(f"\n{case.title}")
+    print(f"{'budget':>10} {'layers raised':>14} {'took':>9} {'of budget':>10}")
+    for budget, took, raised in budgets(case):
+        print(f"{budget:7.2f} ms {raised:>14} {took:6.2f} ms {took / budget:9.1%}")
+
+
+def budgets(case: Case) -> Iterator[tuple[float, float, str]]:
+    """Each budget in milliseconds, what the file that was planned for it takes, and how many layers were raised."""
     graph = bitplan.trace(case.model, case.example, rules=FREE, name="network")
-    begin = time.perf_counter()
     found = bitplan.measure(case.model, case.example, case.on, choices=case.choices, graph=graph, options=case.options)
-    seconds = time.perf_counter() - begin
     whole = {choice: found.whole[choice].taken.ns / 1e6 for choice in found.about.choices}
-    told = ", ".join(f"{choice} {ms:.2f} ms" for choice, ms in whole.items())
-    print(f"\n{case.title}: measured in {seconds:.0f} s: {told}")
-    if found.mixed is not None:
-        print(f"every second group at {found.about.choices[0]}: {found.mixed.error:+.1%} of what its layers add up to")
     with tempfile.TemporaryDirectory() as folder:
         path = bitplan.save(found, Path(folder) / "latency.json")
         costs = bitplan.price(str(path), graph, case.choices)
-        print(f"{'budget':>10} {'layers raised':>14} {'planned':>9} {'took':>9} {'of budget':>10}")
         low, high = min(whole.values()), max(whole.values())
         for share in SHARES:
             budget = low + share * (high - low)
             for seed in SEEDS:
                 gains = bitplan.estimate("random", None, graph, choices=case.choices, context=Context(seed=seed))
                 plan = bitplan.select(graph, gains, [costs], budget=[f"{budget:.6f}ms"])
-                planned = sum(found.rows[layer][one].ns for layer, one in plan.precisions.items()) / 1e6
                 raised = sum(plan.precisions[group.name] != costs.choices[0] for group in graph.selectable)
                 took = timed(case, found, graph, plan, Path(folder))
-                of = f"{raised} of {len(graph.selectable)}"
-                print(f"{budget:7.2f} ms {of:>14} {planned:6.2f} ms {took:6.2f} ms {took / budget:9.1%}")
+                yield budget, took, f"{raised} of {len(graph.selectable)}"
 
 
 def timed(case: Case, found: bitplan.Latency, graph: bitplan.Graph, plan: bitplan.Plan, folder: Path) -> float:

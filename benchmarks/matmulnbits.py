@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import bitplan
 from benchmarks.exported import as_float, planned, quantized_by_runtime
+from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
 
@@ -35,6 +36,40 @@ class Stack(nn.Module):
         return out
 
 
+def rows() -> list[Row]:
+    """4-bit files against float and against onnxruntime's own 8 bits, with one token and with many; then their size."""
+    logging.disable(logging.WARNING)
+    torch.manual_seed(0)
+    made, sizes = [], {"ours": 0.0, "onnxruntime's int8": 0.0}
+    for tokens in (1, TOKENS):
+        example, network = torch.randn(1, tokens, WIDTH), Stack()
+        with tempfile.TemporaryDirectory() as folder:
+            files = contestants(network, example, Path(folder)) | {"ours": Path(folder) / "ours.onnx"}
+            model = planned(network, example, "w4a16")
+            bitplan.export(model, files["ours"], "matmulnbits", example=example, accuracy_level=4)
+            seconds = timed(files, example)
+            sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
+        for peer in ("float", "onnxruntime's int8"):
+            taken = 1e3 * seconds["ours"], 1e3 * seconds[peer]
+            made.append(Row(f"4 bits, {tokens} token{'s' * (tokens > 1)}", *taken, peer, "ms", 1.0))
+    return [*made, Row("4 bits, the file", sizes["ours"], sizes["onnxruntime's int8"], "onnxruntime's int8", "MB", 1.0)]
+
+
+def contestants(network: nn.Module, example: Tensor, root: Path) -> dict[str, Path]:
+    """The files of others."""
+    files = {"float": as_float(network, example, root / "float.onnx")}
+    files["onnxruntime's int8"] = quantized_by_runtime(files["float"], root / "int8.onnx", example, static=False)
+    return files
+
+
+def timed(files: dict[str, Path], example: Tensor) -> dict[str, float]:
+    """Seconds of each, in turn."""
+    sessions = {name: Session(path, threads=1) for name, path in files.items()}
+    array = example.numpy()
+    runs = {name: (lambda session=session: session.run([array])) for name, session in sessions.items()}
+    return in_turn(runs, rounds=15)
+
+
 def main() -> None:
     """Print one table per kind of file."""
     logging.disable(logging.WARNING)
@@ -51,8 +86,7 @@ def compare(network: nn.Module, example: Tensor, targets: dict[str, Any]) -> Non
     """Seconds to export and to run, and bytes, of each target, in one run; ratios to float."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        files = {"float": as_float(network, example, root / "float.onnx")}
-        files["onnxruntime's int8"] = quantized_by_runtime(files["float"], root / "int8.onnx", example, static=False)
+        files = contestants(network, example, root)
         exporting = {}
         for name, (to, precisions, options) in targets.items():
             model = planned(network, example, precisions)
@@ -61,10 +95,7 @@ def compare(network: nn.Module, example: Tensor, targets: dict[str, Any]) -> Non
                 model, path, to, example=example, force=True, **options
             )
             exporting |= {name: in_turn({name: write}, rounds=1)[name]}
-        sessions = {name: Session(path, threads=1) for name, path in files.items()}
-        array = example.numpy()
-        runs = {name: (lambda session=session: session.run([array])) for name, session in sessions.items()}
-        seconds = in_turn(runs, rounds=15)
+        seconds = timed(files, example)
         print(f"{'file':24} {'export s':>9} {'KB':>9} {'× smaller':>10} {'ms':>9} {'× faster':>9}")
         size = files["float"].stat().st_size
         for name, path in files.items():

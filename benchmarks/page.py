@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.rows import Row, table
+
 ROOT = Path(__file__).parents[1]
 SLIDE = """
 const done = arguments[0];
@@ -27,11 +29,10 @@ step(0);
 """
 
 
-def main() -> None:
-    """Print how long the page takes to make and to open, its size, and how long a step of the slider takes."""
+def rows() -> list[Row]:
+    """How long the page takes to make and to open, its size, and how long a step of the slider takes."""
     if not shutil.which("chromium") or not shutil.which("chromedriver"):
-        print("  left out: chromium and chromium-driver are not installed")
-        return
+        raise FileNotFoundError("chromium and chromium-driver are not installed")
     sys.path[:0] = [str(ROOT / "tests" / "reports"), str(ROOT / "docs")]
     from report_runs import large_run
     from screenshots import chromium
@@ -42,15 +43,22 @@ def main() -> None:
         run = large_run(Path(scratch) / "run")
         start = time.perf_counter()
         page = report(run, Path(scratch) / "page.html")
-        print(f"  made in    {time.perf_counter() - start:6.1f} s, {page.stat().st_size / 1e6:.2f} MB (limit: 6)")
+        made = [Row("the page made", time.perf_counter() - start, target=15)]
+        made.append(Row("its size", page.stat().st_size / 1e6, unit="MB", target=6))
         start = time.perf_counter()
         browser.get(page.as_uri())
         while not browser.execute_script("return document.documentElement.dataset.ready"):
             time.sleep(0.01)
-        print(f"  opens in   {time.perf_counter() - start:6.2f} s (limit: 3)")
+        made.append(Row("opened", time.perf_counter() - start, target=3))
         browser.set_script_timeout(120)
         took = browser.execute_async_script(SLIDE)
-        print(f"  a step of the slider {took[len(took) // 2]:.0f} ms, the slowest of {len(took)}: {took[-1]:.0f} ms")
+        made.append(Row("a step of the slider, the median", took[len(took) // 2], unit="ms"))
+        return [*made, Row(f"the slowest of {len(took)} steps", took[-1], unit="ms", target=100)]
+
+
+def main() -> None:
+    """Print the table."""
+    print(table(rows()))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 All variants of a network take turns in one process, so that a busy machine hits them alike; a figure is the
 median over rounds of its time divided by FP32's of the same memory layout in the same round, with quartiles.
-Bytes saved for the backward pass are counted by autograd's own hooks, each storage once.
+Times are the processor's. Bytes saved for the backward pass are counted by autograd's own hooks, each storage once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bitplan
+from benchmarks.rows import Row
 from bitplan.adapters import torchvision
 from bitplan.core.records import Plan
 from bitplan.quant.convert import quantize
@@ -66,21 +68,15 @@ def resnet20() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def ours(network: Build, *, fused: bool, data_step: bool = True) -> nn.Module:
-    """Quantized by bitplan: ends at 8 bits, a block's first convolution linked with its downsampling one.
-
-    A learned step for the images makes the first convolution compute a gradient that FP32 training does not
-    need; `data_step` False keeps that one step fixed.
-    """
+def ours(network: Build, *, fused: bool) -> nn.Module:
+    """Quantized by bitplan: ends at 8 bits, a block's first convolution linked with its downsampling one."""
     model = network()
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     ends = {names[0], names[-1]}
     links = tuple((name.replace("downsample.0", "conv1"), name) for name in names if name.endswith("downsample.0"))
     precisions = {name: "w8a8" if name in ends else "w4a4" for name in names}
     plan = Plan(model="bench", precisions=precisions, links=links, method="uniform", selector="uniform")
-    quantized = quantize(model, plan, fused=fused)
-    quantized.get_submodule(names[0]).input_quantizer.step.requires_grad_(data_step)
-    return quantized
+    return quantize(model, plan, fused=fused)
 
 
 def brevitas(network: Build) -> nn.Module:
@@ -128,62 +124,66 @@ def torchao(network: Build, example: Tensor) -> nn.Module:
     return prepare_qat_pt2e(exported, quantizer)
 
 
+Loss = Callable[[nn.Module], Tensor]
+
+
 class Trainer:
     """A model, its optimizer and one step of training."""
 
-    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model = model
-        self.images, self.labels = images, labels
+        self.loss = loss
         self.optimizer = torch.optim.SGD(parameter_groups(model, lr=1e-3), momentum=0.9)
 
     def step(self) -> float:
-        """Seconds of one step."""
-        start = time.perf_counter()
+        """Seconds of the processor for one step."""
+        start = time.process_time()
         self.optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(self.model(self.images), self.labels).backward()
+        self.loss(self.model).backward()
         self.optimizer.step()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     def saved(self) -> float:
         """MB kept between forward and backward, parameters not counted."""
-        kept: dict[int, int] = {}
+        kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other storage is given the place of one
         own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
+                kept[storage.data_ptr()] = storage
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = F.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        return sum(kept.values()) / 1e6
+            loss = self.loss(self.model)
+        del loss
+        return sum(storage.nbytes() for storage in kept.values()) / 1e6
 
 
-def trainers(network: Build, batch: int) -> dict[str, Trainer]:
+def on_images(network: Build, batch: int, *, everyone: bool) -> dict[str, Trainer]:
+    """All variants of a network for images of 32 × 32; or only ours in the usual layout, and Brevitas."""
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    last = images.to(memory_format=torch.channels_last)
     builds: dict[str, Build] = {
         "fp32": network,
         "bitplan": lambda: ours(network, fused=False),
         "bitplan fused": lambda: ours(network, fused=True),
-        "bitplan fused, data fixed": lambda: ours(network, fused=True, data_step=False),
     }
     found: dict[str, Trainer] = {}
     for name, build in builds.items():
-        found[name] = Trainer(build(), images, labels)
-        last = images.to(memory_format=torch.channels_last)
-        found[f"{name}, channels_last"] = Trainer(build().to(memory_format=torch.channels_last), last, labels)
-    others: dict[str, Build] = {
-        "brevitas": lambda: brevitas(network),
-        "torchao": lambda: torchao(network, images),
-    }
+        found[name] = Trainer(build(), lambda model: F.cross_entropy(model(images), labels))
+        if everyone:
+            moved = build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            found[f"{name}, channels_last"] = Trainer(moved, lambda model: F.cross_entropy(model(last), labels))
+    others: dict[str, Build] = {"brevitas": lambda: brevitas(network)}
+    if everyone:
+        others["torchao"] = lambda: torchao(network, images)
     for name, build in others.items():
         if importlib.util.find_spec(name) is None:
             print(f"  ({name} is not installed)")
             continue
         try:
-            found[name] = Trainer(build(), images, labels)
+            found[name] = Trainer(build(), lambda model: F.cross_entropy(model(images), labels))
             found[name].step()
         except Exception as error:  # a third party's failure is a line in the table, not ours
             found.pop(name, None)
@@ -191,8 +191,23 @@ def trainers(network: Build, batch: int) -> dict[str, Trainer]:
     return found
 
 
-def measure(title: str, network: Build, rounds: int, batch: int) -> None:
-    everyone = trainers(network, batch)
+def on_text(batch: int, tokens: int = 128) -> dict[str, Trainer]:
+    """MiniLM-L6 answering questions, in the plan that `trace` makes, dropout as it comes."""
+    model, example = bitplan.load_model("minilm-l6")
+    plan = Plan.uniform(bitplan.trace(model, example), "w4a4")
+    ids, places = torch.randint(0, 30_000, (batch, tokens)), torch.randint(0, tokens, (batch,))
+    asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def loss(model: nn.Module) -> Tensor:
+        out: Tensor = model(**asked, start_positions=places, end_positions=places).loss
+        return out
+
+    networks = {"fp32": model, "bitplan": quantize(model, plan), "bitplan fused": quantize(model, plan, fused=True)}
+    return {name: Trainer(network.train(), loss) for name, network in networks.items()}
+
+
+def measured(everyone: dict[str, Trainer], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every variant in every round, after two steps of each."""
     for trainer in everyone.values():
         trainer.step()
         trainer.step()
@@ -200,7 +215,13 @@ def measure(title: str, network: Build, rounds: int, batch: int) -> None:
     for _ in range(rounds):
         for name, trainer in everyone.items():
             times[name].append(trainer.step())
-    print(f"\n{title}, batch {batch}, {torch.get_num_threads()} thread(s)")
+    return times
+
+
+def show(title: str, everyone: dict[str, Trainer], rounds: int) -> None:
+    """Print a table of one network."""
+    times = measured(everyone, rounds)
+    print(f"\n{title}, {torch.get_num_threads()} thread(s)")
     print(f"{'variant':40} {'ms':>8} {'× FP32':>8} {'quartiles':>15} {'saved MB':>9}")
     for name, trainer in everyone.items():
         base = times["fp32, channels_last" if name.endswith("channels_last") else "fp32"]
@@ -210,7 +231,43 @@ def measure(title: str, network: Build, rounds: int, batch: int) -> None:
         print(f"{name:40} {median:8.1f} {middle:8.2f} {f'{low:.2f}-{high:.2f}':>15} {trainer.saved():9.1f}")
 
 
+def lines(title: str, everyone: dict[str, Trainer], targets: tuple[float, float, float], rounds: int) -> list[Row]:
+    """Time, eager and fused, and memory, each against FP32; and against Brevitas where it runs."""
+    times = measured(everyone, rounds)
+    eager, fused, memory = targets
+    made = [
+        _line(f"{title}, a training step", times, "bitplan", "fp32", eager),
+        _line(f"{title}, a training step, fused", times, "bitplan fused", "fp32", fused),
+        Row(
+            f"{title}, kept for gradients", everyone["bitplan"].saved(), everyone["fp32"].saved(), "FP32", "MB", memory
+        ),
+    ]
+    if "brevitas" in everyone:
+        made.append(_line(f"{title}, a training step", times, "bitplan", "brevitas", 1.0))
+        theirs = everyone["brevitas"].saved()
+        made.append(Row(f"{title}, kept for gradients", everyone["bitplan"].saved(), theirs, "brevitas", "MB", 1.0))
+    return made
+
+
+def _line(what: str, times: dict[str, list[float]], name: str, peer: str, target: float) -> Row:
+    ratio = statistics.median(mine / theirs for mine, theirs in zip(times[name], times[peer], strict=True))
+    ours, theirs = (1e3 * statistics.median(times[one]) for one in (name, peer))
+    return Row(what, ours, theirs, peer.replace("fp32", "FP32"), "ms", target, times=ratio)
+
+
+def rows(rounds: int = 9) -> list[Row]:
+    """ResNet-18 and MiniLM-L6."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        images = on_images(resnet18, 64, everyone=False)
+        found = lines("ResNet-18 w4a4, 64 images of 32 × 32", images, (1.20, 1.10, 1.10), rounds)
+        return [*found, *lines("MiniLM-L6 w4a4, 16 × 128 tokens", on_text(16), (1.20, 1.10, 1.15), rounds)]
+
+
 def main() -> None:
+    """Print tables of all variants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)
@@ -219,8 +276,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
-    measure("CIFAR ResNet-20, 32×32", resnet20, arguments.rounds, arguments.batch)
-    measure("ResNet-18, 32×32", resnet18, arguments.rounds, arguments.batch)
+    for title, network in (("CIFAR ResNet-20", resnet20), ("ResNet-18", resnet18)):
+        everyone = on_images(network, arguments.batch, everyone=True)
+        show(f"{title}, 32×32, batch {arguments.batch}", everyone, arguments.rounds)
+    show("MiniLM-L6, 16 × 128 tokens", on_text(16), arguments.rounds)
 
 
 if __name__ == "__main__":

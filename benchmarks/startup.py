@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from benchmarks.rows import Row, table
 from benchmarks.timing import in_turn
 
 COMMANDS = {
@@ -20,16 +21,26 @@ COMMANDS = {
 }
 
 
-def main() -> None:
-    """Print seconds and ratios to bare Python and to torch."""
+def rows() -> list[Row]:
+    """What needs no torch against bare Python, what does against importing it; a warm disk, a new process each."""
     runs = {
         name: lambda words=words: subprocess.run([sys.executable, *words], capture_output=True, check=True)
         for name, words in COMMANDS.items()
     }
     seconds = in_turn(runs, rounds=3)
-    print(f"{'command':24} {'seconds':>8} {'× python':>9} {'× torch':>8}")
-    for name, taken in seconds.items():
-        print(f"{name:24} {taken:8.2f} {taken / seconds['python -c pass']:9.1f} {taken / seconds['import torch']:8.2f}")
+    bare, torch, vision = (seconds[name] for name in ("python -c pass", "import torch", "import torchvision"))
+    planned = seconds["bitplan plan resnet50"]
+    return [
+        Row("`import bitplan`", seconds["import bitplan"], bare, "python -c pass"),
+        Row("`bitplan --help`", seconds["bitplan --help"], bare, "python -c pass"),
+        Row("`bitplan plan resnet50 …`, all of it", planned, torch, "import torch", target=2.0),
+        Row("`bitplan plan resnet50 …`, all of it", planned, vision, "import torchvision and torch"),
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    print(table(rows()))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def ray_nodes():
     @contextmanager
     def running(folder):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+            known = os.environ.get("PYTHONPATH")  # an empty part would be the current folder
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *([known] if known else [])]))
             patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
             import ray
             from ray.cluster_utils import Cluster as Nodes

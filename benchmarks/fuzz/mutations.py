@@ -16,7 +16,8 @@ Mutate = Callable[[random.Random, bytes], bytes]
 _RAW = "@raw@"  # in the text that follows: what no JSON writer writes
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 255, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 0.5, 1e308, 5e-324, -0.0,
-    "", "w4a4", "../..", "a\0b", "nan", "0" * 40, "\u202e\x1b[31m", "x" * 5000, [], {}, [[]], {"": {}}, [0] * 50,
+    "", "w4a4", "../..", "a\0b", "nan", "0" * 40, "\u202e\x1b[31m", "x" * 5000, "9" * 5000 + "%",
+    [], {}, [[]], {"": {}}, [0] * 50,
     f"{_RAW}NaN", f"{_RAW}-Infinity", f"{_RAW}1e999", f"{_RAW}" + "9" * 5000, f"{_RAW}" + "9" * 25,
     f"{_RAW}" + "[" * 2000 + "]" * 2000, f"{_RAW}" + "[" * 200 + "]" * 200, f'{_RAW}"\\ud800"',
     f'{_RAW}{{"a":1,"a":2}}',

@@ -20,7 +20,7 @@ from bitplan.reports.tables import frontier
 from bitplan.study.check import check
 
 _ROUNDS = 40  # at most, for one run
-_END = 240.0  # seconds in which a sweep that nobody disturbs must have ended
+_END = 1200.0  # seconds in which a sweep that nobody disturbs must have ended, on cores that others want too
 
 
 @dataclass
@@ -120,6 +120,8 @@ class Campaign:
         self.look_around(seen)
         if len(set(self._begun()[seen:])) != len(self._begun()[seen:]):
             self.tally.blame("trainings done twice", f"{self.run.name}, in its last sweep")
+        for path in self.run.rglob(".*"):
+            self.tally.blame("temporary files left", str(path.relative_to(self.run)))
         shown = [frontier(RunFolder(run)).texts() for run in (self.run, self.sound)]
         if table(self.run) != table(self.sound) or shown[0] != shown[1]:
             self.tally.blame("wrong tables", self.run.name)

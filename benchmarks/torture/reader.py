@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_PASSING = {"seconds", "device", "versions", "checksum"}  # what differs between two runs of the same
+_PASSING = {"seconds", "device", "versions", "checksum", "seal"}  # what differs between two runs of the same
 _BY_ID = {"trials", "failures", "plans", "estimates", "trained", "networks", "jobs"}
 _ONCE = ("trials", "trained", "estimates", "jobs", "starts", "networks")
 """What is finished once it is there, and must stay."""
@@ -61,8 +61,13 @@ def _told(path: Path, part: str) -> str:
 
 def _json(path: Path, part: str) -> str:
     """What a record says, without what differs between two runs of the same; its checksum and owner must be right."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rest = {key: value for key, value in content.items() if key != "checksum"}
+    text = path.read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    if "seal" in content:
+        rest_of_file = text.partition(content["seal"])[2]
+        if content["seal"] != hashlib.sha256(rest_of_file.encode()).hexdigest()[:32]:
+            raise ValueError("its seal is of something else")
+    rest = {key: value for key, value in content.items() if key not in ("seal", "checksum")}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     if content["checksum"] != hashlib.sha256(text.encode()).hexdigest()[:32]:
         raise ValueError("its checksum is of something else")

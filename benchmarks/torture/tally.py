@@ -35,6 +35,7 @@ class Tally:
         rows += [f"| **kills in all** | **{self.kills:,}** |", f"| runs swept to their end | {self.runs:,} |"]
         rows.append(f"| looks of the independent reader (files read) | {self.looks:,} ({self.files:,}) |")
         rows.append(f"| trainings begun, for so many that were needed | {self.begun:,} for {self.needed:,} |")
-        kinds = ("files lost", "files wrong", "trainings done twice", "wrong tables", "sweeps that broke")
+        kinds = ("files lost", "files wrong", "temporary files left", "trainings done twice", "wrong tables")
+        kinds += ("sweeps that broke",)
         rows += [f"| **{kind}** | **{self.faults[kind]}** |" for kind in kinds]
         return "\n".join(["| | |", "|---|---|", *rows])

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bitplan.exporters.packed import load_packed as load_packed
     from bitplan.exporters.speed import speed as speed
     from bitplan.exporters.verify import verify as verify
+    from bitplan.flow import choose as choose
     from bitplan.gains.base import Gain as Gain
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from bitplan.study.sweep import sweep as sweep
     from bitplan.tasks.base import Task as Task
     from bitplan.tasks.base import load_task as load_task
+    from bitplan.tasks.loaded import task as task
     from bitplan.tune.log import TrainLog as TrainLog
     from bitplan.tune.loop import evaluate as evaluate
     from bitplan.tune.loop import finetune_ as finetune_
@@ -116,6 +118,7 @@ _HOMES = {
     "Trial": "core.trials",
     "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
+    "choose": "flow",
     "compare": "stats.compare",
     "confidence": "plan.confidence",
     "estimate": "gains.base",
@@ -147,6 +150,7 @@ _HOMES = {
     "select_all": "plan.frontier",
     "speed": "exporters.speed",
     "sweep": "study.sweep",
+    "task": "tasks.loaded",
     "trace": "graph.trace",
     "verify": "exporters.verify",
     "write_figures": "reports.figures",

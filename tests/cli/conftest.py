@@ -9,6 +9,7 @@ from bitplan.cli import main
 def run(capsys, monkeypatch, tmp_path):
     """Run the command line in an empty folder; gives exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pages are as wide as on no terminal, whatever was set outside
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["bitplan", *map(str, words)])

@@ -167,12 +167,14 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
         (("--option", "opset=3"), "unknown option of packed 'opset'"),
         (("-o", "here"), "here exists: choose another name, or give --force"),
         (("-o", "run"), "run is also what is read (run), and would be replaced: write to another name"),
-        (("-o", "run/trials"), "run/trials is a folder: give the name of a file"),
+        (("-o", "run/trials"), "run/trials is among the files that the run "),
+        (("-o", "folder"), "cannot write folder: it is a folder, not a file"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_trained(run, folder, untrainable, words, said):
     untrainable()
     Path("here").write_text("mine")
+    Path("folder").mkdir()
     code, out, err = run("export", "run", "--trust", "--to", "packed", "-o", "x", *words)
     assert (code, out) == (2, "")
     assert said in err

@@ -3,10 +3,12 @@
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from bitplan.cli import show, show_runs
+from bitplan.cli import console, progress, show, show_runs
 from bitplan.core.records import Plan
+from bitplan.core.store import save
 from bitplan.reports.formats import Column, Table, numbers
 
 BUDGETS = ("90%", "80%", "70%", "60%")
@@ -85,3 +87,72 @@ def test_names_of_layers_stay_whole(screen, graph, width):
     for layer in graph.layers:
         assert sum(line.split()[:1] == [layer.name] for line in lines) == 1
     assert any("████" in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [("--explain",), ()], ids=["explain", "bars"])
+def test_through_a_pipe_lines_fit_the_screen_and_none_is_blank(run, graph, monkeypatch, words):
+    """A line that is padded beyond the screen is folded there, and leaves a blank one."""
+    monkeypatch.setenv("COLUMNS", "80")
+    save(graph, "graph.json")
+    code, out, _ = run("plan", "graph.json", "--gain", "uniform", "--budget", "70%", *words)
+    assert code == 0
+    lines = out.split("\n")
+    assert max(map(cell_len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
+    table = lines[next(place for place, line in enumerate(lines) if line.startswith("layer ")) :]
+    assert all(table[: len(graph.layers) + 1])
+
+
+def test_a_file_gets_wide_lines_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console.console().width == 160
+    for told, width in (("100", 100), ("0", 160), ("wide", 160)):
+        monkeypatch.setenv("COLUMNS", told)
+        assert console.console().width == width
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_through_a_pipe_progress_is_a_line_now_and_then_with_one_time_left(time, capsys):
+    with progress.showing_progress("training") as tell:
+        for step in range(1, 1601):
+            time.now += 0.125
+            tell(step, 1600, f"loss {step}")
+    lines = capsys.readouterr().err.splitlines()
+    assert 10 <= len(lines) <= 30
+    assert lines[0] == "    0:05  40/1,600  loss 40 · about 3:15 left"
+    assert all(line.count("left") == 1 for line in lines)
+
+
+def test_short_work_is_not_told_and_every_event_is_where_asked_for(time, capsys):
+    for every, count in ((False, 0), (True, 3)):
+        with progress.showing_progress("sweeping", every_event=every) as tell:
+            for step in (1, 2, 3):
+                time.now += 1
+                tell(step, 3, "trial done")
+        assert capsys.readouterr().err.count("trial done") == count
+
+
+def test_the_time_left_is_of_the_work_at_hand(time):
+    rest = progress.TimeLeft()
+    assert rest.of(50, 100) == ""  # where a killed run goes on: nothing is known of its pace
+    time.now += 10
+    assert rest.of(60, 100) == " · about 0:40 left"
+    assert rest.of(0, 10) == "", "another kind of work"
+    time.now += 3
+    assert rest.of(1, 10) == " · about 0:27 left"
+    assert rest.of(10, 10) == ""

@@ -16,6 +16,7 @@ from bitplan.cli.console import bar
 from bitplan.cli.terminal import tell_traceback
 from bitplan.core.shown import ShownLines, shown, shown_json
 from bitplan.core.store import load, save
+from bitplan.core.studies import Study
 
 EVIL = "\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
 ESCAPED = r"\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
@@ -91,6 +92,87 @@ def test_what_must_not_be_written_is_refused_and_stays(run, graph, target, said)
         assert said in err
     assert graph.read_bytes() == before
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.fixture
+def of_a_run(run, graph):
+    """A folder that is a run's as far as `-o` can tell, and a checkpoint that was kept in it."""
+    study = {"name": "x", "task": "digits", "model": "digits_resnet", "choices": ["w2a2", "w4a4"], "budgets": ["70%"]}
+    rest = {"methods": [{"name": "uniform"}], "seeds": [0], "start": {"weights": "x"}, "recipe": {"steps": 1}}
+    save(Study(**study, **rest), "run/study.json")
+    save(load(graph, bitplan.Graph), "run/graph.json")
+    assert run("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o", "run/starts/a")[0] == 2
+    assert run("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o", "a")[0] == 0
+    os.mkdir("run/starts")
+    os.rename("a", "run/starts/a")
+    Path("link").symlink_to("run/starts")
+    return graph
+
+
+@pytest.mark.parametrize("name", ["graph.json", "costs.json", "trials/x.json", "starts/a/checkpoint.json", "leases/x"])
+def test_what_a_run_keeps_is_written_by_the_run_alone(run, of_a_run, name):
+    """Also what is not there yet, and whatever it is that is read."""
+    there = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    for words in (
+        ("price", "bmac", "run/graph.json", "-o", f"run/{name}"),
+        ("price", "bmac", "graph.json", "-o", f"run/x/../{name}"),
+        ("tables", "run", "-o", f"run/{name}"),
+        ("report", "run", "-o", f"run/{name}"),
+        ("quantize", "link/a", "--to", "w2a2", "-o", f"run/{name}"),
+    ):
+        code, _, err = run(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "is among the files that the run" in err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == there
+
+
+def test_beside_what_a_run_keeps_there_is_room(run, of_a_run):
+    assert run("price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
+    assert run("price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
+    assert run("trace", "digits_resnet", "-o", "run/mine/graph.json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("place/net/checkpoint.json", "place/net/checkpoint.json is also what is read (place/net)"),
+        ("place/net/model.safetensors", "place/net/model.safetensors is also what is read (place/net)"),
+        ("link/model.safetensors", "link/model.safetensors is also what is read (place/net)"),
+        ("place", "place holds what is read (place/net), and would be replaced"),
+    ],
+)
+def test_no_part_of_what_is_read_is_written_over(run, output, said):
+    quantize = ("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o")
+    assert run(*quantize, "place")[0] == 0
+    assert run(*quantize, "place/net")[0] == 0
+    Path("link").symlink_to("place/net")
+    there = {path: path.read_bytes() for path in Path("place").rglob("*") if path.is_file()}
+    for words in (("quantize", "place/net", "--to", "w2a2"), ("export", "place/net", "--to", "packed")):
+        code, _, err = run(*words, "-o", output)
+        assert (code, err.count("\n")) == (2, 1)
+        assert said in err
+    assert {path: path.read_bytes() for path in Path("place").rglob("*") if path.is_file()} == there
+
+
+def test_a_checkpoint_takes_nothing_else_away(run):
+    """A folder that is written again loses what it had, so it must not have had more."""
+    quantize = ("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o")
+    assert run(*quantize, "net")[0] == 0
+    assert run(*quantize, "net")[0] == 0
+    Path("net/notes.txt").write_text("mine")
+    code, _, err = run(*quantize, "net")
+    said = "error: net holds notes.txt beside its checkpoint, which would be lost: choose another name"
+    assert (code, err.splitlines()[-1]) == (2, said)
+    assert Path("net/notes.txt").read_text() == "mine"
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(run, graph):
+    imports = "import os; from bitplan.core.store import whole_file"
+    write = "with whole_file('out.json') as half: half.touch(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", f"{imports}\n{write}"], check=False)
+    assert len(list(Path().glob(".out.json.*"))) == 1
+    assert run("price", "bmac", graph, "-o", "out.json")[0] == 0
+    assert sorted(os.listdir()) == ["graph.json", "out.json"]
 
 
 def test_links_in_a_run_are_replaced_not_followed(tmp_path):

@@ -15,6 +15,7 @@ from bitplan.core.trials import Result
 from bitplan.reports.formats import FORMATS, Column, Table, write
 from bitplan.reports.tables import frontier
 from bitplan.reports.versus import versus
+from bitplan.study.spec import read_study
 from bitplan.study.trials import trials
 
 HOME = Path(__file__).parents[1] / "study"
@@ -140,6 +141,8 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert ["w4a4", "start", "█" * 24, "1/1"] in lines
     code, out, _ = run("store", "clean", "run", swept)
     assert (code, out) == (0, "0 files and folders, 0.0 MB, that none of these studies needs\n")
+    code, out, _ = run("store", "clean", "run")
+    assert (code, out) == (0, "0 files and folders, 0.0 MB, that the run's own study, tiny & 100%_#, does not need\n")
     code, out, err = run("additivity", "run", "--trust", "--pairs", 3, "--samples", 64, "--by", "loss")
     assert code == 0, err
     assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
@@ -221,7 +224,7 @@ def test_a_method_is_compared_with_the_others_at_a_glance(tmp_path):
     run = constructed(tmp_path, {"eagl": 93.0, "alps": 95.0, "uniform": 93.2})
     table = versus(run, "eagl")
     found = dict(zip((row[0] for row in table.rows), (row[1:] for row in table.rows), strict=True))
-    assert list(found) == ["alps", "hawq_v3", "uniform", "first_to_last", "last_to_first"]
+    assert list(found) == ["drift", "racing", "alps", "hawq_v3", "uniform", "first_to_last"]
     assert set(found["alps"]) == {"-2.00 ▽▽ 0.0079"}
     assert set(found["hawq_v3"]) == {"+3.00 ★★ 0.0079"}
     (cell,) = set(found["uniform"])
@@ -235,7 +238,7 @@ def test_a_method_is_compared_with_the_others_at_a_glance(tmp_path):
 
 def test_the_demo_says_what_the_results_say(tmp_path):
     """Scores made by hand: the sentences follow them, whichever way they go."""
-    worth = {"w2a2": 80.0, "w4a4": 95.0, "first_to_last": 85.0, "last_to_first": 93.0}
+    worth = {"w2a2": 80.0, "w4a4": 95.0, "first_to_last": 85.0, "drift": 93.0}
 
     def fill(change):
         return findings(constructed(tmp_path / "run", worth | change))
@@ -244,9 +247,7 @@ def test_the_demo_says_what_the_results_say(tmp_path):
     assert first.startswith(
         "All layers at w2a2 score 80.20, all at w4a4 95.20 (+15.00, p = 0.0079): there is something"
     )
-    assert second.startswith(
-        "Over the budgets last_to_first reaches the best mean score (93.20), first_to_last the worst"
-    )
+    assert second.startswith("Over the budgets drift reaches the best mean score (93.20), first_to_last the worst")
     assert "at 3 of 3 budgets" in second
     first, second = fill({"w2a2": 95.0, "first_to_last": 97.0})
     assert "(+0.00, p = 1): there may not be something to lose" in first
@@ -255,16 +256,30 @@ def test_the_demo_says_what_the_results_say(tmp_path):
 
 def test_the_demo_is_the_study_that_was_asked_for():
     study = demo_study()
-    assert [method.name for method in study.methods] == [
-        "eagl",
-        "alps",
-        "hawq",
-        "uniform",
-        "first_to_last",
-        "last_to_first",
-    ]
+    names = [method.name for method in study.methods]
+    assert names == ["eagl", "drift", "alps_racing", "alps", "hawq", "uniform", "first_to_last"]
+    assert study.methods[2].options["budgets"] == list(study.budgets), "the race is for the budgets that are asked for"
     assert len(study.seeds) == 5
     assert study.references
+
+
+def test_the_demo_is_the_candidate_that_the_search_found(monkeypatch):
+    """Task, network, precisions, rules and recipes: all but the methods and further budgets."""
+    monkeypatch.syspath_prepend(str(HOME.parents[1] / "studies"))
+    from demo_candidates import CANDIDATES
+
+    study, found = demo_study(), CANDIDATES["necks_whole"]
+    assert set(found.budgets) < set(study.budgets)
+    same = ("task", "task_options", "choices", "rules", "cost", "seeds", "start", "recipe")
+    assert {name: getattr(study, name) for name in same} == {name: getattr(found, name) for name in same}
+
+
+def test_the_old_demo_stays_as_a_study():
+    """With the oracle beside its methods; its network's layers are alike, and choosing means little."""
+    study = read_study(HOME.parents[1] / "studies/digits.toml")
+    names = [method.name for method in study.methods]
+    assert names == ["eagl", "alps", "hawq", "uniform", "first_to_last", "last_to_first", "regression"]
+    assert (study.model, study.budgets, study.recipe.steps) == ("digits_resnet", ("85%", "70%", "60%"), 20)
 
 
 def test_a_run_is_not_planned_again_and_nothing_is_trained_for_it(run, swept, tmp_path):

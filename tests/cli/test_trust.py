@@ -1,5 +1,6 @@
 """What stands in a file is never imported unless the user says so: a stranger's folder, by every verb."""
 
+import os
 import shutil
 import sys
 
@@ -10,6 +11,7 @@ from bitplan.core.errors import Untrusted
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load, save
 from bitplan.core.studies import Study
+from bitplan.engines.local import Local
 from bitplan.study import setting
 from bitplan.study.networks import trained_network
 
@@ -195,6 +197,29 @@ def test_the_current_folder_shadows_nothing_that_is_installed(run, opened):
     assert code == 2
     assert not ran(opened)
     assert "needs the arguments r, g, b" in err
+
+
+def test_nor_is_the_task_that_a_study_names(run, opened):
+    text = STUDY.replace("evil:network", "digits_resnet").replace('task = "digits"', 'task = "evil:network"')
+    (opened / "other.toml").write_text(text)
+    for words in (
+        ("sweep", "other.toml"),
+        ("sweep", "other.toml", "--dry-run"),
+        ("sweep", "other.toml", "--workers", "1"),
+    ):
+        code, _, err = run(*words)
+        assert (code, err.count("names code to import (evil:network)")) == (2, 1)
+        assert not ran(opened)
+
+
+def test_nor_for_workers(opened):
+    """A new Python looks there first for what it imports before it is told where else."""
+    for name in ("multiprocessing", "pickle", "signal", "pydantic", "bitplan"):
+        (opened / f"{name}.py").write_text("open('it-ran', 'w').close()")
+    found = list(Local(workers=1).run(os.getenv, ["PYTHONSAFEPATH"]))
+    assert found == [("PYTHONSAFEPATH", None)], "and what they start looks where it always did"
+    assert not ran(opened)
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 def test_names_of_the_zoo_leave_the_path_alone(run, opened):

@@ -156,7 +156,7 @@ def test_a_checkpoint_of_a_zoo_model_is_planned_with_its_real_graph_and_learned_
     bitplan.save_checkpoint(start, tmp_path / "start", spec="resnet20")
     code, out, err = run("plan", "start", "--budget", "70%", "--narrow", "0", "--json")
     assert code == 0, err
-    gains = bitplan.estimate("eagl", start, graph)
+    gains = bitplan.estimate("auto", start, graph)
     assert Plan.from_json(out) == bitplan.select(graph, gains, bitplan.price("bmac", graph), budget="70%")
 
 

@@ -42,11 +42,11 @@ def test_the_page_shows_every_kind(package):
 
     groups = re.findall(r"\[bitplan\.(\w+)\]", (package / "mypackage-1.0.dist-info" / "entry_points.txt").read_text())
     assert sorted(groups) == sorted(REGISTRIES)
-    assert sorted(path.stem for path in (package / "mypackage").glob("*.py")) == sorted(NAMES)
+    assert sorted(path.stem for path in (package / "mypackage").glob("*.py")) == sorted([*NAMES, "own"])
 
 
 def test_its_own_tests_pass(package):
-    assert "8 passed" in run(package, "tests")
+    assert "9 passed" in run(package, "tests")
 
 
 def test_everything_that_is_registered_is_tested_and_the_broken_one_is_said(package):

@@ -60,6 +60,9 @@ def test_budgets_are_read_exactly(written, reference, capacity, shown):
         "12 m s",
         "ms",
         "12ms%",
+        "9" * 5000,
+        "9" * 5000 + "%",
+        f"1.{'9' * 5000}bpw",
     ],
 )
 def test_what_is_no_budget_is_refused_with_how_to_write_one(wrong):

@@ -1,6 +1,7 @@
 """What a file may take of memory: a limit that users can raise, and that the system holds."""
 
 import mmap
+import subprocess
 import threading
 
 import pytest
@@ -56,7 +57,11 @@ def test_a_text_is_looked_at_before_it_is_read(tmp_path, monkeypatch):
 
 def test_what_says_no_size_is_read_as_far_as_it_may(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1MB")
-    with pytest.raises(FileError, match="/dev/zero would take"):
+    with subprocess.Popen(["cat", "/dev/zero"], stdout=subprocess.PIPE) as endless:
+        path = f"/dev/fd/{endless.stdout.fileno()}"  # as a shell hands over `<(cat /dev/zero)`
+        with pytest.raises(FileError, match=f"{path} would take"):
+            read_bytes(path)
+    with pytest.raises(FileError, match="/dev/zero: it is a device"):
         read_bytes("/dev/zero")
 
 
@@ -66,6 +71,18 @@ def test_in_a_bounded_block_no_more_can_be_taken_and_afterwards_it_can(file):
     with bounded(file), bounded(file):
         room(GB // 2)
     room(4 * GB)
+
+
+def test_a_block_that_could_not_begin_leaves_no_limit_behind(file, monkeypatch):
+    with pytest.raises(FileNotFoundError), bounded(file.with_name("missing.bin")):
+        pass
+    monkeypatch.setenv(VARIABLE, "much")
+    with pytest.raises(InputError, match=VARIABLE), bounded(file):
+        pass
+    monkeypatch.delenv(VARIABLE)
+    with bounded(file):
+        pass
+    room(8 * GB)
 
 
 def test_blocks_of_two_threads_end_in_any_order(file):

@@ -1,7 +1,7 @@
 import pytest
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.registry import GAINS, REGISTRIES, Registry
+from bitplan.core.registry import ENGINES, GAINS, REGISTRIES, Registry
 
 
 def test_duplicates_are_refused():
@@ -40,3 +40,25 @@ def test_a_broken_entry_says_which_it_is(monkeypatch):
     registry.__dict__["_installed"] = {"broken": broken}
     with pytest.raises(InputError, match=r"no_such_package.module:Thing\) does not load"):
         registry.get("broken")
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "said"),
+    [
+        ("local", {"workers": 1.5}, "local: workers is 1.5, and must be a whole number"),
+        ("local", {"workers": True}, "local: workers is True, and must be a whole number"),
+        ("local", {"workers": "2"}, "local: workers is '2', and must be a whole number"),
+        ("local", {"workers": None}, "local: workers is None, and must be a whole number"),
+        ("cluster", {"cpus": "1"}, "cluster: cpus is '1', and must be a number"),
+        ("cluster", {"address": 5}, "cluster: address is 5, and must be a text"),
+        ("cluster", {"address": ["x"]}, r"cluster: address is \['x'\], and must be a text"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_before_it_is_used(engine, options, said):
+    with pytest.raises(InputError, match=said):
+        ENGINES.make(engine, options)
+
+
+def test_what_is_as_good_is_taken():
+    assert ENGINES.make("cluster", {"cpus": 1, "address": None}).cpus == 1
+    assert ENGINES.make("cluster", {"cpus": 0.5, "address": "auto"}).address == "auto"

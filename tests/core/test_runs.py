@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bitplan.core.errors import FileError, WriteError
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Plan
-from bitplan.core.runs import RunFolder, gains_file
+from bitplan.core.run_files import gains_file
+from bitplan.core.runs import RunFolder
 from bitplan.core.shelf import Shelf
 from bitplan.core.studies import Agenda, Trained
 

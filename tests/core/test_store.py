@@ -148,6 +148,7 @@ def test_killed_at_any_line_a_folder_that_is_replaced_is_the_old_one_or_the_new_
         assert found[way]["kills"] > 30, "at every line of ours, and between the steps of removing a folder"
         assert found[way]["wrong"] == [], "old or new, whole, once somebody looks for it"
         assert {"old", "new"} == set(found[way]["seen"])
+        assert found[way]["left"] == [], "and who replaces it next leaves nothing but that"
     assert found["one step"]["gone"] == 0, "and with one step even before anybody looks"
     assert found["two steps"]["gone"] > 0, "a kill between the two steps was among them"
 
@@ -156,11 +157,11 @@ def test_what_was_left_half_removed_is_never_restored(tmp_path):
     path = tmp_path / "it"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(swap, "exchange", lambda *_: False)
-        patch.setattr(swap, "_remove", lambda _: None)  # as if killed before
+        patch.setattr(swap, "remove_quietly", lambda _: None)  # as if killed before
         for text in ("first", "second", "third"):
             with whole_folder(path) as temporary:
                 fill(temporary, whole_folder, text)
-    assert len(os.listdir(tmp_path)) == 3
+    assert len(os.listdir(tmp_path)) == 2, "whoever writes there next removes what was left before"
     path.rename(tmp_path / "elsewhere")
     swap.restore(path)
     assert not path.exists()

@@ -68,7 +68,15 @@ def test_where_ties_decide_too_much_the_model_is_compared_with_itself(exported, 
 
 @pytest.mark.parametrize(
     ("equal", "control", "passed"),
-    [(9_990, None, True), (9_989, None, False), (9_700, 0.97, True), (9_660, 0.97, True), (9_500, 0.97, False)],
+    [
+        (9_990, None, True),
+        (9_989, None, False),
+        (9_700, 0.97, True),
+        (9_660, 0.97, True),
+        (9_500, 0.97, False),
+        (9_985, 1.0, True),  # a thousand samples without a difference do not show that there is none in ten thousand
+        (9_970, 1.0, False),
+    ],
 )
 def test_a_file_must_be_as_near_to_the_model_as_the_model_is_to_itself(equal, control, passed):
     counts = {"samples": 10_000, "close": 0, "ties": 100, "unexplained": 0, "predictions": 10_000}

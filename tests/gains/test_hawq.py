@@ -16,7 +16,7 @@ from bitplan.gains.hawq import Hawq, HawqV1, HawqV2, absmax_quantized
 from bitplan.gains.hessian import Data
 
 THREE = "w2a2,w4a4,w8a8"
-MANY = {"probes": 300, "min_probes": 300, "samples": 24}
+MANY = {"probes": 1200, "min_probes": 1200, "samples": 24}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_v3_is_the_average_trace_times_the_distance_between_the_grids(start):
         for place, bits in enumerate((2, 4, 8)):
             distance = float((absmax_quantized(weight, bits) - absmax_quantized(weight, 2)).square().sum())
             assert abs(gains.rows[name][place] - average * distance) <= 2 * gains.errors[name][place]
-    assert gains.counts == {"samples": 24, "probes": 300, "clipped": 0}
+    assert gains.counts == {"samples": 24, "probes": 1200, "clipped": 0}
 
 
 def test_v2_is_what_is_saved_of_the_quantization_error(start):

@@ -50,7 +50,8 @@ def test_cifar_resnets_have_no_shortcut_convolutions():
     graph = traced("resnet20", narrow=0)
     assert (len(graph.layers), len(graph.selectable), len(graph.links)) == (20, 18, 0)
     assert sum(layer.macs for layer in graph.layers) == 40_551_040
-    assert not traced("resnet20").selectable
+    assert not traced("resnet20", narrow=128).selectable
+    assert len(traced("resnet20").selectable) == 18, "a rule nobody wrote leaves layers to choose"
 
 
 def test_bert():

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from torch import empty, nn
 
@@ -8,12 +10,13 @@ from nets import Net
 
 
 def forward(net, x):
-    x = net.wide(net.stem(x).relu()).relu()
+    x = net.wide(net.more(net.stem(x).relu()).relu()).relu()
     return net.head((net.narrow(x) + net.twin(x)).relu())
 
 
 def traced(rules):
-    sizes = {"stem": (200, 200), "wide": (200, 64), "narrow": (64, 200), "twin": (64, 200), "head": (200, 10)}
+    sizes = {"stem": (200, 200), "more": (200, 200), "wide": (200, 64), "narrow": (64, 200), "twin": (64, 200)}
+    sizes |= {"head": (200, 10)}
     net = Net(forward, **{name: nn.Linear(*size) for name, size in sizes.items()})
     return bitplan.trace(net, empty(1, 200), rules=rules)
 
@@ -25,7 +28,7 @@ def fixed(**rules):
 
 NARROW = ("w4a4", "64 input features, fewer than 128")
 PAIR = ("narrow", "twin")
-ALL_BUT_WIDE = ("stem", "narrow", "twin", "head")
+ALL_BUT_WIDE = ("stem", "more", "narrow", "twin", "head")
 ENDS = {"stem": ("w8a8", "first layer"), "head": ("w8a8", "last layer")}
 
 
@@ -61,6 +64,7 @@ def test_the_rule_is_a_field_and_a_linked_layer_says_whose_rule_it_shares():
     ruled = {layer.name: (layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers}
     assert ruled == {
         "stem": ("first", "", True),
+        "more": (None, "", False),
         "wide": (None, "", False),
         "narrow": ("pattern", "twin", False),
         "twin": ("pattern", "", False),
@@ -151,3 +155,47 @@ def test_what_was_said_and_what_quantizes_inputs_stays():
     assert usual.for_choices("w2a2,w4a16") == usual
     said = bitplan.Rules.read(first="w8a8", last="free", fix=["stem=w4a4"]).for_choices("w2a16,w4a16")
     assert (str(said.first), said.last, str(said.fix["stem"]), str(said.narrow_at)) == ("w8a8", None, "w4a4", "w4a16")
+
+
+def small(*channels):
+    """Convolutions one after the other, then a linear layer."""
+    layers = [nn.Conv2d(inputs, outputs, 1) for inputs, outputs in itertools.pairwise(channels)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1], 10)), empty(1, channels[0], 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "strict", "left_out"),
+    [((3, 8, 16, 32), 0, True), ((3, 32, 128, 128), 1, True), ((3, 128, 128, 128), 2, False), ((3, 128), 0, False)],
+)
+def test_the_rule_on_narrow_layers_is_left_out_where_it_leaves_no_choice(channels, strict, left_out):
+    """One group is no choice: the budget alone would decide. Where that rule takes nothing, it stays."""
+    model, example = small(*channels)
+    exact = bitplan.trace(model, example, rules=bitplan.Rules(narrow=128))
+    assert len(exact.selectable) == strict
+    assert exact.notes == ()
+    graph = bitplan.trace(model, example)
+    assert bool(graph.notes) == left_out
+    expected = bitplan.trace(model, example, rules=bitplan.Rules(narrow=0 if left_out else 128))
+    assert [layer.fixed for layer in graph.layers] == [layer.fixed for layer in expected.layers]
+    if left_out:
+        assert "fewer than 128 input features are not fixed here" in graph.notes[0]
+        assert "--narrow 128" in graph.notes[0]
+        assert bitplan.Plan.uniform(graph, "w2a2").precisions["1"] == bitplan.Precision.parse("w2a2")
+
+
+def test_notes_are_read_again_and_change_no_id(tmp_path):
+    graph = bitplan.trace(*small(3, 8, 16))
+    read = bitplan.load(bitplan.save(graph, tmp_path / "graph.json"))
+    assert read == graph
+    assert read.notes == graph.notes != ()
+    silent = graph.model_copy(update={"notes": ()})
+    assert silent.id == graph.id
+    assert "notes" not in silent.to_json()
+
+
+def test_a_study_is_held_to_the_rule_that_it_does_not_write():
+    """Its file is read again, and says 128 then."""
+    settled = bitplan.Rules().settled((bitplan.Precision.parse("w2a2"), bitplan.Precision.parse("w4a4")))
+    graph = bitplan.trace(*small(3, 8, 16), rules=settled)
+    assert graph.selectable == ()
+    assert settled == bitplan.Rules.model_validate(settled.model_dump(mode="json"))

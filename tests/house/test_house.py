@@ -132,11 +132,12 @@ def test_accelerate_is_imported_in_one_file():
 def test_every_optional_library_is_looked_at():
     extras = PROJECT["project"]["optional-dependencies"]
     looked_at = {library for library, _ in optional_libraries()}
-    for extra in ("vision", "text", "cluster", "export", "openvino", "report", "testing"):
+    for extra in ("vision", "text", "lightning", "cluster", "export", "openvino", "report", "testing"):
         assert {re.match(r"[a-z_-]+", requirement)[0] for requirement in extras[extra]} <= looked_at
     assert set(extras) == {
         "vision",
         "text",
+        "lightning",
         "cluster",
         "export",
         "openvino",
@@ -214,9 +215,9 @@ def test_the_readme_shows_public_names_only():
 
 def test_the_tree_and_the_flow_name_every_room():
     rooms = {path.parent.name for path in (ROOT / "src" / "bitplan").glob("*/__init__.py")}
-    tree = (ROOT / "README.md").read_text().split("\nsrc/bitplan/\n")[1].split("\ntests/")[0]
-    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
     flow = (ROOT / "docs" / "flow.md").read_text()
+    tree = flow.split("\nsrc/bitplan/\n")[1].split("\ntests/")[0]
+    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
     assert {room for room in rooms - {"core"} if f"`{room}/`" not in flow} == set()
     assert "`core/" in flow
 
@@ -230,14 +231,13 @@ def test_documents_name_files_that_exist():
             assert (ROOT / path).exists(), f"{document.name} → {path}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/flow.md"])
-def test_pages_say_which_folders_of_tests_there_are(page):
+def test_the_flow_says_which_folders_of_tests_there_are():
     """Every folder of the source has one but those that the page names, and every other one is named too."""
     source, tests = (
         {item.name for item in folder.iterdir() if item.is_dir() and item.name != "__pycache__"}
         for folder in (ROOT / "src" / "bitplan", ROOT / "tests")
     )
-    told = re.search(r"^.*tests/.*adapters/.*\n?.*\n?.*$", (ROOT / page).read_text(), re.MULTILINE)
+    told = re.search(r"^.*tests/.*adapters/.*\n?.*\n?.*$", (ROOT / "docs" / "flow.md").read_text(), re.MULTILINE)
     assert told, "it says nothing of them"
     assert {name for name in source ^ tests if f"{name}/" not in told[0]} == set()
     assert {name for name in source & tests if f"{name}/" in told[0]} == set()

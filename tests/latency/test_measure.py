@@ -1,6 +1,8 @@
 """Networks are timed as a whole; the times of layers add up to them, and become a cost like any other."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,10 +62,9 @@ def test_times_of_layers_add_up_to_those_of_whole_networks(on, network, quick):
     assert found.mixed is not None
     lowered = {layer.name for group in graph.selectable[::2] for layer in group.layers}
     mixed = [row[0 if name in lowered else -1] for name, row in ((n, list(r.values())) for n, r in found.rows.items())]
-    charged = found.mixed.among_others > 1  # not where the mixed network is quicker, or raising a layer adds nothing
-    taken = found.mixed.taken.ns if charged else found.mixed.expected
-    assert sum(one.ns for one in mixed) == pytest.approx(taken, rel=1e-3)
-    assert found.mixed.among_others >= 1
+    if found.mixed.among_others not in (0.5, 1.0):  # at the least that raising a layer adds, or it adds nothing at all
+        assert sum(one.ns for one in mixed) == pytest.approx(found.mixed.taken.ns, rel=1e-3)
+    assert found.mixed.among_others >= 0.5
     products = {"matmul", "matmul_1"}
     assert set(found.beside) == (products if on == "torch" else set())
     timed = [layer for layer in found.rows if layer not in found.beside]
@@ -127,6 +128,12 @@ def test_choices_that_take_the_same_time_cost_the_same():
     assert together.rows["0"][about.choices[0]].ns + together.rows["1"][about.choices[-1]].ns == pytest.approx(
         26e6, abs=2
     )
+    quicker = latency_of(about, graph, [with_mixed(rounds, 0.022)], {"0": about.choices[0], "1": about.choices[-1]})
+    assert quicker.rows["0"][about.choices[0]].ns + quicker.rows["1"][about.choices[-1]].ns == pytest.approx(
+        22e6, abs=2
+    )
+    free = latency_of(about, graph, [with_mixed(rounds, 0.005)], {"0": about.choices[0], "1": about.choices[-1]})
+    assert free.mixed.among_others == 0.5  # raising a layer is never taken to be free
     assert [[str(choice) for choice in group] for group in found.alike] == [["w2a2", "w4a4"]]
     low, same, high = found.rows["0"].values()
     assert low == same
@@ -137,6 +144,10 @@ def test_choices_that_take_the_same_time_cost_the_same():
 def test_a_killed_measurement_goes_on_where_it_was(network, quick, tmp_path):
     model, example, graph = network
     folder = tmp_path / "kept"
+    write = "with whole_file(sys.argv[1]) as half: half.touch(); os.kill(os.getpid(), 9)"
+    imports = "import os, sys; from bitplan.core.store import whole_file"
+    subprocess.run([sys.executable, "-c", f"{imports}\n{write}", folder / "measuring.json"], check=False)
+    assert len(list(folder.iterdir())) == 1, "half of a file"
 
     def die(done, total, what):
         if what == "timing" and (folder / "rounds-0.json").exists():

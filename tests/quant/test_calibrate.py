@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from bitplan.core.errors import InputError
+from bitplan.quant import observe
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
+from bitplan.quant.observe import Observation
 from nets import two_convolutions
 
 
@@ -115,3 +117,26 @@ def test_layers_never_reached_stay_unset_and_are_named(plan, caplog):
         calibrate_(quantized, [torch.randn(2, 4)], unreached="warn")
         assert "never ran layer unused" in caplog.text
         assert not hasattr(quantized.unused.input_quantizer, "range") or quantized.unused.input_quantizer.range is None
+
+
+@pytest.mark.parametrize("kind", ["signed", "half zeros", "zeros", "denormal", "channels last"])
+@pytest.mark.parametrize("percentile", [0.001, 50, 99.9, 100])
+def test_percentiles_without_sorting_are_exact(kind, percentile):
+    v = torch.randn(8, 16, 16, 16)
+    v = {"half zeros": v.relu(), "zeros": v * 0, "denormal": v * 1e-40}.get(kind, v)
+    v = v.to(memory_format=torch.channels_last) if kind == "channels last" else v
+    seen = Observation(percentile)
+    assert seen.add(v)
+    assert v.numel() >= observe._LOOP
+    rank = max(1, math.ceil(v.numel() * percentile / 100))
+    assert seen.percentiles == [v.abs().flatten().kthvalue(rank).values.item()]
+    assert seen.total == pytest.approx(v.abs().sum(dtype=torch.float64).item(), rel=1e-12)
+    assert seen.lowest == v.min().item()
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_large_inputs_that_are_not_finite_are_noticed(odd):
+    v = torch.randn(observe._LOOP + 3)
+    v[-1] = odd
+    assert not Observation(99.9).add(v)
+    assert not Observation(None).add(v.roll(7))

@@ -134,6 +134,25 @@ def digits_run(folder: Path, *, results=True, **fields) -> Path:
     return folder
 
 
+def crossed_run(folder: Path) -> Path:
+    """A run whose curves cross the lines of the references: one rises through them from the left to the right."""
+    digits_run(folder, results=False)
+    run, draw = RunFolder(folder), random.Random(1)
+    study, graph, costs = run.study, run.graph, bitplan.price("bmac", run.graph)
+    for method in study.methods:
+        for place, budget in enumerate(study.budgets):
+            plan = bitplan.select(graph, run.gains[method.title], costs, budget=budget)
+            run.keep_plans([plan])
+            for seed in study.seeds:
+                score = 94 + (0.8 if method.name == "eagl" else 0.4) * (place + 0.3) + draw.gauss(0, 0.05)
+                trial = trial_of(study, method.name, budget, seed, method.options, run.gains[method.title].selector)
+                run.trials.keep(trial.id, result_of(trial, score, plan))
+    for title, score in (("w2a2", 94.0), ("w4a4", 96.0), ("float", 96.2)):
+        trial = trial_of(study, title, None, 0)
+        run.trials.keep(trial.id, result_of(trial, score))
+    return folder
+
+
 def large_run(folder: Path, layers=1000, methods=8, budgets=100, seeds=5) -> Path:
     """A run of the size that the page must bear; gains are random numbers."""
     draw = random.Random(0)

@@ -150,7 +150,12 @@ def test_what_is_missing_or_unsure_is_said_in_words(tmp_path, scores, fields, sa
 def test_the_frontier_says_what_is_thin(tmp_path, run):
     notes = page_data(filled(tmp_path, {("eagl", "80%"): [90.0]}, seeds=1))["scores"]["notes"]
     text = " ".join(notes)
-    for part in ("1 of 12 trials are done", "One seed only", "Only one method", "No float or uniform network"):
+    for part in (
+        "1 of 12 trials are done",
+        "One seed only",
+        "Only one method",
+        "No float network and none at one precision",
+    ):
         assert part in text
     assert "1 failed" in " ".join(page_data(run.path)["scores"]["notes"])
     assert [row[-1] for row in page_data(run.path)["trials"] if row[-1]] == ["Diverged: the loss is NaN at step 120"]

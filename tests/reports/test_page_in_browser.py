@@ -4,7 +4,7 @@ import json
 
 import pytest
 from report_browser import CHROMIUM, DRIVER
-from report_runs import digits_graph, digits_run, large_run
+from report_runs import crossed_run, digits_graph, digits_run, large_run
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -247,6 +247,33 @@ def test_nothing_overflows_on_a_phone(view, name):
     detail, row = (one(browser, selector).rect for selector in ("#detail", ".layer[data-layer='2']"))
     assert detail["y"] > row["y"]
     assert detail["width"] <= 340
+
+
+@pytest.mark.parametrize("name", ["run.html", "nasty.html"])
+def test_no_table_and_no_command_is_cut_off_on_a_phone(view, name):
+    browser = view(name, width=390)
+    browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    cut = """return [...document.querySelectorAll('.scroll, .command code')]
+             .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"""
+    assert browser.execute_script(cut) == []
+    named = "return getComputedStyle(document.querySelector('#estimates td:nth-child(2)'), '::before').content"
+    assert browser.execute_script(named) == '"options "', "each cell says what its column is"
+
+
+@pytest.mark.parametrize("width", [360, 390, 1200])
+def test_names_of_lines_keep_clear_of_curves_and_of_each_other(view, tmp_path, width):
+    path = report(crossed_run(tmp_path / "run"), tmp_path / "page.html")
+    browser = view(path=path, width=width)
+    assert sorted(shown(browser, "#frontier-chart .over")) == ["all at w2a2 94.00", "all at w4a4 96.00", "float 96.20"]
+    met = """
+      const all = (what) => [...document.querySelectorAll(`#frontier-chart ${what}`)];
+      const boxes = (what) => all(what).map((one) => one.getBoundingClientRect());
+      const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      const names = boxes('.over');
+      const others = [...boxes('path[transform]'), ...boxes('.star')];
+      const after = (index) => [...names.slice(index + 1), ...others];
+      return names.flatMap((one, index) => after(index).filter((other) => meet(one, other))).length"""
+    assert browser.execute_script(met) == 0
 
 
 def test_dark_and_light_follow_the_reader_and_the_button(view):

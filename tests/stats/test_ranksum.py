@@ -1,7 +1,9 @@
 """The rank-sum test against brute force, scipy and the paper's two values."""
 
+import math
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from scipy.stats import mannwhitneyu, permutation_test, rankdata
 from bitplan.core.errors import InputError
 from bitplan.stats.correction import holm, holm_floor
 from bitplan.stats.ranksum import floor, rank_sum
+from bitplan.stats.splits import counted_tail, inverted_tail
 
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 
@@ -44,6 +47,70 @@ def test_without_ties_p_is_scipys_exact_one(values, cut):
     assert rank_sum(values[:cut], values[cut:]) == pytest.approx(expected, rel=1e-9)
 
 
+def doubled_ranks(first, second):
+    """As `rank_sum` has them: whole numbers, and the observed sum at most the mean."""
+    ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)
+    if ranks[: len(first)].sum() > len(first) * (len(ranks) + 1):
+        ranks = 2 * (len(ranks) + 1) - ranks
+    return ranks, len(first), int(ranks[: len(first)].sum())
+
+
+def splits_in_whole_numbers(ranks, size, observed):
+    """How many splits have at most the observed sum, in Python's integers; rank by rank, number by number."""
+    ways = [{} for _ in range(size + 1)]
+    ways[0][0] = 1
+    for rank in ranks.tolist():
+        for taken in range(size, 0, -1):
+            for total, count in ways[taken - 1].items():
+                if total + rank <= observed:
+                    ways[taken][total + rank] = ways[taken].get(total + rank, 0) + count
+    return sum(ways[size].values())
+
+
+@given(SCORES, SCORES)
+def test_few_values_give_the_same_tail_counted_and_inverted(first, second):
+    split = doubled_ranks(first, second)
+    if len(set(split[0])) > 1:
+        counted, inverted = counted_tail(*split), inverted_tail(*split)
+        assert inverted.upto == pytest.approx(counted.upto, rel=1e-11)
+        assert inverted.equal == pytest.approx(counted.equal, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("counts", "apart", "digits"),
+    [((25, 25), 0.1, 1), ((25, 25), 2, 1), ((18, 31), 0.3, 9), ((40, 3), 0.5, 0), ((30, 30), 9, 2), ((24, 24), 1, 0)],
+)
+def test_many_values_have_the_tail_of_all_splits_to_ten_digits(counts, apart, digits):
+    draw = np.random.default_rng(sum(counts))
+    first, second = (np.round(draw.normal(place * apart, 1, count), digits) for place, count in enumerate(counts))
+    ranks, size, observed = doubled_ranks(first, second)
+    whole = splits_in_whole_numbers(ranks, size, observed) / math.comb(len(ranks), size)
+    assert inverted_tail(ranks, size, observed).upto == pytest.approx(whole, rel=1e-10)
+    assert rank_sum(first, second) == pytest.approx(min(1, 2 * whole), rel=1e-10)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, 1.0, 2.5, 20.0])
+def test_a_hundred_untied_values_on_each_side_give_scipys_exact_p(apart):
+    draw = np.random.default_rng(1)
+    first, second = draw.normal(0, 1, 100), draw.normal(apart, 1, 100)
+    expected = mannwhitneyu(first, second, method="exact").pvalue
+    assert rank_sum(first, second) == pytest.approx(expected, rel=1e-9 if expected > 1e-12 else 1e-5)
+    assert rank_sum(first, second) == rank_sum(second, first) >= floor(100, 100)
+
+
+@pytest.mark.parametrize(("count", "digits"), [(300, 1), (2000, 2)])
+def test_thousands_of_tied_values_come_near_the_normal_approximation(count, digits):
+    draw = np.random.default_rng(count)
+    first, second = (np.round(draw.normal(place * 0.05, 1, count), digits) for place in range(2))
+    assert rank_sum(first, second) == pytest.approx(mannwhitneyu(first, second, method="asymptotic").pvalue, rel=5e-3)
+
+
+def test_values_that_are_all_equal_and_sides_that_are_apart():
+    assert rank_sum([1.0] * 300, [1.0] * 200) == 1.0
+    assert rank_sum([0.0] * 100, [1.0] * 100) == pytest.approx(floor(100, 100), rel=1e-10)
+    assert rank_sum(range(3000), range(3000, 6000)) == floor(3000, 3000) == 0.0  # less than floating point holds
+
+
 def test_the_papers_two_values():
     assert rank_sum([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]) == pytest.approx(2 / 252)
     assert round(rank_sum([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]), 4) == 0.0079
@@ -74,7 +141,7 @@ def test_holm_never_lowers_a_p_keeps_their_order_and_its_floor(values):
 
 @pytest.mark.parametrize(
     ("first", "second", "said"),
-    [([], [1.0], "1 to 100 values"), ([1.0] * 101, [1.0], "got 101"), ([float("nan")], [1.0], "finite")],
+    [([], [1.0], "1 to 5000 values"), ([1.0] * 5001, [1.0], "got 5001"), ([float("nan")], [1.0], "finite")],
 )
 def test_bad_samples_are_refused_in_one_line(first, second, said):
     with pytest.raises(InputError, match=said):

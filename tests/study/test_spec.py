@@ -1,10 +1,11 @@
 """A study is read from TOML; what is wrong with it is said in one line with the file and the section."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import ENGINES, MODELS, TASKS
 from bitplan.core.studies import Study
 from bitplan.study.spec import read_study
@@ -160,3 +161,46 @@ def test_rules_mean_the_same_when_a_study_is_read_again(write, choices):
     assert again == study
     assert again.rules.model_fields_set == study.rules.model_fields_set
     assert str(study.rules.first) == ("w8a8" if choices == "w2a2" else "w8a16")
+
+
+SAME = '[[methods]]\nname = "eagl"\n'
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ('label = "again"', "'eagl' and 'again' differ only by their label: leave one out"),
+        ('label = "again"\noptions = {}', "'eagl' and 'again' differ only by their label: leave one out"),
+        ('label = "EAGL "\nselector = "greedy"', "the labels 'eagl' and 'EAGL ' look alike: choose another"),
+    ],
+)
+def test_methods_that_cannot_be_told_apart_are_refused(write, second, said):
+    with pytest.raises(FileError, match=re.escape(said)):
+        read_study(write((SAME, f"{SAME}{SAME}{second}\n")))
+
+
+def test_a_method_that_says_what_goes_without_saying_is_the_same(write):
+    study = read_study(write((SAME, f'{SAME}{SAME}label = "again"\nselector = "exact"\n')))
+    said = "'eagl' and 'again' are the same method, since eagl selects by exact unless said: leave one out"
+    with pytest.raises(InputError, match=said):
+        trials(study)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("", 'selector = "greedy"'),
+        ("options = { key = 1 }", "options = { key = true }"),
+        ("options = { key = 1 }", "options = { key = 1.0 }"),
+        ("", "recipe = { steps = 7 }"),
+    ],
+)
+def test_every_trial_has_the_title_of_its_own_method(write, first, second, monkeypatch):
+    monkeypatch.setattr("bitplan.study.trials.selector_of", lambda method: method.selector or "exact")
+    methods = (f'{SAME}label = "one"\n{first}', f'{SAME}label = "two"\n{second}')
+    for both in (methods, methods[::-1]):
+        study = read_study(write((SAME, "\n".join((*both, "")))))
+        listed = [trial for trial in trials(study) if trial.method == "eagl"]
+        titles = [study.title_of(trial) for trial in listed]
+        wanted = [method.title for method in study.methods if method.name == "eagl"]
+        assert titles == [title for title in wanted for _ in range(4)]

@@ -15,6 +15,7 @@ from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.core.shelf import Shelf
+from bitplan.core.store import whole_file
 from bitplan.engines.lease import read_lease
 from bitplan.gains.base import Gain
 from bitplan.study import jobs
@@ -119,6 +120,47 @@ def test_nothing_that_a_study_needs_is_waste(swept, tmp_path, study):
     waste = find_waste(run, [study])
     assert [path.name for path in waste.paths] == ["0123456789ab.json"]
     assert waste.bytes == 2
+
+
+HALF = ("agenda.json", "trained/x.json", "gains/x.json", "starts/x", "leases/trained-x", "running/x/resume.safetensors")
+
+
+def leave_half_written(run):
+    """What a process was writing that is gone by now, one of every kind."""
+    (run / "running" / "x").mkdir(parents=True)
+    (run / "leases").mkdir(exist_ok=True)
+    (run / "leases" / ".trained-x.t.taken").touch()
+    write = "import sys; from pathlib import Path; from bitplan.core.temporary import temporary_name\n"
+    write += "for path in map(Path, sys.argv[1:]): getattr(temporary_name(path), 'touch' if path.suffix else 'mkdir')()"
+    subprocess.run([sys.executable, "-c", write, *(run / name for name in HALF)], check=True)
+    return sorted(run.rglob(".*"))
+
+
+def test_what_killed_processes_left_half_written_is_waste_and_a_sweep_removes_it(swept, tmp_path, study):
+    run = shutil.copytree(swept, tmp_path / "run")
+    left = leave_half_written(run)
+    assert len(left) == len(HALF) + 1
+    with whole_file(run / "trained" / "y.json") as writing:
+        writing.touch()
+        assert {*find_waste(run, [study]).paths} == {*left, run / "running" / "x"}, "not what is being written"
+        sweep(study, run, trust=True)
+        assert list(run.rglob(".*")) == [writing]
+    leave_half_written(shutil.copytree(swept, tmp_path / "other"))
+    clean_(find_waste(tmp_path / "other", [study]))
+    assert not list((tmp_path / "other").rglob(".*"))
+
+
+@pytest.mark.parametrize("part", ["gains", "leases", "trials", "running"])
+def test_nothing_is_written_behind_a_link(tmp_path, study, part, write):
+    """In a stranger's run `gains` may lead to where settings are kept, and the label of a method name one of them."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "eagl.json").write_text("my settings")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / part).symlink_to(tmp_path / "mine")
+    with pytest.raises(FileError, match=f"{part} is a link to what may not be the run's"):
+        sweep(study, tmp_path / "run", trust=True)
+    assert (tmp_path / "mine" / "eagl.json").read_text() == "my settings"
+    assert len(list((tmp_path / "mine").iterdir())) == 1
 
 
 def test_nothing_behind_a_link_is_waste(swept, tmp_path, study):

@@ -171,7 +171,7 @@ def test_another_size_is_refused(tmp_path, place):
     ("options", "message"),
     [
         ({"crop": 0}, "crop is 0: it must be a whole number of at least 1"),
-        ({"width": 48.0}, "width is 48.0: it must be a whole number"),
+        ({"width": 48.0}, "camvid: width is 48.0, and must be a whole number"),
         ({"min_scale": 2.0}, "cannot be scaled by 2.0 to 1.5"),
         ({"on_corrupt": "skp"}, "unknown on_corrupt 'skp'; did you mean skip"),
     ],

@@ -34,6 +34,17 @@ def test_images_are_standardized(task):
     assert float(images.std()) == pytest.approx(1, abs=1e-4)
 
 
+def test_shifted_test_images_are_the_same_ones_in_nine_places(task):
+    more = load_task("digits", shifted=True)
+    assert (more.size("train"), more.size("test")) == (1437, 9 * 360)
+    images, labels = next(iter(more.batches("test", 9 * 360)))
+    originals, classes = next(iter(task.batches("test", 360)))
+    assert torch.equal(labels.view(360, 9), classes[:, None].expand(360, 9))
+    places = images.view(360, 3, 3, 8, 8)
+    assert torch.equal(places[:, 1, 1], originals[:, 0]), "the one in the middle is not shifted"
+    assert torch.equal(places[:, 0, 2, 1:, :-1], originals[:, 0, :-1, 1:]), "one down and one to the left"
+
+
 @pytest.mark.parametrize("mirror", [False, True])
 def test_each_image_is_shifted_on_its_own(mirror):
     pixels = torch.zeros(200, 1, 8, 8, dtype=torch.uint8)
@@ -57,7 +68,7 @@ def test_models_have_narrow_wide_and_linked_layers(name, selectable, links, weig
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(weights, rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "least"), [("digits_resnet", 90), ("digits_transformer", 70)])
+@pytest.mark.parametrize(("name", "least"), [("digits_resnet", 90), ("digits_transformer", 70), ("digits_necks", 60)])
 def test_models_learn(task, name, least):
     torch.manual_seed(0)
     model, _ = bitplan.load_model(name)

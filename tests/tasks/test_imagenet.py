@@ -175,7 +175,7 @@ def test_a_label_out_of_range_is_refused_with_its_place(tmp_path, label):
     ("options", "message"),
     [
         ({"train_size": 0}, "train_size is 0: it must be a whole number of at least 1"),
-        ({"workers": "2"}, "workers is '2': it must be a whole number"),
+        ({"workers": "2"}, "imagenet: workers is '2', and must be a whole number"),
         ({"resize": 30}, "resize is 30, smaller than test_size, 32"),
     ],
 )

@@ -3,6 +3,8 @@
 `loops.py WHOSE FOLDER` runs one of them slowly, to be killed.
 """
 
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,10 @@ from pathlib import Path
 import accelerate
 import tiny_bert as tiny
 
+import bitplan
 from bitplan.adapters.torchvision import torchvision
+from bitplan.lightning import Quantization
+from bitplan.transformers import BitplanConfig
 
 torchvision()  # torchmetrics, which Lightning imports, imports it, and it may need help
 import lightning  # noqa: E402
@@ -23,15 +28,44 @@ def newest(folder, pattern):
     return max(Path(folder).glob(pattern), key=lambda path: int(path.stem.split("-")[-1]), default=None)
 
 
-def by_hugging_face(folder, tick=lambda: None):
+def start_and_kill(whose, folder, until):
+    """Start that loop in a process of its own, and kill it once the file is there."""
+    said = folder.parent / "said.txt"
+    with said.open("w") as words:
+        command = [sys.executable, __file__, whose.__name__, str(folder)]
+        with subprocess.Popen(command, stdout=words, stderr=words) as killed:
+            while not until.exists():
+                assert killed.poll() is None, said.read_text()
+                time.sleep(0.02)
+            killed.kill()
+    assert killed.returncode == -signal.SIGKILL
+
+
+def configured(folder):
+    """The tiny BERT from a float folder beside, quantized by a config."""
+    beside = Path(folder).parent / f"{Path(folder).name}-float"
+    tiny.network().save_pretrained(beside)
+    config = BitplanConfig(bitplan.plan_of(tiny.quantized()))
+    model = tiny.transformers.AutoModelForSequenceClassification.from_pretrained(beside, quantization_config=config)
+    bitplan.calibrate_(model, [{"input_ids": tiny.inputs()["input_ids"]}])
+    return model
+
+
+def by_config(folder, tick=lambda: None):
+    """Trainer's, on a model that was quantized by its configuration."""
+    return by_hugging_face(folder, tick, configured(folder))
+
+
+def by_hugging_face(folder, tick=lambda: None, model=None):
     """Trainer's: a checkpoint after every step, with dropout, whose random numbers it saves."""
 
     class Ticking(tiny.transformers.TrainerCallback):
         def on_step_begin(self, *_, **__):
             tick()
 
-    model = tiny.quantized()
+    model = model or tiny.quantized()
     trainer = tiny.trainer(model, folder)
+    trainer.optimizer = tiny.optimizer(model)
     trainer.add_callback(Ticking())
     whole = [state.parent.name for state in Path(folder).glob("checkpoint-*/trainer_state.json")]  # written last
     trainer.train(resume_from_checkpoint=str(Path(folder) / max(whole)) if whole else None)
@@ -39,18 +73,20 @@ def by_hugging_face(folder, tick=lambda: None):
 
 
 class Module(lightning.LightningModule):
-    """The network in Lightning's clothes."""
+    """A network in Lightning's clothes."""
 
-    def __init__(self, tick=lambda: None):
+    def __init__(self, network=None, tick=lambda: None):
         super().__init__()
-        self.network, self.tick = tiny.quantized(dropout=0), tick
+        self.network, self.tick = network or tiny.quantized(dropout=0), tick
 
     def training_step(self, batch, index):
         self.tick()
-        return self.network(**batch).loss
+        loss = self.network(**batch).loss
+        self.log("loss", loss)
+        return loss
 
     def configure_optimizers(self):
-        return tiny.optimizer(self.network)
+        return tiny.optimizer(self)
 
 
 def lightnings_trainer(**options):
@@ -60,11 +96,13 @@ def lightnings_trainer(**options):
 
 
 def by_lightning(folder, tick=lambda: None):
-    """Lightning's: a checkpoint after every epoch."""
+    """Lightning's, quantized by the callback: a checkpoint after every epoch."""
     saving = lightning.pytorch.callbacks.ModelCheckpoint(
         folder, "epoch-{epoch}", save_top_k=-1, auto_insert_metric_name=False
     )
-    module, trainer = Module(tick), lightnings_trainer(max_epochs=EPOCHS, callbacks=[saving])
+    quantization = Quantization(bitplan.plan_of(tiny.quantized()), part="network")
+    module = Module(tiny.network(dropout=0), tick)
+    trainer = lightnings_trainer(max_epochs=EPOCHS, callbacks=[saving, quantization])
     trainer.fit(module, tiny.loader(), ckpt_path=newest(folder, "epoch-*.ckpt"))
     return module.network
 

@@ -1,10 +1,24 @@
 """Hugging Face's Trainer and save_pretrained, on quantized networks as they are."""
 
+import os
+
 import pytest
 import tiny_bert as tiny
 import torch
+from accelerate.state import AcceleratorState
 
 import bitplan
+
+
+@pytest.fixture(autouse=True)
+def _own_settings_of_accelerate():
+    """A Trainer that compiles says so in the environment, and every Accelerator after it in this process would too."""
+    before = set(os.environ)
+    yield
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        if name not in before:
+            del os.environ[name]
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_what_save_pretrained_wrote_is_loaded_with_equal_logits(tmp_path):

@@ -16,7 +16,7 @@ from killed import recipe as killed_recipe
 from safetensors.torch import load_file
 from torch import nn
 
-from bitplan.core.errors import FileError
+from bitplan.core.errors import Damaged, FileError
 from bitplan.core.trials import Recipe
 from bitplan.tune import resume
 from bitplan.tune.judge import Judge
@@ -87,6 +87,32 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     log = finetune_(one, TASK, RECIPE, folder=tmp_path)
     assert finetune_(other, TASK, RECIPE, folder=tmp_path) == log
     assert equal(one.state_dict(), other.state_dict())
+
+
+def test_what_another_process_is_writing_stays_and_what_a_killed_one_left_goes(tmp_path, monkeypatch):
+    """One that was frozen wakes up, while the one that took over writes its checkpoint."""
+    imports = "import time; from bitplan.core.store import whole_file"
+    write = "half.write_text('half'); print(half, flush=True); time.sleep(99)"
+    monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
+    words = [sys.executable, "-c", f"{imports}\nwith whole_file('resume.safetensors') as half: {write}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as other:
+        half = tmp_path / other.stdout.readline().strip()
+        asked = iter([False] * 6 + [True])
+        finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=lambda: next(asked))
+        assert (tmp_path / "resume.safetensors").exists()
+        assert half.read_text() == "half"
+        other.kill()
+    finetune_(network(), TASK, RECIPE, folder=tmp_path)
+    assert not half.exists()
+
+
+def test_a_log_that_is_no_text_is_damage(tmp_path):
+    """So that a sweep sets the training aside and begins it anew; torture found that it failed the trial."""
+    asked = iter([False] * 6 + [True])
+    finetune_(network(), TASK, RECIPE, folder=tmp_path, stop=lambda: next(asked))
+    (tmp_path / "log.jsonl").write_bytes(b"\xdd\x80garbage")
+    with pytest.raises(Damaged, match="log.jsonl"):
+        finetune_(network(), TASK, RECIPE, folder=tmp_path)
 
 
 def test_tied_weights_stay_tied(tmp_path):

@@ -47,7 +47,7 @@ def content_of(model: bytes | Path) -> bytes:
     """An ONNX file's content, for a runtime; its external data is taken in, so that the runtime looks for none."""
     if isinstance(model, bytes):
         return model
-    content = model.read_bytes()
+    content = read_bytes(model)
     try:
         proto = onnx().load_model_from_string(content)
     except Exception:  # the runtime says what is wrong with it

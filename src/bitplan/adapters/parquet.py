@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
 from bitplan.core.memory import check_room
 from bitplan.core.parsing import parsing
+from bitplan.core.store import open_file
 
 _ROWS = 256  # read at a time
 _VALUE = 64  # bytes that a value takes in Python beside its content
@@ -22,8 +24,12 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
 
     columns: dict[str, list[Any]] = {name: [] for name in names}
     taken = 0
-    with parsing(path, "a parquet file", "fetch it again"), pyarrow.parquet.ParquetFile(path) as file:
-        size = path.stat().st_size
+    with (
+        parsing(path, "a parquet file", "fetch it again"),
+        open_file(path) as opened,
+        pyarrow.parquet.ParquetFile(path) as file,
+    ):
+        size = os.fstat(opened.fileno()).st_size
         there = file.schema_arrow.names
         lacking = [name for name in names if name not in there]
         if lacking:

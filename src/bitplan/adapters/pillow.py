@@ -11,6 +11,7 @@ import numpy as np
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import first_line
+from bitplan.core.store import open_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Image
@@ -42,9 +43,11 @@ def _read(source: bytes | str, use: Callable[[Image], T]) -> T:
     require("PIL", "vision", "decoding images", library="pillow")
     import PIL.Image
 
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with PIL.Image.open(file, formats=FORMATS) as image:  # refuses images of more than 179 million pixels
+        with (
+            io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file,
+            PIL.Image.open(file, formats=FORMATS) as image,  # refuses images of more than 179 million pixels
+        ):
             return use(image)
     except FileError:
         raise

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from bitplan.core.errors import InputError
 from bitplan.core.naming import layer_of_quantizer
+from bitplan.core.parsing import first_line
 
 
 @contextmanager
@@ -28,6 +30,28 @@ def inference(model: nn.Module) -> Iterator[None]:
     with modes_kept(model):
         model.eval()
         yield
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name, if it is there: found out before anything long begins."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # which lists twenty that nobody has
+        raise InputError(f"torch knows no device {name!r}: here there is {_devices()}") from None
+    if device.type == "meta":
+        raise InputError(f"the device {name!r} holds no data: here there is {_devices()}")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch has no one word for it
+        said = first_line(error).partition(". ")[0]
+        raise InputError(f"the device {name!r} cannot be used: {said}; here there is {_devices()}") from None
+    return device
+
+
+def _devices() -> str:
+    """Those that are there."""
+    cards = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return ", ".join(["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])])
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,13 +1,15 @@
-"""Hugging Face transformers: models from a configuration, without weights."""
+"""Hugging Face transformers: models from a configuration, without weights, and its door for quantization methods."""
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
+from bitplan.core.errors import InputError
 
 
 def transformers(purpose: str) -> ModuleType:
@@ -18,6 +20,33 @@ def transformers(purpose: str) -> ModuleType:
     import transformers as module
 
     return module
+
+
+class QuantizationDoor(NamedTuple):
+    """What a quantization method derives from, and how it is registered under a name."""
+
+    quantizer: Any
+    config: Any
+    register_quantizer: Any
+    register_config: Any
+
+
+def quantization_door() -> QuantizationDoor:
+    """transformers' door for quantization methods; the one before version 5 asks for other things, and is refused."""
+    library = transformers("a quantization method of transformers")
+    major = library.__version__.partition(".")[0]
+    if not major.isdecimal() or int(major) < 5:
+        raise InputError(
+            f"bitplan.transformers needs transformers 5, this is {library.__version__}: pip install -U transformers, "
+            "or without it save_checkpoint and load_checkpoint(folder, model)"
+        )
+    from transformers.quantizers import auto
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    return QuantizationDoor(
+        HfQuantizer, QuantizationConfigMixin, auto.register_quantizer, auto.register_quantization_config
+    )
 
 
 def bert_for_question_answering(**sizes: int) -> torch.nn.Module:

@@ -12,6 +12,7 @@ from bitplan.cli.options import (
     Budgets,
     Choices,
     Cost,
+    Data,
     Device,
     EngineName,
     Files,
@@ -42,20 +43,22 @@ from bitplan.cli.options import (
     WithValues,
 )
 from bitplan.cli.steps import (
-    MethodOptions,
+    Using,
     Wanted,
+    check_asked,
     emit,
     estimated,
-    graph_and_gains,
     on_device,
     only,
     priced,
     read_rules,
     sureness,
+    told_graph,
+    weights_and_graph,
 )
 from bitplan.cli.terminal import say
 from bitplan.cli.words import App, Verbs
-from bitplan.core.defaults import CHOICES, COST
+from bitplan.core.defaults import AUTO, CHOICES, COST
 from bitplan.core.errors import InputError
 
 app = App(
@@ -89,7 +92,7 @@ def _root(
 def plan(
     target: Target,
     budget: Budgets,
-    gain: Gain = "eagl",
+    gain: Gain = AUTO,
     cost: Cost = [COST],
     choices: Choices = CHOICES,
     option: Option = [],
@@ -109,6 +112,7 @@ def plan(
     device: Device = "cpu",
     task: TaskName = None,
     task_option: TaskOption = [],
+    data: Data = None,
     recipe: RecipeFile = None,
     set: Set = [],
     teacher: Teacher = None,
@@ -122,27 +126,26 @@ def plan(
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
     from bitplan.cli.door import Beside, what_is
+    from bitplan.cli.show import show_plan
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
-    using = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust)
-    graph, gains = graph_and_gains(thing, rules, link, wanted, device, using)
-    costs = priced(graph, cost, budget, choices)
+    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    weights, graph = weights_and_graph(thing, rules, link, wanted)
+    costs = priced(graph, cost, budget, choices, selector)
+    gains = estimated(wanted, on_device(weights, device), graph, using)
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
-        from bitplan.cli.show import show_plan
-
-        sure = sureness(graph, gains, costs, budget, selector, seed) if explain else None
-        show_plan(chosen, graph, gains, costs, explain, sure)
+        show_plan(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
 
 
 @app.command()
 def frontier(
     target: Target,
     at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
-    gain: Gain = "eagl",
+    gain: Gain = AUTO,
     cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
     choices: Choices = CHOICES,
     option: Option = [],
@@ -166,9 +169,12 @@ def frontier(
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
-    graph, gains = graph_and_gains(thing, rules, link, wanted, "cpu", MethodOptions(seed))
-    found = select_all(graph, gains, price_graph(cost, graph, choices))
-    show_frontier(found, [budget.strip() for budget in at.split(",")], as_json=json)
+    weights, graph = weights_and_graph(thing, rules, link, wanted)
+    costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
+    for budget in budgets:
+        check_asked(graph, [costs], [budget], choices, None)
+    found = select_all(graph, estimated(wanted, weights, graph, Using(seed)), costs)
+    show_frontier(found, budgets, as_json=json)
 
 
 @app.command()
@@ -191,7 +197,7 @@ def trace(
     from bitplan.cli.door import Beside, what_is
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    graph = what_is(target, Beside(shape=input, values=values, trust=trust)).graph(rules, link)
+    graph = told_graph(what_is(target, Beside(shape=input, values=values, trust=trust)), rules, link)
     if not emit(graph, output, json):
         from bitplan.cli.show import show_graph
 
@@ -231,6 +237,7 @@ def estimate(
     device: Device = "cpu",
     task: TaskName = None,
     task_option: TaskOption = [],
+    data: Data = None,
     recipe: RecipeFile = None,
     set: Set = [],
     teacher: Teacher = None,
@@ -246,8 +253,10 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    weights = None if model is None else on_device(what_is(model, Beside(trust=trust)).weights, device)
-    using = MethodOptions(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust)
+    thing = None if model is None else what_is(model, Beside(trust=trust))
+    looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
+    weights = on_device(thing.weights, device) if thing is not None and looked_at else None
+    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     gains = estimated(Wanted(method, choices, option), weights, loaded, using)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,7 +16,8 @@ from rich.text import Text
 
 from bitplan.core.shown import shown
 
-_WIDTH = 160  # where the output is no terminal
+_WIDTH = 160  # where the output is on no terminal
+_PADDING = re.compile(r" +$", re.MULTILINE)
 
 
 class ShownConsole(Console):
@@ -30,9 +33,35 @@ class ShownConsole(Console):
             yield Segment(text if control else shown(text), style, control)
 
 
+class _Trimmed:
+    """A pipe or a file, whose lines end where their text does: padded ones would be folded by whoever shows them."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
 def console() -> Console:
-    """The terminal, or a plain wide page where the output goes into a file."""
-    return ShownConsole(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
+    """The terminal, or a plain page where the output goes elsewhere."""
+    if sys.stdout.isatty():
+        return ShownConsole(highlight=False, markup=False)
+    return ShownConsole(width=_page_width(), file=_Trimmed(sys.stdout), highlight=False, markup=False)  # type: ignore[arg-type]
+
+
+def _page_width() -> int:
+    """As wide as the terminal that a pipe is read on, or as COLUMNS says; wide where there is none."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+    except (OSError, ValueError):  # it is none, or has none
+        return _WIDTH
 
 
 @contextmanager

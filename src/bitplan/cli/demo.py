@@ -1,4 +1,4 @@
-"""`bitplan demo`: six methods on handwritten digits, from a float network to a table with p-values."""
+"""`bitplan demo`: methods and controls on embedded data, from a float network to p-values and a page."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from bitplan.study.sweep import Summary
 
 ALPHA = 0.05
+NEXT = """\
+Next, with your model (MODEL: package.module:factory, a function of yours that returns it with an input for it):
+  bitplan plan MODEL --budget 70% --explain --html plan.html    which layers get how many bits, and why
+  bitplan plan MODEL --budget 70% --data package.module:loader    the same by what your batches say
+  bitplan plan model.safetensors --budget 3.2bpw --choices w2a16,w3a16,w4a16    from a checkpoint alone
+  bitplan list gains    all methods; bitplan sweep STUDY.toml compares them on your task, as was done here"""
 
 
 def run_demo(folder: Path, workers: int | None) -> Summary:
@@ -46,7 +52,8 @@ def run_demo(folder: Path, workers: int | None) -> Summary:
         say(f"  {sentence}")
     page = write_report(run, run.page)
     say(f"The same to look at: {page}")
-    say(f"Next: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
+    say(f"More of it: bitplan compare {folder} --against all · bitplan tables {folder} --which layers")
+    say(NEXT)
     return summary
 
 

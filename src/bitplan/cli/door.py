@@ -21,6 +21,7 @@ from bitplan.cli.things import BuiltModel, RecordFile, Typed
 from bitplan.core.checkpoints import ABOUT, ENDINGS
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
+from bitplan.core.store import open_file
 
 _PICKLE = b"\x80"  # what a pickle begins with
 _WEIGHTS = (*ENDINGS, ".index.json")
@@ -62,7 +63,7 @@ def teacher_of(written: str | None, weights: str | None, model: str | None = Non
 def _holds_bytes(path: Path) -> bool:
     """Whether a file is no text, whatever its name says: archives and safetensors have zeros in their first bytes."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(16)
     except OSError:  # who reads it says why
         return False

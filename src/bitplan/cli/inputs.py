@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,6 +12,9 @@ from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
+from bitplan.core.trust import import_data, names_code
+
+_SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
     from bitplan.engines.base import Engine
@@ -24,7 +28,7 @@ def read_shape(shape: str) -> Any:
     for part in shape.split(","):
         sizes, _, kind = part.partition(":")
         dtype = getattr(torch, kind or "float32", None)
-        if not isinstance(dtype, torch.dtype) or not all(size.isdecimal() for size in sizes.split("x")):
+        if not isinstance(dtype, torch.dtype) or not all(_SIZE.fullmatch(size) for size in sizes.split("x")):
             raise InputError(f"--input {shape!r} cannot be read: write 1x3x224x224, or 1x128:int64 for whole numbers")
         tensors.append(torch.empty([int(size) for size in sizes.split("x")], dtype=dtype, device="meta"))
     return tuple(tensors)
@@ -74,6 +78,22 @@ def read_task(name: str, written: Sequence[str]) -> Any:
     from bitplan.tasks.base import load_task
 
     return load_task(name, **read_options(written, "--task-option"))
+
+
+def read_data(task: str | None, written: Sequence[str], data: str | None) -> Any:
+    """What a network is run on: the task of that name, or the batches that `--data` names; None if neither is typed."""
+    if data is None:
+        if task is None and written:
+            raise InputError("--task-option is an option of --task: name it too, or leave it out")
+        return None if task is None else read_task(task, written)
+    if task is not None or written:
+        raise InputError("--data and --task are both what the network is run on: give one of them")
+    if not names_code(data):
+        raise InputError(f"--data {data!r} is not package.module:loader, a DataLoader, Dataset or batches in your code")
+    from bitplan.gains.base import Context
+    from bitplan.gains.started import with_data
+
+    return with_data(Context(), import_data(data), None).task
 
 
 def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:

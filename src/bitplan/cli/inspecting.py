@@ -19,7 +19,11 @@ def add(app: typer.Typer) -> None:
     app.command()(validate)
 
 
-def diff(first: Path, second: Path, json: Json = False) -> None:
+def diff(
+    first: Annotated[Path, typer.Argument(help="A plan file (.json).")],
+    second: Annotated[Path, typer.Argument(help="The plan file to compare it with.")],
+    json: Json = False,
+) -> None:
     """Show which layers of two plans differ."""
     from bitplan.cli.show import show_difference
     from bitplan.core.records import Plan

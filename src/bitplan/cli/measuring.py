@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bitplan.cli.options import Choices, First, Fix, Free, Input, Json, Last, Narrow, Target, Trust, WithValues
-from bitplan.cli.steps import emit, progress_bar, read_rules
+from bitplan.cli.progress import showing_progress
+from bitplan.cli.steps import emit, read_rules
 from bitplan.cli.terminal import tell
 from bitplan.core.defaults import CHOICES
 
@@ -60,7 +61,7 @@ def measure(
     model, graph, folder = thing.model, thing.graph(rules), output.with_name(output.name + _KEPT)
     how = How(threads=threads, batch=batch, integer=integer, options=read_options(option))
     how["announce"] = lambda seconds: tell(f"about {clock(seconds)} to go")
-    with progress_bar("measuring") as progress:
+    with showing_progress("measuring", left=False) as progress:
         found = measure_layers(
             model, thing.example, on, choices=choices, graph=graph, folder=folder, progress=progress, **how
         )
@@ -89,9 +90,10 @@ def _show(found: Latency, output: Path) -> None:
         out.print(f"\n{names} take the same time here: lower bits save memory, not time (--budget memory=…)")
     if found.mixed is not None:
         expected, took = found.mixed.expected / 1e6, found.mixed.taken.ns / 1e6
+        charged = ", which raised layers are charged" if found.mixed.among_others != 1 else ""
         out.print(
             f"\nEvery second group at {about.choices[0]}: {took:.3f} ms, where its layers add up to {expected:.3f} ms "
-            f"({found.mixed.error:+.1%}{', which raised layers are charged' if found.mixed.among_others > 1 else ''})"
+            f"({found.mixed.error:+.1%}{charged})"
         )
     if found.beside:
         shown = ", ".join(found.beside[:3]) + (" …" if len(found.beside) > 3 else "")

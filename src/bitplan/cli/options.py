@@ -41,7 +41,9 @@ Budgets = Annotated[
     list[str],
     typer.Option(help="70%, memory=60%, 3.2bpw, 12ms or 2MB (whole network), or units. Repeats: all hold at once."),
 ]
-Gain = Annotated[str, typer.Option(help="A method by name, or a table of gains (.csv, .json).")]
+Gain = Annotated[
+    str, typer.Option(help="A method by name, or a table of gains (.csv, .json); auto: the best for what is there.")
+]
 Option = Annotated[list[str], typer.Option("--option", help="An option of the method: KEY=VALUE. Repeats.")]
 Selector = Annotated[str | None, typer.Option(help="exact or greedy; the method's own unless said.")]
 Levels = Annotated[int | None, typer.Option(min=1, help="Round gains to this many levels first (paper: 10000).")]
@@ -49,8 +51,18 @@ Seed = Annotated[int, typer.Option(help="For methods that draw random numbers.")
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the record to this file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the record as JSON instead of a table.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="How many CPU threads to use.")]
-Device = Annotated[str, typer.Option(help="Where the model is put for methods that run it: cpu, cuda, …")]
-TaskName = Annotated[str | None, typer.Option("--task", help="The task by name: its data, loss and score.")]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, …")]
+TrainDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="Where to train: cpu, cuda, cuda:1, mps. [default: what accelerate finds]"),
+]
+TaskName = Annotated[
+    str | None, typer.Option("--task", help="The task: its data, loss and score; a name, or package.module:factory.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="Your own batches instead of a task: package.module:loader, or a function giving it."),
+]
 TaskOption = Annotated[
     list[str], typer.Option("--task-option", help="An option of the task: KEY=VALUE, such as data=FOLDER. Repeats.")
 ]

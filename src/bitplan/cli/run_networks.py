@@ -123,7 +123,8 @@ class RunNetwork(Typed):
 
 def _trained(setting: Setting, result: Result, words: str, threads: int | None) -> Any:
     """The network of a result; says what is trained, and where it scores otherwise than recorded."""
-    from bitplan.cli.steps import limit_threads, progress_bar
+    from bitplan.cli.progress import showing_progress
+    from bitplan.cli.steps import limit_threads
     from bitplan.core.progress import clock
     from bitplan.study.networks import is_kept, trained_network
 
@@ -133,7 +134,7 @@ def _trained(setting: Setting, result: Result, words: str, threads: int | None) 
     else:
         tell(f"{words}, scored {result.score:.4g}: not kept, so it is trained again; about {clock(result.seconds)}")
         limit_threads(threads or _threads_of(run))
-    with progress_bar("training again") as progress:
+    with showing_progress("training again") as progress:
         found = trained_network(run, result, progress=progress, trust=setting.trust)
     if not found.as_recorded:
         tell(

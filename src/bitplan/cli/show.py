@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from bitplan.cli.console import console
 from bitplan.cli.terminal import say, say_json
+from bitplan.core.brief import counted, headline
 from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
@@ -55,17 +55,6 @@ def show_graph(graph: Graph) -> None:
 
 def _unreached(graph: Graph) -> str:
     return f"Not reached by the example input, so not planned: {', '.join(graph.unreached)}"
-
-
-def headline(graph: Graph) -> str:
-    """A graph in one line."""
-    groups, links = len(graph.groups), len(graph.links)
-    macs = sum(layer.macs for layer in graph.layers)
-    weights = sum(layer.weights for layer in graph.layers)
-    return (
-        f"{graph.model}: {len(graph.layers)} layers in {groups} groups ({links} links), {len(graph.selectable)} to "
-        f"choose; {macs / 1e9:.3g} GMACs, {weights / 1e6:.3g} M weights"
-    )
 
 
 def show_rows(record: Gains | Costs) -> None:
@@ -139,9 +128,7 @@ def _binding(limits: Sequence[Limit]) -> str:
 
 def _chosen(plan: Plan, graph: Graph) -> str:
     """How many groups got which precision."""
-    picks = Counter(plan.precisions[group.name] for group in graph.selectable)
-    ordered = sorted(picks, key=lambda precision: (precision.weight_bits, precision.act_bits))
-    shares = ", ".join(f"{picks[precision]} at {precision}" for precision in ordered)
+    shares = counted(plan.precisions[group.name] for group in graph.selectable)
     fixed = len(graph.groups) - len(graph.selectable)
     return f"groups: {shares}; {fixed} fixed by rules" if fixed else f"groups: {shares}"
 
@@ -220,7 +207,8 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
         _print_json({"points": points, "plans": [json.loads(plan.to_json()) for plan in plans]})
         return
     console().print(_frontier_rows(frontier, plans))
-    console().print(f"\n{len(frontier):,} points on the whole frontier of {frontier.cost.name}; --json has them all")
+    where = "on the whole frontier" if frontier.complete else "on the concave hull of the frontier"
+    console().print(f"\n{len(frontier):,} points {where} of {frontier.cost.name}; --json has them all")
     if any(plan.limits[0].fixed is not None for plan in plans):
         console().print("Amounts are those of the whole network, fixed layers included; a share would be without them")
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +13,9 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from bitplan.cli.console import bar, console
+from bitplan.cli.console import console
 from bitplan.cli.show import table
-from bitplan.cli.terminal import say, say_json, tell
+from bitplan.cli.terminal import say, say_json
 from bitplan.core.progress import clock
 from bitplan.core.shown import shown
 from bitplan.core.studies import Fit, Pairs, Study
@@ -35,22 +32,6 @@ _BAR = 24  # blocks of a bar
 _GAP = 2  # between two columns
 _LEAST = 16  # what a column of texts keeps of its width where room is scarce
 _NAMES = 24  # and the first one, which says what a row is about
-
-
-@contextmanager
-def showing_progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal; elsewhere a line per event, with the time since the beginning."""
-    if not sys.stderr.isatty():
-        begin = time.perf_counter()
-
-        def tell_event(done: int, total: int, what: str) -> None:
-            since = clock(time.perf_counter() - begin)
-            tell(f"{since:>8}  {done}/{total}  {what}")
-
-        yield tell_event
-        return
-    with bar("starting") as progress:
-        yield progress
 
 
 def show_table(content: Table) -> None:

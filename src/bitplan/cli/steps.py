@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitplan.cli.progress import showing_progress
 from bitplan.cli.terminal import say_json, tell
+from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MethodOptions:
+class Using:
     """What a method may use, as typed."""
 
     seed: int = 0
@@ -38,15 +39,16 @@ class MethodOptions:
     engine: str = "local"
     store: Path | None = None
     trust: bool = False
+    data: str | None = None
 
     def context(self) -> Context:
         """Load what was named, once."""
         from bitplan.cli.door import teacher_of
-        from bitplan.cli.inputs import read_engine, read_recipe, read_task
+        from bitplan.cli.inputs import read_data, read_engine, read_recipe
         from bitplan.gains.base import Context
 
         return Context(
-            task=None if self.task is None else read_task(self.task, self.task_option),
+            task=read_data(self.task, self.task_option, self.data),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
             teacher=teacher_of(self.teacher, self.teacher_weights, trust=self.trust),
             seed=self.seed,
@@ -77,6 +79,21 @@ class Wanted:
 
         return make_gain(self.method, self.options)[0]
 
+    def looks_at(self, target: Typed) -> bool:
+        """Whether the weights of a thing are needed; `auto` takes what is there."""
+        from bitplan.gains.base import looks_at_model
+
+        return _has_weights(target) if self.method == AUTO else looks_at_model(self.gain)
+
+    def taken(self, weights: Any, graph: Graph, task: Any) -> Any:
+        """The method itself, also where it is left to bitplan."""
+        from bitplan.core.precision import parse_choices
+        from bitplan.gains.auto import taken_for
+        from bitplan.gains.base import make_gain
+
+        found = taken_for(self.method, self.options, weights, graph, parse_choices(self.choices), task)
+        return make_gain(found.method, found.options)[0]
+
 
 def read_rules(choices: str, **written: Any) -> Rules:
     """The rules as typed, beside the precisions to choose from; what was not typed is as the library has it."""
@@ -93,21 +110,37 @@ def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
         raise InputError(f"{', '.join(sorted(idle))} would have no effect: {why}")
 
 
-def graph_and_gains(
-    target: Typed, rules: Rules, link: Sequence[str], wanted: Wanted, device: str, setting: MethodOptions
-) -> tuple[Graph, Gains]:
-    """Build, trace and estimate; weights are loaded only where the method looks at them."""
-    from bitplan.gains.base import looks_at_model
+def weights_and_graph(target: Typed, rules: Rules, link: Sequence[str], wanted: Wanted) -> tuple[Any, Graph]:
+    """Build and trace; weights are loaded only where the method looks at them."""
     from bitplan.plan.feasible import check_selectable
 
-    needed = looks_at_model(wanted.gain)
+    needed = wanted.looks_at(target)
     if needed:
         _refuse_without_weights(target, wanted.method)
         target.check_plannable()  # before weights are loaded, or a network is trained for them
     weights = target.weights if needed else None
-    graph = target.graph(rules, link)
+    graph = told_graph(target, rules, link)
     check_selectable(graph)
-    return graph, estimated(wanted, on_device(weights, device), graph, setting)
+    return weights, graph
+
+
+def check_asked(
+    graph: Graph, costs: Sequence[Costs], budgets: Sequence[str], choices: str, selector: str | None
+) -> None:
+    """See that there is the selector and that the budgets can be met, before gains are estimated for hours."""
+    from bitplan.core.registry import SELECTORS
+    from bitplan.gains.base import estimate as estimate_gains
+    from bitplan.plan.base import pose
+
+    if selector is not None:
+        SELECTORS.get(selector)
+    pose(graph, estimate_gains("uniform", None, graph, choices=choices), costs, budgets)
+
+
+def _has_weights(target: Typed) -> bool:
+    from bitplan.cli.things import RecordFile
+
+    return not isinstance(target, RecordFile) and not target.has_random_weights
 
 
 def _refuse_without_weights(target: Typed, gain: str) -> None:
@@ -125,26 +158,49 @@ def _refuse_without_weights(target: Typed, gain: str) -> None:
 
 def on_device(weights: Any, device: str) -> Any:
     """A network where it is to run; an opened file of weights stays where it is, and so does nothing."""
-    return weights.to(device) if hasattr(weights, "to") else weights
+    if device == "cpu" and not hasattr(weights, "to"):
+        return weights
+    from bitplan.adapters.torch import usable_device
+
+    place = usable_device(device)
+    return weights.to(place) if hasattr(weights, "to") else weights
 
 
-def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: MethodOptions) -> Gains:
-    """Estimate with a progress bar; what takes long says first how long."""
+def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using) -> Gains:
+    """Estimate, telling how far it is; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
+    from bitplan.gains.base import looks_at_model
 
+    if weights is None and wanted.method != AUTO and looks_at_model(wanted.gain):
+        raise InputError(f"{wanted.method} looks at the network: give it too, --model")
     limit_threads(setting.threads)
     context = setting.context()
     _announce(wanted, weights, graph, context)
-    with progress_bar("estimating") as progress, fitting(weights, context.task):
+    with showing_progress("estimating") as progress, fitting(weights, context.task):
         told = replace(context, progress=progress)
-        return estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
+        gains = estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
+    tell_notes(gains)
+    return gains
+
+
+def told_graph(target: Typed, rules: Rules, link: Sequence[str] = ()) -> Graph:
+    """The graph of a thing; what was left to bitplan is said."""
+    graph = target.graph(rules, link)
+    tell_notes(graph)
+    return graph
+
+
+def tell_notes(record: Graph | Gains) -> None:
+    """Say what was left to bitplan, a line each."""
+    for note in record.notes:
+        tell(note)
 
 
 def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
     """Say what a method that trains is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
 
-    told = wanted.gain.expected(weights, graph, parse_choices(wanted.choices), context)
+    told = wanted.taken(weights, graph, context.task).expected(weights, graph, parse_choices(wanted.choices), context)
     if told is None:
         return
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
@@ -152,23 +208,36 @@ def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> N
     tell(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}")
 
 
-def priced(graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str) -> list[Costs]:
-    """The costs asked for, and those that a budget names or brings; never none, so that `--explain` can show one."""
+def priced(
+    graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str, selector: str | None
+) -> list[Costs]:
+    """The costs asked for, and those that a budget names or brings; never none, so that `--explain` can show one.
+
+    What cannot be selected by them is refused here.
+    """
     from bitplan.core.budget import Budget
     from bitplan.costs.base import price as price_graph
     from bitplan.costs.base import price_for
 
     found = price_for([Budget.parse(budget) for budget in budgets], names, graph, choices)
-    return found or [price_graph("memory", graph, choices)]
+    costs = found or [price_graph("memory", graph, choices)]
+    check_asked(graph, costs, budgets, choices, selector)
+    return costs
 
 
 def sureness(
-    graph: Graph, gains: Gains, costs: Sequence[Costs], budgets: Sequence[str], selector: str | None, seed: int = 0
+    graph: Graph,
+    gains: Gains,
+    costs: Sequence[Costs],
+    budgets: Sequence[str],
+    selector: str | None,
+    seed: int = 0,
+    asked: bool = True,
 ) -> Confidence | None:
-    """How sure each choice is, where the gains carry standard errors."""
+    """How sure each choice is, where that was asked for and the gains carry standard errors."""
     from bitplan.plan.confidence import confidence
 
-    if gains.errors is None:
+    if not asked or gains.errors is None:
         return None
     return confidence(graph, gains, costs, budget=budgets, selector=selector, seed=seed)
 
@@ -222,15 +291,3 @@ def limit_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Any]:
-    """A bar on the terminal during long work; nothing where the output is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from bitplan.cli.console import bar
-
-    with bar(what) as progress:
-        yield progress

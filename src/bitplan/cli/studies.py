@@ -9,6 +9,7 @@ import typer
 
 from bitplan.cli.options import Json, Trust
 from bitplan.cli.terminal import say, say_json, tell, tell_error
+from bitplan.cli.words import App, Verbs
 from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def add(app: typer.Typer) -> None:
     """Register the verbs."""
     for verb in (sweep, status, compare, tables, additivity):
         app.command()(verb)
-    store = typer.Typer(no_args_is_help=True, help="Look after the folder of a run.")
+    store = App(cls=Verbs, no_args_is_help=True, help="Look after the folder of a run.")
     store.command(name="clean")(clean)
     store.command(name="check")(check)
     store.callback()(lambda: None)
@@ -96,11 +97,11 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare the methods of a run: scores at every budget, and which differences mean anything."""
-    from bitplan.core.runs import RunFolder
+    from bitplan.reports.still import StillRun
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
 
-    folder = RunFolder(run)
+    folder = StillRun(run)
     chosen = None if against == "all" else against or folder.study.methods[0].title
     if json:
         from bitplan.cli.show_runs import print_tables
@@ -160,7 +161,8 @@ def additivity(
     json: Json = False,
 ) -> None:
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
-    from bitplan.cli.show_runs import show_additivity, showing_progress
+    from bitplan.cli.progress import showing_progress
+    from bitplan.cli.show_runs import show_additivity
     from bitplan.core.runs import RunFolder
     from bitplan.core.studies import Study
     from bitplan.core.trust import check_study
@@ -169,7 +171,7 @@ def additivity(
     folder = RunFolder(run)
     study = folder.study
     check_study(study, folder.file_of(Study), trust=trust)
-    with showing_progress() as progress:
+    with showing_progress("measuring", every_event=True) as progress:
         if pairs:
             study_pairs(study, run, progress=progress, trust=trust, count=pairs, samples=samples, by=by)
         if networks:
@@ -185,16 +187,19 @@ def additivity(
 
 def clean(
     run: RunPath,
-    studies: Annotated[list[Path], typer.Argument(metavar="STUDY…", help="The studies to keep everything for.")],
+    studies: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="STUDY…", help="The studies to keep everything for; the run's own unless said."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
 ) -> None:
-    """Show, and with --yes remove, what none of these studies needs."""
+    """Show, and with --yes remove, what none of these studies needs, or where none is named, the run's own."""
     from bitplan.core.runs import RunFolder
     from bitplan.study.clean import clean_, find_waste
     from bitplan.study.spec import read_study
 
-    _ = RunFolder(run).study  # says what is wrong where it is none
-    waste = find_waste(run, [read_study(study) for study in studies])
+    own = RunFolder(run).study  # says what is wrong where it is none
+    waste = find_waste(run, [read_study(study) for study in studies or ()] or [own])
     for path in waste.paths:
         say(str(path))
     size = f"{len(waste.paths)} files and folders, {waste.bytes / 1e6:.1f} MB"
@@ -202,7 +207,8 @@ def clean(
         clean_(waste)
         say(f"removed {size}")
     else:
-        say(f"{size}, that none of these studies needs" + ("; --yes removes them" if waste.paths else ""))
+        whose = "none of these studies needs" if studies else f"the run's own study, {own.name}, does not need"
+        say(f"{size}, that {whose}" + ("; --yes removes them" if waste.paths else ""))
 
 
 def check(run: RunPath, json: Json = False) -> None:
@@ -220,7 +226,7 @@ def demo(
     run: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/demo"),
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
 ) -> None:
-    """Compare six methods on handwritten digits, from a float network to p-values, in a few minutes."""
+    """Compare methods on handwritten digits, from a float network to p-values and a page, in a few minutes."""
     from bitplan.cli.demo import run_demo
 
     if run_demo(run, workers).failed:
@@ -235,7 +241,7 @@ def run_sweep(
     **told: Any,
 ) -> Summary:
     """Sweep with a bar on a terminal, or a line per event where there is none."""
-    from bitplan.cli.show_runs import showing_progress
+    from bitplan.cli.progress import showing_progress
     from bitplan.study.sweep import sweep as sweep_study
 
     engine: Any = None
@@ -244,7 +250,7 @@ def run_sweep(
 
         engine = Local(workers=workers)
     try:
-        with showing_progress() as progress:
+        with showing_progress("starting", every_event=True) as progress:
             return sweep_study(study, folder, engine=engine, progress=progress, **told)
     except WriteError as error:
         tell_error(f"{error}. What is finished is kept: make room and sweep again")

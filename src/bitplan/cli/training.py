@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from bitplan.cli.options import (
+    Data,
+    Device,
     First,
     Fix,
     Free,
@@ -25,17 +27,21 @@ from bitplan.cli.options import (
     Teacher,
     TeacherWeights,
     Threads,
+    TrainDevice,
     Trust,
     Unreached,
     Weights,
     WithValues,
 )
-from bitplan.cli.steps import fitting, limit_threads, progress_bar, read_rules, refuse_rules
+from bitplan.cli.progress import showing_progress
+from bitplan.cli.steps import fitting, limit_threads, read_rules, refuse_rules, told_graph
 from bitplan.cli.terminal import tell
 from bitplan.core.errors import InputError
 
 Source = Annotated[str, typer.Argument(help="A zoo name, package.module:factory, or a checkpoint folder.")]
-Needed = Annotated[str, typer.Option("--task", help="The task by name: its data, loss and score.")]
+Needed = Annotated[
+    str, typer.Option("--task", help="The task: its data, loss and score; a name, or package.module:factory.")
+]
 Folder = Annotated[Path, typer.Option("--output", "-o", help="The checkpoint folder to write.")]
 
 
@@ -52,6 +58,7 @@ def quantize(
     to: Annotated[str | None, typer.Option(help="Instead of a plan: one precision for all, such as w4a4.")] = None,
     task: TaskName = None,
     task_option: TaskOption = [],
+    data: Data = None,
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
     plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
     method: Annotated[str | None, typer.Option(help="lsq: learned steps; faq: a percentile, fixed.")] = None,
@@ -77,23 +84,22 @@ def quantize(
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
     from bitplan.core.records import Plan
+    from bitplan.quant.checkpoint import check_replaceable
     from bitplan.quant.convert import quantize as quantize_model
 
-    _refuse_both(plan, to)
+    _refuse_contradictions(plan, to, method, percentile)
+    check_replaceable(output)
     warn = _only_warns(unreached)
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     if plan is not None:
         refuse_rules(rules, f"{plan} says what every layer gets")
-    chosen = what_is(plan).plan if plan is not None else Plan.uniform(network.graph(rules), to or "")
+    chosen = what_is(plan).plan if plan is not None else Plan.uniform(told_graph(network, rules), to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
     made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
-    if task is not None:
-        _calibrate_(made, task, task_option, samples, seed=None if plain else seed, warn=warn)
-    elif _uncalibrated(made):
-        tell("no --task: the first training batch will set the input steps")
+    _calibrate_(made, (task, task_option, data), samples, seed=None if plain else seed, warn=warn)
     _keep(made, output, network.spec)
 
 
@@ -113,25 +119,30 @@ def finetune(
     trust: Trust = False,
     seed: Seed = 0,
     threads: Threads = None,
+    device: TrainDevice = None,
     json: Json = False,
 ) -> None:
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
+    from bitplan.quant.checkpoint import check_replaceable
     from bitplan.quant.first_run import allow_unreached_
     from bitplan.quant.root import is_quantized
     from bitplan.tune.log import LOG
     from bitplan.tune.loop import finetune_
+    from bitplan.tune.prepare import training_on
 
-    told, chosen = read_recipe(recipe, set), read_task(task, task_option)
     limit_threads(threads)
-    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
-    trained, guide = network.model, teacher_of(teacher, teacher_weights, model, trust=trust)
-    if _only_warns(unreached) and is_quantized(trained):
-        allow_unreached_(trained)
-    work = output.with_name(f"{output.name}.training")
-    with progress_bar("fine-tuning") as progress, fitting(trained, chosen):
-        log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
+    check_replaceable(output)
+    with training_on(device):
+        told, chosen = read_recipe(recipe, set), read_task(task, task_option)
+        network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
+        trained, guide = network.model, teacher_of(teacher, teacher_weights, model, trust=trust)
+        if _only_warns(unreached) and is_quantized(trained):
+            allow_unreached_(trained)
+        work = output.with_name(f"{output.name}.training")
+        with showing_progress("fine-tuning") as progress, fitting(trained, chosen):
+            log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
     _keep(trained, output, network.spec)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
     _score(trained, chosen, json, **facts)
@@ -148,15 +159,17 @@ def evaluate(
     trust: Trust = False,
     seed: Seed = 0,
     threads: Threads = None,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Score a network on the test split of a task: checkpoint → score."""
+    from bitplan.adapters.torch import usable_device
     from bitplan.cli.door import Beside, what_is
     from bitplan.cli.inputs import read_task
 
-    chosen = read_task(task, task_option)
+    chosen, place = read_task(task, task_option), usable_device(device)
     limit_threads(threads)
-    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust)).model
+    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust)).model.to(place)
     _score(_in_integers(network, chosen) if integer else network, chosen, json)
 
 
@@ -167,9 +180,11 @@ def _in_integers(model: Any, task: Any) -> Any:
         return integer(model, task.example())
 
 
-def _refuse_both(plan: Path | None, to: str | None) -> None:
+def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None, percentile: float | None) -> None:
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
+    if percentile is not None and method == "lsq":
+        raise InputError("--percentile is for --method faq, and lsq learns its steps: leave one of them out")
 
 
 def _only_warns(unreached: str) -> bool:
@@ -178,17 +193,24 @@ def _only_warns(unreached: str) -> bool:
     return unreached == "warn"
 
 
-def _calibrate_(model: Any, task: str, written: list[str], samples: int, *, seed: int | None, warn: bool) -> None:
+def _calibrate_(
+    model: Any, data: tuple[str | None, list[str], str | None], samples: int, *, seed: int | None, warn: bool
+) -> None:
+    """Let a task, with its options, or batches set the input steps; say where nothing does."""
     import itertools
 
-    from bitplan.cli.inputs import read_task
+    from bitplan.cli.inputs import read_data
     from bitplan.quant.calibrate import calibrate_
 
-    chosen = read_task(task, written)
-    size = min(64, samples, chosen.size("train"))
-    batches = itertools.islice(chosen.batches("train", size, seed), -(-samples // size))
-    with fitting(model, chosen):
-        calibrate_(model, batches, forward=chosen.forward, unreached="warn" if warn else "raise")
+    task = read_data(*data)
+    if task is None:
+        if _uncalibrated(model):
+            tell("no --task and no --data: the first training batch will set the input steps")
+        return
+    size = min(64, samples, task.size("train"))
+    batches = itertools.islice(task.batches("train", size, seed), -(-samples // size))
+    with fitting(model, task):
+        calibrate_(model, batches, forward=task.forward, unreached="warn" if warn else "raise")
 
 
 def _uncalibrated(model: Any) -> bool:

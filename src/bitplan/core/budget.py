@@ -10,7 +10,7 @@ from fractions import Fraction
 from bitplan.core.errors import BudgetError
 from bitplan.core.units import UNITS, Account, Unit, measured, spellings, trimmed
 
-_WRITTEN = re.compile(r"(?:([A-Za-z_][\w.\-]*)=)?(\d+(?:\.\d+)?)\s*([^\s\d.=][^\s=]*)?")
+_WRITTEN = re.compile(r"(?:([A-Za-z_][\w.\-]*)=)?([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([^\s\d.=][^\s=]*)?")
 _EXACT = Context(prec=60)
 HOW = "write 70%, memory=60%, 3.2bpw, 12ms, 2MB or a whole number of units"
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 CHOICES = "w2a2,w4a4"
 """The precisions to choose from."""
 
+AUTO = "auto"
+"""The method, written instead of one by name: the best for what is there (`gains/auto.py`)."""
+
 COST = "bmac"
 """What a budget limits that names no cost."""
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from typing import ClassVar
 
 from bitplan.core.naming import inside
 from bitplan.core.record import Value
@@ -18,6 +16,8 @@ class Addition(Value):
     also those before the module that only a norm, ReLU or max pooling lies behind.
     """
 
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"left", "right"})
+
     module: str
     call: str
     left: str = ""
@@ -29,10 +29,6 @@ class Addition(Value):
         """What the addition is called."""
         return inside(self.module, self.call)
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value or name not in ("left", "right")}
-
 
 class Integers(Value):
     """What `quantize(…, integer=True)` does beside quantizing layers.
@@ -43,11 +39,9 @@ class Integers(Value):
     (ReLU, max pooling): an integer kernel gives 8 bits at most, also to a layer that would take more.
     """
 
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"additions", "norms", "floats", "feeds"})
+
     additions: tuple[Addition, ...] = ()
     norms: dict[str, str] = {}
     floats: tuple[str, ...] = ()
     feeds: dict[str, str] = {}
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value}

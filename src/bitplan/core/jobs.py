@@ -91,6 +91,31 @@ class Drifts(Record):
     seconds: NotNegative = 0.0
 
 
+class Sloped(Dropped):
+    """A job: how the losses of samples number `first` and following lean towards each choice below the highest.
+
+    Nothing is lowered; `members` are the layers of the groups that could be. Batches are of one sample.
+    """
+
+    members: dict[Name, tuple[Name, ...]]
+    choices: tuple[Precision, ...]
+    labels: str
+    first: Annotated[int, Field(ge=0)]
+    count: Count
+
+    @property
+    def words(self) -> str:
+        """Which samples, for people."""
+        return f"samples {self.first + 1} to {self.first + self.count}"
+
+
+class Slopes(Record):
+    """For each group, each choice below the highest: the mean over the samples of the squared slope towards it."""
+
+    squares: dict[Name, tuple[NotNegative, ...]]
+    seconds: NotNegative = 0.0
+
+
 class Losses(Record):
     """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
 

@@ -5,8 +5,14 @@ Where records are defined is listed here and nowhere else; tests/core/test_kinds
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from bitplan.core import checkpoints, jobs, latencies, probes, records, studies, trials, verdicts
+from bitplan.core.errors import FileError
 from bitplan.core.record import Record
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import load
 
 HOMES = (records, trials, studies, jobs, probes, checkpoints, verdicts, latencies)
 
@@ -14,3 +20,16 @@ KINDS: dict[str, type[Record]] = {
     name: kind for name, kind in Record.kinds.items() if kind.__module__ in [home.__name__ for home in HOMES]
 }
 """The word in a file → its record."""
+
+
+def load_any(path: Path) -> Any:
+    """The record that a file holds, of whichever kind; of a folder, what it is."""
+    if not path.is_dir():
+        return load(path, Record)
+    if RunFolder.is_one(path):
+        return RunFolder(path)
+    if (path / checkpoints.ABOUT).is_file():
+        return load(path / checkpoints.ABOUT, checkpoints.Checkpoint)
+    raise FileError(
+        f"{path} is a folder, and neither a checkpoint (with a {checkpoints.ABOUT}) nor a run (with a study.json)"
+    )

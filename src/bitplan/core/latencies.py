@@ -34,11 +34,11 @@ class Whole(Value):
 
 class Mixed(Value):
     """A network with every second group at the lowest choice, the others at the highest: what the layers' times say
-    it takes, and what it took. `among_others` is by how many times what raising a layer adds was raised for it."""
+    it takes, and what it took. `among_others` is by what what raising a layer adds was multiplied for it."""
 
     expected: Count
     taken: Taken
-    among_others: Annotated[float, Field(ge=1)] = 1.0
+    among_others: Annotated[float, Field(gt=0)] = 1.0
 
     @property
     def error(self) -> float:
@@ -74,7 +74,7 @@ class Latency(Record):
     """How long each layer of a network takes at each choice: as part of the whole network, which runs in `runtime`.
 
     `rows` are scaled so that they add up to the time of the whole network, of which `whole` says how far they were off;
-    then what raising a layer adds is raised until they add up to a mixed network (`mixed.among_others`). What runs
+    then what raising a layer adds is multiplied until they add up to a mixed network (`mixed.among_others`). What runs
     between layers counts for the layer before it. `alike` are choices that take the same time: their rows are equal.
     `beside` are layers that the runtime does not tell apart: their time is in those before them. `macs` tell whether
     another graph has layers of the same size.

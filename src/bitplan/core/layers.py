@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, StrictInt, model_serializer, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.core.record import Value
@@ -22,6 +22,8 @@ class Layer(Value):
     is fixed only because it is linked to another layer, all three are that layer's, which `linked_to` names.
     """
 
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"written"})
+
     name: Name
     kind: Name
     macs: Count
@@ -32,11 +34,6 @@ class Layer(Value):
     linked_to: str = ""
     why: str = ""
     written: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = dump(self)
-        return told if self.written else {name: value for name, value in told.items() if name != "written"}
 
     @model_validator(mode="after")
     def _reasoned(self) -> Self:

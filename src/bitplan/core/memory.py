@@ -52,9 +52,14 @@ def bounded(path: str | Path) -> Iterator[None]:
     The system holds this limit, for all threads, where it has such limits (Linux). What goes beyond is a MemoryError,
     or what a library makes of one. Blocks of several threads share the largest of their limits.
     """
+    allowed = memory_for(os.path.getsize(path))  # outside: what fails here must leave no block behind
     with _lock:
         _held.append(_limit())
-        _hold(memory_for(os.path.getsize(path)))
+        try:
+            _hold(allowed)
+        except BaseException:
+            _held.pop()
+            raise
     try:
         yield
     finally:

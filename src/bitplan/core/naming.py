@@ -87,6 +87,8 @@ def layer_of(parameter: str) -> str:
 
 def uncompiled(name: str) -> str:
     """A name without what torch.compile puts around a model, or around a part of it."""
+    if _COMPILED not in name:
+        return name
     *modules, last = name.split(".")
     return ".".join([*(module for module in modules if module != _COMPILED), last])
 

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.store import set_aside
+from bitplan.core.store import checked_name, set_aside
 from bitplan.core.swap import restore
 
 
@@ -18,7 +18,7 @@ class Places:
 
     def path(self, name: str) -> Path:
         """The folder of an id, there or not."""
-        return self.folder / name
+        return self.folder / checked_name(name)
 
     def has(self, name: str) -> bool:
         """Whether it is there."""

@@ -12,7 +12,7 @@ from pydantic import Field, model_serializer, model_validator
 from bitplan.core.errors import InputError
 from bitplan.core.record import Value
 
-_WRITTEN = re.compile(r"w(\d+)a(\d+)")
+_WRITTEN = re.compile(r"w([0-9]{1,12})a([0-9]{1,12})")
 LEFT_ALONE_BITS = 16
 """So many bits mean: not quantized, as it is."""
 

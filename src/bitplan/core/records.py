@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from bitplan.core.errors import suggestion
 from bitplan.core.integers import Integers
@@ -23,13 +23,23 @@ from bitplan.core.record import Record, Upgrade, Value, identity
 from bitplan.core.uses import Use, Uses, check_uses
 
 
-class _Used(Record):
+class _Noted(Record):
+    """What says in words which decisions were left to bitplan, one line each: ids do not tell it."""
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"notes"}
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"notes"})
+
+    notes: tuple[str, ...] = ()
+
+
+class _Used(_Noted):
     """What may know where a network uses its layers; that is the network's, so ids do not tell it.
 
     `integers` is what integer kernels compute beside them. None means that nobody looked.
     """
 
-    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"uses", "integers"}
+    outside_id: ClassVar[frozenset[str]] = _Noted.outside_id | {"uses", "integers"}
+    unless_usual: ClassVar[frozenset[str]] = _Noted.unless_usual | {"uses", "integers"}
 
     uses: Uses | None = None
     integers: Integers | None = None
@@ -37,11 +47,6 @@ class _Used(Record):
     def uses_of(self, layer: str) -> tuple[Use, ...]:
         """What is told of a layer's uses: nothing where its name says it, or nobody looked."""
         return (self.uses or {}).get(layer, ())
-
-    @model_serializer(mode="wrap")
-    def _without_unknown(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told = _leave_out(dump(self), "uses", unless=self.uses is not None)
-        return _leave_out(told, "integers", unless=self.integers is not None)
 
 
 class Graph(_Used):
@@ -98,7 +103,7 @@ class Graph(_Used):
         return next((link for link in self.links if layer in link.layers), None)
 
 
-class _PerGroup(Record):
+class _PerGroup(_Noted):
     """One row per selectable group, one entry per choice."""
 
     choices: tuple[Precision, ...]
@@ -163,6 +168,8 @@ class Costs(_PerGroup):
     They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0.
     """
 
+    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"lacking"}
+
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
@@ -180,17 +187,16 @@ class Costs(_PerGroup):
             _check_width(name, row, self.choices)
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(dump(self), "lacking", unless=bool(self.lacking))
-
 
 class Limit(Value):
     """One budget of a plan: what was asked for, what that is in units, and what the plan costs.
 
     Both count the choosable layers. `fixed` is what the fixed ones take of a budget for the whole network, beside that;
-    None where they stand outside the budget.
+    None where they stand outside the budget. `shadow_price` is what one more percent of all costs would gain: exactly
+    where the selector lists all selections, otherwise by the linear relaxation.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"fixed"})
 
     budget: str
     cost_name: Name
@@ -210,10 +216,6 @@ class Limit(Value):
         """Units left over."""
         return self.capacity - self.cost
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(dump(self), "fixed", unless=self.fixed is not None)
-
 
 class Plan(_Used):
     """A precision for every layer, and how it came about.
@@ -224,6 +226,7 @@ class Plan(_Used):
     """
 
     outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
+    unless_usual: ClassVar[frozenset[str]] = _Used.unless_usual | {"rounding"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -270,10 +273,6 @@ class Plan(_Used):
             integers=graph.integers,
         )
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _leave_out(self._without_unknown(dump), "rounding", unless=self.rounding > 0)
-
 
 def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], layers: Mapping[str, object]) -> None:
     """Raise unless every linked layer exists and is in one link only."""
@@ -290,8 +289,3 @@ def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], laye
 def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: tuple[Precision, ...]) -> None:
     if len(row) != len(choices):
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
-
-
-def _leave_out(content: dict[str, Any], key: str, *, unless: bool) -> dict[str, Any]:
-    """Write a key only where it says something: files of before it have the same id as ever."""
-    return content if unless else {name: value for name, value in content.items() if name != key}

@@ -6,11 +6,14 @@ bitplan's own entries are entry points too (`pyproject.toml`), so listing the na
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bitplan.core.errors import InputError, UnknownName
 
@@ -81,12 +84,13 @@ class Registry:
             raise InputError(f"the {self.what} {name!r} ({point.value}) does not load: {error}") from error
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:
-        """The thing of that name, a dataclass, with these options; an unknown or missing one is said."""
+        """The thing of that name, a dataclass, with these options; an unknown, missing or impossible one is said."""
         factory = self.get(name)
         known = [option.name for option in dataclasses.fields(factory)]
         for option in options:
             if option not in known:
                 raise UnknownName(f"option of {name}", option, known)
+        _check_kinds(name, factory, options)
         try:
             return factory(**options)
         except TypeError as error:
@@ -101,6 +105,35 @@ class Registry:
         own = f"{kind.__module__}:{kind.__qualname__}"
         return next((name for name, point in self._installed.items() if point.value == own), kind.__name__.lower())
 
+
+def _check_kinds(name: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a text where a number is meant, and the like: options stand in files, and are used much later."""
+    try:
+        hints = get_type_hints(factory)
+    except NameError:  # of a name that only a type checker imports: nothing is known
+        return
+    for option, value in options.items():
+        hint = hints[option]
+        kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+        if kinds <= _PLAIN.keys() and not any(_PLAIN[kind](value) for kind in kinds):
+            wanted = " or ".join(words for kind, words in _WORDS.items() if kind in kinds)
+            raise InputError(f"{name}: {option} is {value!r}, and must be {wanted}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+_PLAIN: Mapping[Any, Callable[[Any], bool]] = {
+    int: _is_whole,
+    float: lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool),
+    bool: lambda value: isinstance(value, bool),
+    str: lambda value: isinstance(value, str | os.PathLike),
+    NoneType: lambda value: value is None,
+}
+"""Kinds of values that can be told from each other → whether a value is one."""
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 GAINS = Registry("gain")
 COSTS = Registry("cost")

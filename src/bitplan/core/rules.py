@@ -26,6 +26,8 @@ _ALWAYS_WRITTEN = ("first", "last", "narrow", "fix", "free")
 class Rules(Value):
     """The paper's rules by default. None, or "free", switches a precision rule off, `narrow=0` the one on width.
 
+    That one is left out of its own accord where it would leave no choice, unless somebody wrote it: `narrow=128` holds.
+
     `fix` and `free` hold shell wildcards on layer names: `fix={"stem.*": "w8a8"}`, or as the command line writes it
     `fix=["stem.*=w8a8"]`. They come before the other rules, `free` before `fix`.
     """
@@ -64,11 +66,11 @@ class Rules(Value):
     def settled(self, choices: tuple[Precision, ...]) -> Self:
         """These rules beside a study's choices; its file, which is read again, does not tell what somebody said.
 
-        Where inputs are left alone, all of it counts as said from now on; elsewhere nothing has to.
+        Where inputs are left alone, all of it counts as said from now on; elsewhere only the width has to.
         """
         beside = self.for_choices(choices)
         quantizes = any(choice.quantizes_inputs for choice in choices)
-        return self.model_construct(set() if quantizes else set(type(self).model_fields), **dict(beside))
+        return self.model_construct({"narrow"} if quantizes else set(type(self).model_fields), **dict(beside))
 
     @field_validator("first", "last", "embeddings", mode="before")
     @classmethod

@@ -24,51 +24,23 @@ run lies is known here and in `core/store.py` alone.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from urllib.parse import quote_plus
 
 from bitplan.core.errors import FileError
 from bitplan.core.places import Places
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.run_files import FILES, LEASES, RunPart, gains_file, is_own
 from bitplan.core.shelf import Shelf, keep_record
 from bitplan.core.store import ASIDE, load
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
 from bitplan.core.trials import Result, Trial
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-_LONGEST = 150  # letters of a file's name; file systems take 255 bytes
 Single = Study | Graph | Costs | Agenda | Pairs | Fit
-_FILES: dict[type[Record], str] = {
-    Study: "study.json",
-    Graph: "graph.json",
-    Costs: "costs.json",
-    Agenda: "agenda.json",
-    Pairs: "additivity/pairs.json",
-    Fit: "additivity/fit.json",
-}
-"""Where the records are that a run has one of."""
-
-
-class RunPart(StrEnum):
-    """What a run keeps by id, each in the folder of this name."""
-
-    TRIALS = "trials"
-    FAILURES = "failures"
-    PLANS = "plans"
-    ESTIMATES = "estimates"
-    TRAINED = "trained"
-    NETWORKS = "networks"
-    JOBS = "jobs"
-    RUNNING = "running"
-    STARTS = "starts"
-
-
 _KINDS: dict[RunPart, type[Record]] = {
     RunPart.TRIALS: Result,
     RunPart.FAILURES: FailedTrial,
@@ -98,7 +70,17 @@ class RunFolder:
     @staticmethod
     def is_one(path: Path) -> bool:
         """Whether a folder is that of a run."""
-        return (path / _FILES[Study]).is_file()
+        return (path / FILES[Study]).is_file()
+
+    @classmethod
+    def owning(cls, path: Path) -> RunFolder | None:
+        """The run that keeps its own files where a path leads, there or not; its page and what is beside are not."""
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError):  # its links go in a circle
+            return None
+        runs = (folder for folder in real.parents if cls.is_one(folder) and is_own(real.relative_to(folder)))
+        return next(map(cls, runs), None)
 
     # What it is about.
 
@@ -107,9 +89,9 @@ class RunFolder:
         """What is compared here."""
         if not self.is_one(self.path):
             raise FileError(
-                f"{self.path} is not the folder of a run: it has no {_FILES[Study]}; make one with `bitplan sweep`"
+                f"{self.path} is not the folder of a run: it has no {FILES[Study]}; make one with `bitplan sweep`"
             )
-        return load(self.path / _FILES[Study], Study, sealed=True)
+        return load(self.path / FILES[Study], Study, sealed=True)
 
     @property
     def graph(self) -> Graph | None:
@@ -129,11 +111,11 @@ class RunFolder:
     def keep(self, *records: Single) -> None:
         """Write down what the run is about, or what it has one of, each whole and unless it is there already."""
         for record in records:
-            keep_record(self.path / _FILES[type(record)], record)
+            keep_record(self.path / FILES[type(record)], record)
 
     def file_of(self, kind: type[Single]) -> Path:
         """Where the record of a kind is that a run has one of, for commands that people type."""
-        return self.path / _FILES[kind]
+        return self.path / FILES[kind]
 
     @property
     def page(self) -> Path:
@@ -242,16 +224,29 @@ class RunFolder:
     @property
     def missing(self) -> list[Trial]:
         """The trials of the study without a result whose own, or that of their training, was damaged and set aside."""
-        agenda = self.agenda
+        trainings, trials = self.trained.lost(), self.trials.lost()
+        agenda = self.agenda if trainings or trials else None
         if agenda is None:
             return []
-        behind = {trial for job in self.trained.lost() for trial in agenda.trainings.get(job, ())}
-        lost = (self.trials.lost() | behind) - self.trials.ids()
+        behind = {trial for job in trainings for trial in agenda.trainings.get(job, ())}
+        lost = (trials | behind) - self.trials.ids()
         return [trial for trial in agenda.trials if trial.id in lost]
 
     def set_aside(self) -> list[Path]:
         """Every damaged file and folder that was kept under another name."""
         return sorted(path for path in self.path.rglob(f"*{ASIDE}*") if not path.name.startswith("."))
+
+    def folders(self) -> list[Path]:
+        """Every folder that its files are written into; what lies behind a link is not the run's."""
+        inside = _folders_in(self.path)
+        trainings = [one for path in inside if path.name == RunPart.RUNNING for one in _folders_in(path)]
+        return [self.path, *inside, *trainings]
+
+    def refuse_links(self) -> None:
+        """Refuse folders of the run that are links: whoever made them would have files written elsewhere."""
+        for path in sorted(self.path.glob("[!.]*")):
+            if path.is_symlink() and path.is_dir() and is_own(path.relative_to(self.path)):
+                raise FileError(f"{path} is a link to what may not be the run's: remove it, or look there")
 
     def leases(self) -> list[LeaseFile]:
         """Every lease that is there, whoever holds it."""
@@ -265,37 +260,29 @@ class RunFolder:
 
     def singles(self) -> dict[Path, type[Record]]:
         """The files of what a run has one of, as far as they are there."""
-        files = {self.path / name: kind for kind, name in _FILES.items()}
+        files = {self.path / name: kind for kind, name in FILES.items()}
         return {path: kind for path, kind in files.items() if path.exists()}
 
     def parts(self) -> dict[RunPart, list[Path]]:
         """The files and folders of every part; what lies elsewhere, behind a link, is not the run's."""
-        for part in RunPart:
-            if (self.path / part).is_symlink():
-                raise FileError(f"{self.path / part} is a link to what may not be the run's: remove it, or look there")
+        self.refuse_links()
         return {part: sorted((self.path / part).glob("[!.]*")) for part in RunPart}
 
     @property
     def _leases(self) -> Path:
-        return self.path / "leases"
+        return self.path / LEASES
 
     def _shelf(self, part: RunPart, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
         return Shelf(self.path / part, kind, self._leases)
 
-    def _wanted(self, found: Iterable[str]) -> list[str]:
-        agenda = self.agenda
+    def _wanted(self, found: set[str]) -> list[str]:
+        agenda = self.agenda if found else None  # which takes a while to read where there are thousands
         return sorted(found) if agenda is None else [trial.id for trial in agenda.trials]
 
     def _one(self, kind: type[AnyRecord]) -> AnyRecord | None:
-        path = self.path / _FILES[kind]
+        path = self.path / FILES[kind]
         return load(path, kind, sealed=True) if path.is_file() else None
 
 
-def gains_file(title: str) -> str:
-    """Where the gains of a method are, from the run's folder; two titles never share a file."""
-    name = quote_plus(title)
-    if name.startswith("."):  # it would be hidden
-        name = f"%2E{name[1:]}"
-    if len(name) > _LONGEST:  # "=" stands in no name that quote_plus gives
-        name = f"{name[:_LONGEST]}={hashlib.sha256(title.encode()).hexdigest()[:16]}"
-    return f"gains/{name}.json"
+def _folders_in(path: Path) -> list[Path]:
+    return [one for one in sorted(path.glob("[!.]*")) if one.is_dir() and not one.is_symlink()]

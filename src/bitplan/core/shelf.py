@@ -12,14 +12,15 @@ What holds for every shelf, whoever fills it and however often its processes are
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from bitplan.core.errors import Damaged, FileError, WriteError
-from bitplan.core.record import Record
-from bitplan.core.store import ASIDE, load, set_aside, write_text
+from bitplan.core.record import Record, is_intact, sealed
+from bitplan.core.store import ASIDE, checked_name, load, read_bytes, set_aside, write_text
 
 Kept = TypeVar("Kept", bound=Record)
 Other = TypeVar("Other", bound=Record)
@@ -50,11 +51,11 @@ class Shelf(Generic[Kept]):
 
     def path(self, name: str) -> Path:
         """The file of an id."""
-        return self.folder / f"{name}{_SUFFIX}"
+        return self.folder / f"{checked_name(name)}{_SUFFIX}"
 
     def lease(self, name: str) -> Path:
         """The file of who works on an id."""
-        return self.leases / f"{self.folder.name}-{name}"
+        return self.leases / f"{self.folder.name}-{checked_name(name)}"
 
     def has(self, name: str) -> bool:
         """Whether there is a record of that id."""
@@ -89,6 +90,18 @@ class Shelf(Generic[Kept]):
                     raise
         return sound, damaged
 
+    def look_at(self, names: Iterable[str]) -> tuple[set[str], dict[str, Damaged]]:
+        """The same without what they say: which are sound, by their seals alone where these fit."""
+        intact: set[str] = set()
+        others: list[str] = []
+        for name in names:
+            try:
+                (intact.add if is_intact(read_bytes(self.path(name)), of=name) else others.append)(name)
+            except FileError:  # gone, or read again below, which says why not
+                others.append(name)
+        sound, damaged = self.read_sound(others)
+        return intact | sound.keys(), damaged
+
     def set_aside(self, name: str) -> Path:
         """Keep a damaged record under another name, and give that name."""
         return set_aside(self.path(name))
@@ -119,12 +132,15 @@ def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
     """Write a record unless its file says the same already; a damaged one is kept under another name, and that said."""
     text = record.to_json(of=of)
     if path.is_file():
-        if path.read_text(encoding="utf-8", errors="replace") == text:
-            return
         try:
+            same = (text.encode(), sealed(text).encode())
+            if path.stat().st_size in map(len, same) and read_bytes(path) in same:
+                return
             load(path, type(record), of=of, sealed=True)
         except Damaged as error:
             _log.warning("%s; it is made again, and the old one is kept as %s", error, set_aside(path).name)
         except FileError:
             pass  # of another bitplan, which may be written over as before
-    write_text(path, text)
+    elif os.path.lexists(path):
+        _log.warning("%s is no file; it is made, and the old one is kept as %s", path, set_aside(path).name)
+    write_text(path, sealed(text))

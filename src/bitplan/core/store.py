@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
+import io
 import itertools
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.memory import check_room, memory_for
 from bitplan.core.record import Record
 from bitplan.core.swap import put_in_place, restore
+from bitplan.core.temporary import clear_left, temporary_name
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _FOLDER = "folder"
+_SPECIAL = {stat.S_IFDIR: _FOLDER, stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+_HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 _PARSED = 16  # times the bytes of a text is about the most that the values take that are parsed from it
 ASIDE = ".damaged"
 """What is added to the name of a damaged file or folder; where that is taken, with a number."""
@@ -37,7 +41,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """
     target = Path(path)
     refuse_no_file(target)
-    temporary = _temporary_name(target)
+    temporary = temporary_name(target)
     with _refusals_named(target):
         try:
             make_folder(target.parent)
@@ -54,12 +58,14 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 def whole_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder to fill; when the block ends, its files are on the disk and it gets its own name.
 
-    A folder that was there before is replaced in one step, and stays where the block or the replacement fails.
+    A folder that was there before is replaced in one step, and stays where the block or the replacement fails. What
+    killed processes left in its place is removed first.
     """
     target = Path(path)
-    temporary = _temporary_name(target)
+    temporary = temporary_name(target)
     with _refusals_named(target):
         try:
+            clear_left(target.parent, target.name)
             make_folder(temporary)
             restore(target)
             yield temporary
@@ -94,7 +100,7 @@ def read_text(path: str | Path) -> str:
 def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
     """Read a file whole, after a look at its size: what is made of it takes so many times its bytes of memory."""
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             check_room(path, times * size, size)
             content = file.read(size + 1)
@@ -104,6 +110,22 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
             return content
     except OSError as error:
         raise _unreadable(Path(path), error) from None
+
+
+def open_file(path: str | Path) -> io.BufferedReader:
+    """Open a file to read it; a pipe or a device, which may keep us waiting for ever, is an OSError.
+
+    What a shell hands over as a file, `<(…)`, is a pipe that is open already, and is read.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = stat.S_IFMT(os.fstat(number).st_mode)
+    if kind != stat.S_IFREG and not (kind == stat.S_IFIFO and str(path).startswith(_HANDED_OVER)):
+        os.close(number)
+        if kind == stat.S_IFDIR:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise OSError(errno.EINVAL, f"it is a {_SPECIAL.get(kind, 'device')}, not a file")
+    os.set_blocking(number, True)
+    return os.fdopen(number, "rb")
 
 
 def through_links(path: Path) -> Path:
@@ -116,6 +138,13 @@ def through_links(path: Path) -> Path:
         return path.resolve() if leads_on else path
     except (OSError, RuntimeError):
         raise WriteError(f"cannot write {path}: its links go in a circle") from None
+
+
+def checked_name(name: str) -> str:
+    """An id as the name of a file; ids stand in files too, and must not lead elsewhere."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise FileError(f"{name!r} is no id: a file says it that bitplan did not write")
+    return name
 
 
 def refuse_no_file(target: Path) -> None:
@@ -133,20 +162,27 @@ def is_same(one: Path, other: Path) -> bool:
         return False
 
 
+def is_below(one: Path, other: Path) -> bool:
+    """Whether a path leads to something that is there, in a folder or deeper in it."""
+    try:
+        return one.exists() and other.resolve() in one.resolve().parents
+    except (OSError, ValueError, RuntimeError):  # it is no name, or its links go in a circle
+        return False
+
+
 def _kind_of_special(path: Path) -> str | None:
     """What stands at a path, or behind its links, if it is neither a file nor nothing."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return None
-    kinds = {stat.S_IFDIR: _FOLDER, stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    return None if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "device")
+    return None if stat.S_ISREG(mode) else _SPECIAL.get(stat.S_IFMT(mode), "device")
 
 
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file's content."""
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise _unreadable(Path(path), error) from None
@@ -157,8 +193,24 @@ def save(record: Record, path: str | Path) -> Path:
     return write_text(path, record.to_json())
 
 
-def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord:
-    """Read a record of the given kind (`Record` itself: of any kind); `of` and `sealed` as for `from_json`."""
+@overload
+def load(path: str | Path) -> Any: ...
+
+
+@overload
+def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord: ...
+
+
+def load(path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False) -> Any:
+    """Read a record, of whichever kind its file says, or of the given kind; `of` and `sealed` as for `from_json`.
+
+    Without a kind, the folder of a checkpoint gives what stands there about it (`load_checkpoint` reads the network),
+    and that of a run its `RunFolder`.
+    """
+    if kind is None:
+        from bitplan.core.kinds import load_any
+
+        return load_any(Path(path))
     text = read_text(path)
     try:
         return kind.from_json(text, of=of, sealed=sealed)
@@ -185,21 +237,26 @@ def set_aside(path: Path) -> Path:
 def _unreadable(path: Path, error: OSError) -> FileError:
     """What the system says of a file; a disk that fails to give it back has damaged it."""
     kind = Damaged if error.errno == errno.EIO else FileError
-    return kind(f"cannot read {path}: {error.strerror or error}")
+    where = _looked_in(path) if isinstance(error, FileNotFoundError) else ""
+    return kind(f"cannot read {path}: {error.strerror or error}{where}")
+
+
+def _looked_in(path: Path) -> str:
+    """Files of nearly that name in its folder, or where that is."""
+    if not path.parent.is_dir():
+        return f"; there is no folder {path.parent}"
+    stems = sorted(other.stem for other in path.parent.iterdir() if other.suffix == path.suffix)
+    near = [f"{stem}{path.suffix}" for stem in difflib.get_close_matches(path.stem, stems, n=2, cutoff=0.75)]
+    return f"; did you mean {' or '.join(near)}?" if near else f" in {path.parent.resolve()}"
 
 
 def remove(paths: Iterable[Path]) -> None:
     """Remove files and folders; what prevents it is said in one line."""
     for path in paths:
         try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         except OSError as error:
             raise WriteError(f"cannot remove {path}: {error.strerror or error}") from None
-
-
-def _temporary_name(target: Path) -> Path:
-    """A name beside the target that nobody else uses; the ending stays, since some writers look at it."""
-    return target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}{target.suffix}")
 
 
 @contextmanager
@@ -207,6 +264,8 @@ def _refusals_named(target: Path) -> Iterator[None]:
     """Say in one line which file or folder the system refuses to write."""
     try:
         yield
+    except FileExistsError as error:
+        raise WriteError(f"cannot write {target}: {error.filename} is in the way, which is no folder") from None
     except OSError as error:
         raise WriteError(f"cannot write {target}: {error.strerror or error}") from None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+import json
+import unicodedata
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
@@ -13,11 +16,13 @@ from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Upgrade, Value
 from bitplan.core.records import Name
 from bitplan.core.rules import Rules
-from bitplan.core.trials import OLD_RUN, Count, NotNegative, Recipe, Trial
+from bitplan.core.trials import OLD_RUN, Count, LogLines, NotNegative, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+Found = TypeVar("Found")
+_KNOWN = "_known"  # pydantic shows no name like this as a field
 FLOAT = "float"
 """What tables call the float network."""
 
@@ -61,7 +66,7 @@ class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
-    the uniform networks at the lowest and the highest choice, trained alike. `keep_networks` keeps every
+    the networks with all layers at the lowest and at the highest choice, trained alike. `keep_networks` keeps every
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
     """
 
@@ -107,17 +112,36 @@ class Study(Record):
         for method in self.methods:
             if method.title in taken:
                 raise ValueError(f"the label {method.title!r} is what tables call a reference: choose another")
+        for one, other in combinations(self.methods, 2):
+            if _looks(one.title) == _looks(other.title):
+                raise ValueError(f"the labels {one.title!r} and {other.title!r} look alike: choose another")
+            if _way(one) == _way(other):
+                raise ValueError(f"{one.title!r} and {other.title!r} differ only by their label: leave one out")
         return self
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
         if trial.role != "choice":
             return trial.method
-        for method in self.methods:
-            same = (method.name, method.options, method.recipe) == (trial.method, trial.options, trial.gain_recipe)
-            if same and method.selector in (None, trial.selector):
-                return method.title
-        return trial.method
+        return self.once("title", trial, lambda: self._title(trial))
+
+    def _title(self, trial: Trial) -> str:
+        told = (trial.method, trial.options, trial.gain_recipe)
+        same = [method for method in self.methods if (method.name, method.options, method.recipe) == told]
+        if len(same) > 1:  # 1, 1.0 and true are equal, and are not the same option
+            same = [method for method in same if _text(method.options) == _text(trial.options)]
+        said = [method for method in same if method.selector == trial.selector]
+        unsaid = [method for method in same if method.selector is None]
+        return next((method.title for method in said + unsaid), trial.method)
+
+    def once(self, what: str, trial: Trial, work: Callable[[], Found]) -> Found:
+        """What depends on how a trial chose and trained, worked out once for all of its budgets and seeds."""
+        known = self.__dict__.setdefault(_KNOWN, {})
+        key = (what, trial.method, str(trial.options), trial.selector, trial.gain_recipe, trial.recipe)
+        if key not in known:
+            known[key] = work()
+        found: Found = known[key]
+        return found
 
     def words(self, trial: Trial) -> str:
         """A trial as people call it."""
@@ -126,6 +150,20 @@ class Study(Record):
     def words_over_seeds(self, trial: Trial) -> str:
         """The same for all of its seeds together."""
         return " ".join([self.title_of(trial), *trial.budgets])
+
+
+def _looks(title: str) -> str:
+    """What is left of a title for a hasty reader, and for disks that do not tell small letters from capitals."""
+    return " ".join(unicodedata.normalize("NFKC", title).casefold().split())
+
+
+def _way(method: Method) -> str:
+    """All that a method is but what it is called."""
+    return _text(method.model_dump(mode="json", exclude={"label"}))
+
+
+def _text(value: JsonValue) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 class Agenda(Record):
@@ -174,7 +212,7 @@ class Trained(Record):
     score: Finite
     metric: str = ""
     higher_is_better: bool
-    log: tuple[dict[str, JsonValue], ...] = ()
+    log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0
     device: str = ""
     versions: dict[str, str] = {}

@@ -12,10 +12,11 @@ import errno
 import glob
 import os
 import secrets
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from bitplan.core.temporary import remove_quietly
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -33,7 +34,7 @@ def put_in_place(new: Path, target: Path) -> None:
     if not exchange(new, target):
         _in_two_steps(new, target)
         return
-    _remove(new)  # the old one by now
+    remove_quietly([new])  # the old one by now
 
 
 def restore(target: Path) -> None:
@@ -87,12 +88,4 @@ def _forget(old: Path) -> None:
     gone = old.with_name(old.name.replace(".old.", ".gone."))
     with contextlib.suppress(OSError):
         old.rename(gone)
-        _remove(gone)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, or what stood in its place; what cannot be removed stays, and does no harm."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+        remove_quietly([gone])

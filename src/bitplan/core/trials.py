@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.precision import Precision
@@ -15,12 +15,13 @@ from bitplan.core.records import Name
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LogLines = dict[str, int | float | None]
+"""Some steps of a training together: step, epoch, loss, score, rate."""
 OLD_RUN = "it is of a run by bitplan before 0.2: sweep its study into a new folder, or read it with that bitplan"
 
 # What a recipe without a rate gets (docs/decisions/0015).
 _RATES = {"sgd": 0.01, "adamw": 1e-4, "lamb": 1e-3}
 _HARMLESS = {"warmup": 0.1, "move_limit": 0.001}
-_NEWER = {"held_out", "move_limit"}
 
 
 class Recipe(Record):
@@ -35,6 +36,8 @@ class Recipe(Record):
     own size; it follows the schedule, and 0 is none. A recipe without `lr` gets a rate, a warm-up and a limit that do a
     trained network no harm (docs/decisions/0015); with one, it does just what it says.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"held_out", "move_limit"})
 
     epochs: Positive | None = None
     steps: Count | None = None
@@ -65,12 +68,6 @@ class Recipe(Record):
             return told
         rate = _RATES.get(str(told.get("optimizer")), _RATES["sgd"])
         return {"lr": rate, **_HARMLESS} | told
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
-        """A recipe is written, and has its id, as before there were words for what it does not use."""
-        content: dict[str, JsonValue] = handler(self)
-        return {name: value for name, value in content.items() if name not in _NEWER or value}
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -166,7 +163,7 @@ class Result(Record):
     score: Annotated[float, Field(allow_inf_nan=False)]
     metric: str = ""
     higher_is_better: bool
-    log: tuple[dict[str, JsonValue], ...] = ()
+    log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0
     device: str = ""
     versions: dict[str, str] = {}

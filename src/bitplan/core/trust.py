@@ -6,6 +6,7 @@ This is the one place that imports a module by a name that somebody wrote (`docs
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import InputError, UnknownName, Untrusted
+from bitplan.core.parsing import first_line
 from bitplan.core.studies import Study
 
 _SAY_SO = "if you know what it does, say so with --trust (in Python: trust=True)"
 
 
 def names_code(name: str) -> bool:
-    """Whether the name of a model is `package.module:factory`, which is imported; all others are of what is there."""
+    """Whether a model's or task's name is `package.module:factory`, which is imported; others are of what is there."""
     return ":" in name
 
 
@@ -34,6 +36,7 @@ def check_code(name: str, where: str | Path, *, trust: bool, otherwise: str = ""
 def check_study(study: Study, where: str | Path, *, trust: bool) -> None:
     """Refuse what a study asks for beyond what is installed on this machine, unless it is trusted."""
     check_code(study.model, where, trust=trust)
+    check_code(study.task, where, trust=trust)
     check_engine(study, where, trust=trust)
 
 
@@ -47,21 +50,50 @@ def check_engine(study: Study, where: str | Path, *, trust: bool) -> None:
         raise Untrusted(f"{where} sends its jobs elsewhere (engine {study.engine}, {', '.join(texts)}): {_SAY_SO}")
 
 
-def import_factory(name: str) -> Callable[[], Any]:
+def import_factory(name: str) -> Callable[..., Any]:
     """The factory that `package.module:factory` names; modules in the current folder are found after installed ones."""
+    found: Callable[..., Any] = _imported(name, "factory", callable)
+    return found
+
+
+def import_data(name: str) -> Any:
+    """The data that `package.module:loader` names: the thing itself, or what a function gives that takes nothing."""
+    found = _imported(name, "data", lambda thing: thing is not None)
+    if not inspect.isroutine(found):
+        return found
+    try:
+        given = found()
+    except Exception as error:
+        raise InputError(
+            f"{name} gives no data, its code raised {type(error).__name__}: {first_line(error)}; it is called without "
+            "arguments"
+        ) from error
+    if given is None:
+        raise InputError(f"{name} returned None: let it return a DataLoader, a Dataset or batches")
+    return given
+
+
+def _imported(name: str, what: str, is_one: Callable[[Any], bool]) -> Any:
     module_name, _, attribute = name.partition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        stem = Path(module_name).name.removesuffix(".py")
+        raise InputError(f"{name} names a file, not a module: go to its folder and write {stem}:{attribute}")
     _find_in_current_folder(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise InputError(f"cannot import {module_name!r} of {name}: {type(error).__name__}: {error}") from error
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
-        callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    found = getattr(module, attribute, None)
+    if not is_one(found):
+        others = [key for key, value in vars(module).items() if is_one(value) and not key.startswith("_")]
         home = getattr(module, "__file__", None) or module_name
-        raise UnknownName(f"factory in {module_name}", attribute, callables, hint=f"It was found in {home}")
-    found: Callable[[], Any] = factory
+        raise UnknownName(f"{what} in {module_name}", attribute, others, hint=f"It was found in {home}")
     return found
+
+
+def is_looked_into(folder: str) -> bool:
+    """Whether this process looks for modules in a folder."""
+    return str(Path(folder).absolute()) in {str(Path(one).absolute()) for one in sys.path}
 
 
 def _find_in_current_folder(package: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from typing import ClassVar
 
 from bitplan.core.errors import suggestion
 from bitplan.core.record import Value
@@ -19,15 +17,12 @@ class Use(Value):
     activations is followed by one before the next product, whose input is quantized too.
     """
 
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"computed", "softmax"})
+
     module: str
     function: str
     computed: bool = False
     softmax: bool = True
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        usual = {"computed": False, "softmax": True}
-        return {name: value for name, value in dump(self).items() if usual.get(name) != value}
 
 
 Uses = dict[str, tuple[Use, ...]]

@@ -74,10 +74,14 @@ class Verdict(Record):
 
     @property
     def as_itself(self) -> bool:
-        """Whether the file is as near to the model as the model is to itself, within three standard errors."""
+        """Whether the file is as near to the model as the model is to itself, within three standard errors.
+
+        A control without any difference counts as half a sample of one: few samples are no certainty.
+        """
         if self.control is None or not self.control_samples or not self.samples:
             return False
-        error = math.sqrt(self.control * (1 - self.control) * (1 / self.control_samples + 1 / self.samples))
+        control = min(self.control, 1 - 0.5 / self.control_samples)
+        error = math.sqrt(control * (1 - control) * (1 / self.control_samples + 1 / self.samples))
         return self.share >= self.control - 3 * error
 
     @property

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar, final
 
 from bitplan.core.errors import InputError, MissingExtra
+from bitplan.core.trust import is_looked_into
 from bitplan.engines.base import Failure, attempt
 
 Item = TypeVar("Item")
@@ -26,8 +27,8 @@ _AHEAD = 4  # items waiting per place that could run one: enough to keep it busy
 class Cluster:
     """Every item is a Ray task with `cpus` and `gpus`; one whose worker or node dies runs again, up to `retries` times.
 
-    `address` is that of an existing cluster ("auto" finds one on this machine); without it, one is started here and
-    lives as long as this process.
+    `address` is that of an existing cluster ("auto" finds one on this machine); without it, and without RAY_ADDRESS in
+    the environment, one is started here and lives as long as this process.
     """
 
     address: str | None = None
@@ -110,7 +111,10 @@ def _connected(address: str | None) -> ModuleType:
     if not ray.is_initialized():
         try:
             _knock(address)
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+            quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+            # Without an address Ray would join any cluster that it finds on this machine, somebody else's too.
+            found = address or os.environ.get("RAY_ADDRESS") or "local"
+            ray.init(address=found, job_config=_job(ray), **quiet)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0]}): start one with "
@@ -118,6 +122,21 @@ def _connected(address: str | None) -> ModuleType:
             ) from None
     module: ModuleType = ray
     return module
+
+
+class _OwnPath(list[str]):
+    """Folders that workers look for modules in, as far as this process looks there itself."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Leave out the current folder, which Ray adds whatever it is, and which may be anybody's."""
+        super().extend(filter(is_looked_into, folders))
+
+
+def _job(ray: ModuleType) -> Any:
+    """What Ray tells the workers of this job."""
+    job = ray.job_config.JobConfig()
+    job._py_driver_sys_path = _OwnPath()
+    return job
 
 
 def _knock(address: str | None) -> None:

@@ -12,20 +12,21 @@ import json
 import logging
 import os
 import secrets
-import socket
 import stat
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from bitplan.core.errors import WriteError
 from bitplan.core.parsing import parse_json
+from bitplan.core.processes import birth, is_gone, machine
 from bitplan.core.store import flush_folder, make_folder
+from bitplan.core.temporary import temporary_name
 
 _log = logging.getLogger(__name__)
+_TAKEN = ".taken"
 _LONGEST = 4096  # bytes of a lease; what is longer is none
 PATIENCE = 60.0
 """Seconds without a sign of life after which a holder on another machine is given up."""
@@ -53,13 +54,13 @@ class Holder:
     @property
     def gone(self) -> bool:
         """Whether the process is known to have ended; on another machine nothing is known."""
-        return self.machine == _machine() and _birth(self.pid) != self.born
+        return self.machine == machine() and is_gone(self.pid, self.born)
 
     @property
     def here(self) -> bool:
         """Whether it is this process."""
         own = os.getpid()
-        return (self.machine, self.pid, self.born) == (_machine(), own, _birth(own))
+        return (self.machine, self.pid, self.born) == (machine(), own, birth(own))
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,8 @@ class SilentHolders:
 
 def _claim(path: Path, stale: str | None) -> str | None:
     """Create the lease, or replace a stale one; the token where that worked."""
-    me = Holder(_machine(), os.getpid(), _birth(os.getpid()), secrets.token_hex(8))
-    mine = path.with_name(f".{path.name}.{me.token}")
+    me = Holder(machine(), os.getpid(), birth(os.getpid()), secrets.token_hex(8))
+    mine = temporary_name(path)
     try:
         make_folder(path.parent)
         with mine.open("x", encoding="utf-8") as file:
@@ -178,7 +179,7 @@ def _replace(path: Path, mine: Path, old: str) -> bool:
     Who makes the marker of that token may replace. It looks at the lease once more first: a marker can only be made
     a second time after the first winner, whose lease is then there, has removed it.
     """
-    marker = path.with_name(f".{path.name}.{old}.taken")
+    marker = path.with_name(f".{path.name}.{old}{_TAKEN}")
     try:
         os.link(mine, marker)  # so that it says who made it
     except FileExistsError:
@@ -207,25 +208,18 @@ def _clear(marker: Path, mine: Path) -> None:
             marker.unlink()
 
 
+def left_markers(leases: Path) -> list[Path]:
+    """The markers of processes that were killed while they took over a lease, where that lease is another by now."""
+    found = []
+    for marker in leases.glob(f".*{_TAKEN}"):
+        name, _, old = marker.name[1:].removesuffix(_TAKEN).rpartition(".")
+        sign = read_lease(leases / name)
+        if sign is None or sign.holder.token != old:  # and never will be: whoever makes this marker now goes away
+            found.append(marker)
+    return found
+
+
 def _touch(path: Path, ended: threading.Event) -> None:
     while not ended.wait(PATIENCE / 10):
         with contextlib.suppress(OSError):
             os.utime(path)
-
-
-@cache
-def _machine() -> str:
-    """This machine, as far as process numbers mean anything: two containers are two."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
-    return f"{socket.gethostname()} {secrets.token_hex(8)}"  # nothing is known: every process is its own machine
-
-
-def _birth(pid: int) -> str:
-    """When a process was started, which tells it from a later one of the same number; empty where there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
@@ -17,6 +18,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.shown import log_to_terminal
 from bitplan.engines.base import attempt
 
+_SAFE_PATH = "PYTHONSAFEPATH"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -83,8 +85,10 @@ class _Worker:
     def __init__(self, work: bytes, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(other, threads), daemon=True)
-        self.process.start()
+        told = (other, threads, os.environ.get(_SAFE_PATH))
+        self.process: SpawnProcess = context.Process(target=_serve, args=told, daemon=True)
+        with _safe_path():
+            self.process.start()
         other.close()
         self.item: int | None = None
         self._work: bytes | None = work
@@ -115,9 +119,27 @@ class _Worker:
         self.process.close()
 
 
-def _serve(pipe: Connection, threads: int) -> None:
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have a new Python import nothing from the current folder, which may be anybody's, before it has our own path."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
+def _put_back(before: str | None) -> None:
+    os.environ.pop(_SAFE_PATH)
+    if before is not None:
+        os.environ[_SAFE_PATH] = before
+
+
+def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
     """A worker's life: what to do, then item after item, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    _put_back(safe_path)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     log_to_terminal()
     try:

@@ -21,8 +21,8 @@ from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.integer import settle_
 from bitplan.quant.layers import Adopted, adopt_, family, original, release_
-from bitplan.quant.lsq import positive
-from bitplan.quant.quantizers import MASK, InputQuantizer, WeightQuantizer
+from bitplan.quant.lsq import MASK, positive
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 
 DOMAIN = "bitplan"
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from bitplan.adapters.onnx import onnx, read
 from bitplan.adapters.onnxruntime import Session
 from bitplan.exporters.onnx_running import OpenedGraph, Runtime, arrays_for
-from bitplan.quant.lsq import positive
-from bitplan.quant.quantizers import MASK, InputQuantizer
+from bitplan.quant.lsq import MASK, positive
+from bitplan.quant.quantizers import InputQuantizer
 
 _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
 _SUFFIX = ".dequantize"

@@ -20,7 +20,7 @@ from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
-from bitplan.core.store import read_text
+from bitplan.core.store import open_file, read_text
 from bitplan.exporters.base import Execution, Exporter, Source
 from bitplan.graph.names import Names
 from bitplan.quant.install import type_at
@@ -46,7 +46,7 @@ class RecipeExporter(Exporter):
     def recognizes(cls, path: Path) -> bool:
         """A file that reads as such a recipe."""
         try:
-            with parsing(path, "a recipe", "export it again"), path.open("rb") as file:
+            with parsing(path, "a recipe", "export it again"), open_file(path) as file:
                 begins = file.read(len(cls.starts_with)) == cls.starts_with  # nothing large is read whole
             return begins and bool(cls().read(path))
         except FileError:

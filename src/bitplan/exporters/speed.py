@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from bitplan.exporters.base import Source, exporter_of
 from bitplan.exporters.capture import inputs_of
 from bitplan.exporters.onnx_graph import Draft, Node
 from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
+from bitplan.exporters.turns import in_turn
 from bitplan.quant.convert import plan_of, root_of
 
 _log = logging.getLogger(__name__)
 _OPSET = 21
 _ROUNDS = 11
-_LEAST = 0.02  # seconds that a turn takes at least: shorter ones measure the clock
+_LEAST = 0.02  # seconds of a turn
 
 
 def speed(
@@ -33,7 +33,6 @@ def speed(
     """Run an exported file and the float network in turn and compare bytes and times.
 
     The float network is the model without its quantizers, written for the same runtime, which folds its batch norms.
-    With one thread the processor's time is taken, which other programs change less; else the wall's.
     """
     source = Path(path)
     runtime = exporter_of(source).opened(source, root_of(model)).runtime
@@ -46,7 +45,8 @@ def speed(
         plain = Path(folder) / "float.onnx"
         write_float(model, example, plain)
         opened = {"file": runtime(source, threads=threads), "float": runtime(plain, threads=threads)}
-        seconds = _in_turn({name: _run(graph, args, kwargs) for name, graph in opened.items()}, rounds, threads)
+        runs = {name: _run(graph, args, kwargs) for name, graph in opened.items()}
+        taken = in_turn(runs, rounds, least=_LEAST, threads=threads).seconds
         sizes = source.stat().st_size, plain.stat().st_size
     return Speed(
         runtime=runtime.name,
@@ -54,8 +54,8 @@ def speed(
         threads=threads,
         bytes=sizes[0],
         float_bytes=sizes[1],
-        seconds=seconds["file"],
-        float_seconds=seconds["float"],
+        seconds=statistics.median(taken["file"]),
+        float_seconds=statistics.median(taken["float"]),
     )
 
 
@@ -78,22 +78,3 @@ def write_float(model: nn.Module, example: Any, path: Path) -> None:
 def _run(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
     arrays = arrays_for(graph, args, kwargs)
     return lambda: graph.run(arrays)
-
-
-def _in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int, threads: int) -> dict[str, float]:
-    """The median of each contestant's seconds per run, the contestants taking turns."""
-    clock = time.process_time if threads == 1 else time.perf_counter
-    times: dict[str, int] = {}
-    for name, run in contestants.items():
-        run()  # the first takes longer
-        start = time.perf_counter()
-        run()
-        times[name] = max(1, round(_LEAST / max(1e-6, time.perf_counter() - start)))
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start = clock()
-            for _ in range(times[name]):
-                run()
-            seconds[name].append((clock() - start) / times[name])
-    return {name: statistics.median(taken) for name, taken in seconds.items()}

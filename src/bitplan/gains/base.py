@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -21,6 +21,7 @@ from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
+from bitplan.gains.auto import taken_for
 from bitplan.plan.feasible import check_selectable
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Gain(Protocol):
 
     It leaves the model as it was, repeats for a seed, and gives every selectable layer finite values. `selector` names
     the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
-    to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does.
+    to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
+    network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
+    quantized and calibrated for it.
     """
 
     selector: ClassVar[str] = "exact"
@@ -90,21 +93,37 @@ def estimate(
     *,
     choices: str | Iterable[PrecisionLike] = CHOICES,
     context: Context | None = None,
+    batches: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
     **options: Any,
 ) -> Gains:
     """Estimate the gains of all groups: the sums over their layers.
 
-    `method` is a registered name with its options, the path of a table of numbers, or a `Gain` itself. `model` may be
-    None where the method does not look at it.
+    `method` is a registered name with its options, the path of a table of numbers, or a `Gain` itself; "auto" takes the
+    best for what is there and says in the record's notes what that was, and why. `model` may be None where the method
+    does not look at it. Methods that run the network do so on the context's task, or on `batches`: a DataLoader, a
+    Dataset, or any iterable of batches (`bitplan.task` says how they are read), with `loss(outputs, labels)` for those
+    that look at it, unless the model returns its own.
     """
     check_selectable(graph)
-    gain, name = make_gain(method, options)
-    precisions = parse_choices(choices)
-    setting = context or Context()
+    precisions, setting = parse_choices(choices), context or Context()
+    if batches is not None or loss is not None:
+        from bitplan.gains.started import with_data
+
+        setting = with_data(setting, batches, loss)
+    taken = taken_for(method, options, model, graph, precisions, setting.task)
+    gain, name = make_gain(taken.method, taken.options)
     start = time.perf_counter()
+    notes = [taken.note] if taken.note else []
+    if getattr(gain, "calibrates", False):
+        from bitplan.gains.started import started
+
+        model, more = started(model, graph, precisions, setting, name)
+        notes = notes or list(more)  # auto has said so
     found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
-    return as_record(gain, name, found, graph, precisions, setting.seed, seconds)
+    record = as_record(gain, name, found, graph, precisions, setting.seed, seconds)
+    return record.model_copy(update={"notes": tuple(notes)})
 
 
 def as_record(

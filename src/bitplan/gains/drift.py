@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class Drift(Gain):
     few samples that a trained network gets wrong; here every sample counts, so that far fewer are needed. BatchNorm
     takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between batches.
     """
+
+    calibrates: ClassVar[bool] = True
 
     samples: int = 512
     batch_size: int = 64

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from torch import nn
@@ -62,6 +62,8 @@ class Drop(Gain):
     augmented by the seed: a split in its own order may be sorted by class). Standard errors come from the differences
     between batches. `by` "score" takes the score instead. The loss is the task's own, without a teacher.
     """
+
+    calibrates: ClassVar[bool] = True
 
     samples: int = 512
     batch_size: int = 64

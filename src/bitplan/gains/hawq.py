@@ -176,7 +176,10 @@ def _checked(model: Any, graph: Graph, context: Context) -> tuple[Task, list[str
             f"HAWQ differentiates the loss of the network itself, got {shown}: load_checkpoint(path, model)"
         )
     if context.task is None:
-        raise InputError("HAWQ looks at the loss of a task, and none was given: --task (in Python: Context(task=…))")
+        raise InputError(
+            "HAWQ looks at the loss of a task, and none was given: --task, or --data package.module:loader (in Python: "
+            "Context(task=…), or batches=… with loss=…)"
+        )
     layers = [layer for group in graph.selectable for layer in group.layers]
     if not any(layer.weights for layer in layers):
         raise InputError("no selectable layer has weights, so there is no Hessian by them: free other layers")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -43,7 +42,10 @@ def sign_of(by: By, task: Task) -> float:
 def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Task:
     """The task, where there is one with what is needed (a protocol of `tasks/base.py`) and with training data."""
     if task is None:
-        raise InputError(f"{method} {work}: give a task, --task (in Python: Context(task=…))")
+        raise InputError(
+            f"{method} {work}: give a task, --task, or batches, --data package.module:loader (in Python: "
+            "Context(task=…), or batches=…)"
+        )
     missing = lacks(task, needed)
     name = type(task).__name__ if "name" in missing else task.name
     if missing:
@@ -91,10 +93,8 @@ def finish(
     """
     once = {job.id: job for job in jobs}
     shelf = None if context.shelf is None else context.shelf.holding(kind)
-    there = 0 if shelf is None else len(shelf.ids() & once.keys())
     done: dict[str, Outcome] = {}
     failed: list[tuple[Job, Failure]] = []
-    start = time.perf_counter()
     for job, outcome in run_jobs(work, list(once.values()), shelf=shelf, engine=context.engine):
         if isinstance(outcome, Failure):
             failed.append((job, outcome))
@@ -104,16 +104,10 @@ def finish(
             done[job.id] = outcome
         if context.progress is not None:
             ended = len(done) + len(failed)
-            left = _left(time.perf_counter() - start, ended - there, len(once) - ended)
-            context.progress(ended, len(once), f"{job.words}{left}")
+            context.progress(ended, len(once), job.words)
     if failed:
         _raise(failed, len(once), shelf, method)
     return done
-
-
-def _left(seconds: float, done_now: int, to_do: int) -> str:
-    """How long the rest will take at the pace of those that were done now, for people."""
-    return f" · about {seconds / done_now * to_do:.0f} s left" if done_now > 0 else ""
 
 
 def _raise(failed: Sequence[tuple[Job, Failure]], total: int, shelf: Shelf[Outcome] | None, method: str) -> NoReturn:

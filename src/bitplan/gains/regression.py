@@ -114,6 +114,11 @@ class Regression(Gain):
         if epochs is None and steps is None and context.recipe is not None:
             epochs, steps = context.recipe.epochs, context.recipe.steps
         recipe = recipe_for("regression", context, epochs=epochs, steps=steps, lr_factor=self.lr_factor)
+        if self.by == "score" and context.task.size("test") < 1:
+            raise InputError(
+                f"regression scores networks on a test split, and that of {context.task.name} is empty: use by=loss, "
+                "or a task with one, bitplan.task(train=…, test=…, score=…)"
+            )
         tuner = Tuner.of("regression", model, graph, choices, context, recipe)
         names = [group.name for group in graph.selectable]
         vectors = random_networks(len(names), self.per_level, self.networks, context.seed)

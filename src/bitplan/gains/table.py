@@ -47,7 +47,8 @@ class TableGain(Gain):
     def _values(self, name: str, row: Row, choices: tuple[Precision, ...]) -> tuple[float, ...]:
         for precision, value in row.items():
             if not math.isfinite(value):
-                raise FileError(f"{self.path}: the gain of {name!r} at {precision or choices[-1]} is {value}")
+                place = f"{name!r} at {precision or choices[-1]}"
+                raise FileError(f"{self.path}: the gain of {place} is {value}; a gain is a finite number")
         if None in row:
             if len(choices) > 2:
                 raise FileError(

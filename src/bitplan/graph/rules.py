@@ -28,11 +28,35 @@ class Ruling(NamedTuple):
 
 
 def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
-    """Fix the layers that a rule names; `ends` says which are the first and the last where the order does not."""
+    """Fix the layers that a rule names; `ends` says which are the first and the last where the order does not.
+
+    The rule on narrow layers is left out, and a note says so, where it would leave no choice and nobody wrote it;
+    whether that is so depends on the network and not on patterns, so that `amend` does what they do here.
+    """
     _check_patterns(rules, graph)
     weighted = [layer.name for layer in graph.layers if layer.weights]
     used = ends or (Ends(weighted[0], weighted[-1]) if weighted else Ends(None, None))
-    return _ruled(graph, {layer.name: _ruling(layer, rules, used, graph) for layer in graph.layers})
+
+    def ruled(by: Rules) -> Graph:
+        return _ruled(graph, {layer.name: _ruling(layer, by, used, graph) for layer in graph.layers})
+
+    if "narrow" in rules.model_fields_set:
+        return ruled(rules)
+    plain, all_widths = rules.model_copy(update={"fix": {}, "free": ()}), {"narrow": 0}
+    strict, wider = ruled(plain), ruled(plain.model_copy(update=all_widths))
+    if len(strict.selectable) > 1 or len(wider.selectable) == len(strict.selectable):
+        return ruled(rules)
+    told = {"notes": (_left_out(rules.narrow, strict, wider),)}
+    return ruled(rules.model_copy(update=all_widths)).model_copy(update=told)
+
+
+def _left_out(narrow: int, strict: Graph, wider: Graph) -> str:
+    """Which rule was left out, and what it would have left; one group is no choice, since the budget alone decides."""
+    left = "nothing" if not strict.selectable else "one group"
+    return (
+        f"rules: layers with fewer than {narrow} input features are not fixed here, since that would leave {left} of "
+        f"{len(wider.selectable)} groups to choose; --narrow {narrow} (Rules(narrow={narrow})) fixes them"
+    )
 
 
 def amend(graph: Graph, rules: Rules) -> Graph:
@@ -54,6 +78,7 @@ def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
         unreached=graph.unreached,
         uses=graph.uses,
         integers=graph.integers,
+        notes=graph.notes,
     )
 
 

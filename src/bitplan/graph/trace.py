@@ -102,9 +102,10 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
         message = str(error).strip().splitlines()
         # Some operations know the shapes of fewer types than they compute (torch's grouped products: bf16 only).
         hint = "" if shadow.follows_values else " (if the model runs on it: --values, or values=True, traces a run)"
+        misfit = isinstance(error, RuntimeError | TypeError | ValueError | IndexError)
+        told = "the example input does not fit the model" if misfit else "the model's own code fails"
         raise TraceError(
-            f"the example input does not fit the model: in {_place(watch)}: "
-            f"{message[0] if message else repr(error)}{hint}"
+            f"{told}: in {_place(watch)}: {message[0] if message else repr(error)}{hint if misfit else ''}"
         ) from error
 
 

@@ -12,6 +12,7 @@ from bitplan.core.records import Graph
 
 MIXED = "mixed"
 _ALIKE = 0.05  # whole networks that differ by less than this share, or than their spread, take the same time
+_LEAST = 0.5  # of what raising a layer adds where all are raised
 
 
 def latency_of(about: Measuring, graph: Graph, blocks: Sequence[Rounds], mixed: Mapping[str, Precision]) -> Latency:
@@ -45,12 +46,14 @@ def latency_of(about: Measuring, graph: Graph, blocks: Sequence[Rounds], mixed: 
 def _among_others(
     rows: Mapping[str, Mapping[Precision, Taken]], mixed: Mapping[str, Precision], expected: int, took: int
 ) -> float:
-    """How many times more a raised layer adds among lowered ones than in a network where all are raised; 1 if not more.
+    """How many times more, or less, a raised layer adds among lowered ones than in a network where all are raised.
 
-    Where floats and integers meet, a runtime converts and reorders, which no network at one choice does.
+    Where floats and integers meet, a runtime converts and reorders, which no network at one choice does. Small networks
+    were quicker than their layers, too. It is never less than `_LEAST`: one mixed network does not show that raising a
+    layer is free.
     """
     added = sum(max(0, rows[layer][precision].ns - _lowest(rows[layer])) for layer, precision in mixed.items())
-    return 1.0 + (took - expected) / added if took > expected and added > 0 else 1.0
+    return max(_LEAST, 1.0 + (took - expected) / added) if added > 0 else 1.0
 
 
 def _raised(row: Mapping[Precision, Taken], times: float) -> dict[Precision, Taken]:

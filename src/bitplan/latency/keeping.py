@@ -14,6 +14,7 @@ from pathlib import Path
 from bitplan.core.errors import FileError
 from bitplan.core.latencies import Measuring, Rounds
 from bitplan.core.store import load, save, write_text
+from bitplan.core.temporary import clear_left
 
 _ABOUT = "measuring.json"
 
@@ -25,6 +26,7 @@ class KeptMeasurement:
         """Take over the folder if it is new or this measurement's."""
         self.path, self._about = Path(path), about
         known = self.path / _ABOUT
+        clear_left(self.path)
         if not known.exists():
             if self.path.exists() and any(self.path.iterdir()):
                 raise FileError(f"{self.path} is in the way of a measurement: move it, or write to another file")

@@ -26,6 +26,7 @@ from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph, Plan
 from bitplan.exporters.capture import inputs_of
+from bitplan.exporters.turns import in_turn
 from bitplan.graph.trace import trace
 from bitplan.latency.adding_up import MIXED, latency_of
 from bitplan.latency.contestants import Contestant, Inputs
@@ -36,7 +37,7 @@ from bitplan.quant.convert import quantize
 
 _BLOCKS = 5  # each of them is kept when it is done
 _ROUNDS = 5  # of each block
-_LEAST = 0.1  # seconds that a turn takes at least: shorter ones measure the clock
+_LEAST = 0.1  # seconds of a turn
 
 Announce = Callable[[float], None]
 
@@ -156,26 +157,14 @@ class _Stage:
 
 def _rounds(opened: Mapping[str, Contestant], threads: int) -> Rounds:
     """Whole networks in turn, then their layers in turn."""
-    clock = time.process_time if threads == 1 else time.perf_counter
-    times: dict[str, int] = {}
-    for name, contestant in opened.items():
-        contestant.run()  # the first takes longer
-        start = time.perf_counter()
-        contestant.run()
-        times[name] = max(1, round(_LEAST / max(1e-6, time.perf_counter() - start)))
-    whole: dict[str, list[float]] = {name: [] for name in opened}
-    for _ in range(_ROUNDS):
-        for name, contestant in opened.items():
-            start = clock()
-            for _ in range(times[name]):
-                contestant.run()
-            whole[name].append((clock() - start) / times[name])
+    runs = {name: contestant.run for name, contestant in opened.items()}
+    whole = in_turn(runs, _ROUNDS, least=_LEAST, threads=threads)
     layers: dict[str, dict[str, list[float]]] = {name: {} for name in opened}
     for name, contestant in opened.items():
-        for ran in contestant.profile(_ROUNDS * times[name]):
+        for ran in contestant.profile(_ROUNDS * whole.runs[name]):
             for layer, seconds in ran.items():
                 layers[name].setdefault(layer, []).append(seconds)
-    return Rounds.model_validate({"whole": whole, "layers": layers})
+    return Rounds.model_validate({"whole": whole.seconds, "layers": layers})
 
 
 def _filled(graph: Graph, choice: Precision, fixed: dict[str, Precision]) -> Plan:

@@ -1,4 +1,4 @@
-"""Two networks for 8×8 digits, small enough for a demonstration and with the structure of large ones."""
+"""Three networks for 8×8 digits, small enough for a demonstration and with the structure of large ones."""
 
 from __future__ import annotations
 
@@ -86,6 +86,33 @@ class DigitsTransformer(nn.Module):
         return self.linear(self.norm(self.encoders(tokens)).mean(1))
 
 
+class DigitsNecks(nn.Module):
+    """Linear layers in a row that leave many numbers and few in turn, the few without a ReLU behind them; 12 layers.
+
+    The fewer numbers, the more a coarse grid loses of them; how wide the others are is not in their order, so that what
+    a layer costs says little of what it needs.
+    """
+
+    wide = (96, 256, 384, 128, 320, 128)
+    few = (32, 8, 24, 12, 16)
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        before = 64
+        for many, neck in zip(self.wide[:-1], self.few, strict=True):
+            parts += [nn.Linear(before, many, bias=False), nn.BatchNorm1d(many), nn.ReLU()]
+            parts += [nn.Linear(many, neck, bias=False), nn.BatchNorm1d(neck)]
+            before = neck
+        last = self.wide[-1]
+        self.layers = nn.Sequential(*parts, nn.Linear(before, last, bias=False), nn.BatchNorm1d(last), nn.ReLU())
+        self.linear = nn.Linear(last, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, 8, 8) → (B, classes)."""
+        return self.linear(self.layers(x.flatten(1)))
+
+
 def digits_resnet() -> tuple[nn.Module, Tensor]:
     """0.32 million parameters."""
     return DigitsResNet(), example()
@@ -94,6 +121,11 @@ def digits_resnet() -> tuple[nn.Module, Tensor]:
 def digits_transformer() -> tuple[nn.Module, Tensor]:
     """0.27 million parameters."""
     return DigitsTransformer(), example()
+
+
+def digits_necks() -> tuple[nn.Module, Tensor]:
+    """0.05 million parameters."""
+    return DigitsNecks(), example()
 
 
 def example() -> Tensor:

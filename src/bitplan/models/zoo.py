@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bitplan.adapters.networks import find_network, network_names
+from bitplan.adapters.networks import find_network, missing_libraries, network_names
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.parsing import first_line
 from bitplan.core.registry import MODELS
@@ -36,7 +36,7 @@ def _built(name: str, weightless: bool) -> Any:
         return _on_meta(factory) if weightless else factory()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that was written to be run ends with the latter
         cause = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
         raise InputError(f"{name} cannot be built, its code raised {cause}") from error
 
@@ -74,6 +74,9 @@ def _unknown(name: str) -> InputError:
     hint = "A model of your own is written package.module:factory; `bitplan list models` shows the zoo"
     if any(mark in name for mark in "/\\.") and not name.startswith("timm/"):  # it looks like a path
         return FileError(f"there is no file or folder {name}. {hint}")
+    missing = missing_libraries()
+    if missing:
+        hint = f"Those of {' and '.join(missing)} are not known here: pip install 'bitplan[vision]'. {hint}"
     return UnknownName("model", name, model_names(), hint)
 
 

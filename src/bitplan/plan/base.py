@@ -14,9 +14,10 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Limit, Plan
 from bitplan.core.registry import SELECTORS
 from bitplan.core.units import WEIGHT_BITS, Account
+from bitplan.plan.exact import exact, exact_together
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Problem, Selection, Selector
+from bitplan.plan.problem import Integers, Problem, Selection, Selector
 
 
 def select(
@@ -34,12 +35,32 @@ def select(
     keeps the earlier layer at the higher precision. `selector` is the one that the gains' method is defined with
     unless named. `levels=10000` rounds the gains to whole levels first, as the paper does.
     """
-    posed = pose(graph, gains, costs, budget, levels)
+    return select_each(graph, gains, costs, budgets=[budget], selector=selector, levels=levels)[0]
+
+
+def select_each(
+    graph: Graph,
+    gains: Gains,
+    costs: Costs | Iterable[Costs],
+    *,
+    budgets: Sequence[BudgetLike | Sequence[BudgetLike]],
+    selector: str | Selector | None = None,
+    levels: int | None = None,
+) -> list[Plan]:
+    """What `select` gives for each of several budgets, in one pass where they limit the same cost."""
+    priced = [costs] if isinstance(costs, Costs) else list(costs)
     name, solve = selector_of(selector, gains)
-    problem, limited = posed.problem, posed.costs
-    selection = checked(solve(problem), problem, name)
-    prices = [_shadow_price(problem, solve, selection, index, gains) for index in range(len(limited))]
-    return make_plan(graph, gains, limited, problem, selection, posed.budgets, prices, name)
+    posed = _pose_each(graph, gains, priced, budgets, levels)
+    problems = [one.problem for one in posed]
+    selections = exact_together(problems) if solve is exact else [solve(problem) for problem in problems]
+    plans = []
+    for one, selection in zip(posed, selections, strict=True):
+        more = checked(selection, one.problem, name).more
+        if more is None:
+            more = _more_by_solving(one.problem, solve, selection)
+        prices = [value * one.problem.unit for value in more]
+        plans.append(make_plan(graph, gains, one.costs, one.problem, selection, one.budgets, prices, name))
+    return plans
 
 
 @dataclass(frozen=True)
@@ -59,18 +80,35 @@ def pose(
     levels: int | None = None,
 ) -> Posed:
     """Read the budgets and put the problem in whole numbers, or say why there is none."""
-    priced = [costs] if isinstance(costs, Costs) else list(costs)
+    return _pose_each(graph, gains, [costs] if isinstance(costs, Costs) else list(costs), [budget], levels)[0]
+
+
+def _pose_each(
+    graph: Graph,
+    gains: Gains,
+    priced: list[Costs],
+    budgets: Sequence[BudgetLike | Sequence[BudgetLike]],
+    levels: int | None,
+) -> list[Posed]:
+    """The problem of each of several budgets; those that limit the same costs share their arrays."""
     check_selectable(graph)
     check_provenance(graph, gains, priced)
-    written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
-    budgets = [Budget.parse(one) for one in written]
-    if not budgets:
-        raise InputError("no budget was given")
-    limited = [cost_of(one, graph, gains.choices, priced) for one in budgets]
-    capacities = [one.capacity(Account.of(graph, cost)) for one, cost in zip(budgets, limited, strict=True)]
-    problem = make_problem(graph, gains, limited, capacities, levels)
-    check_feasible(budgets, limited, graph, problem)
-    return Posed(tuple(budgets), tuple(limited), problem)
+    posed: list[Posed] = []
+    shared: dict[tuple[str, ...], Problem] = {}
+    for budget in budgets:
+        written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
+        parsed = tuple(Budget.parse(one) for one in written)
+        if not parsed:
+            raise InputError("no budget was given")
+        limited = tuple(cost_of(one, graph, gains.choices, priced) for one in parsed)
+        capacities = [one.capacity(Account.of(graph, cost)) for one, cost in zip(parsed, limited, strict=True)]
+        names = tuple(cost.name for cost in limited)
+        if names not in shared:
+            shared[names] = make_problem(graph, gains, limited, capacities, levels)
+        problem = shared[names].within(_whole(capacities))
+        check_feasible(parsed, limited, graph, problem)
+        posed.append(Posed(parsed, limited, problem))
+    return posed
 
 
 def selector_of(selector: str | Selector | None, gains: Gains) -> tuple[str, Selector]:
@@ -130,10 +168,14 @@ def make_problem(
         choices=gains.choices,
         values=scaled.values,
         costs=np.array(prices, dtype=np.int64),
-        capacities=np.array([min(capacity, 2**62) for capacity in capacities], dtype=np.int64),
+        capacities=_whole(capacities),
         unit=scaled.unit,
         rounding=scaled.rounding,
     )
+
+
+def _whole(capacities: Sequence[int]) -> Integers:
+    return np.array([min(capacity, 2**62) for capacity in capacities], dtype=np.int64)
 
 
 def checked(selection: Selection, problem: Problem, selector: str) -> Selection:
@@ -159,17 +201,15 @@ def gain_of(gains: Gains, problem: Problem, picks: Sequence[int]) -> float:
     return math.fsum(gains.rows[name][pick] for name, pick in zip(problem.groups, picks, strict=True))
 
 
-def _shadow_price(problem: Problem, solve: Selector, selection: Selection, index: int, gains: Gains) -> float:
-    """What one more percent of the whole would gain, were one budget that much larger."""
-    wider = problem.capacities.copy()
-    wider[index] += percent_of(problem, index)
-    more = solve(problem.within(wider))
-    return gain_of(gains, problem, more.picks) - gain_of(gains, problem, selection.picks)
-
-
-def percent_of(problem: Problem, index: int) -> int:
-    """One percent of what all groups cost at the highest choice, rounded up."""
-    return -(-int(problem.costs[index, :, -1].sum()) // 100)
+def _more_by_solving(problem: Problem, solve: Selector, selection: Selection) -> tuple[float, ...]:
+    """What one more percent of each budget would add, where a selector does not say: by asking it again."""
+    every, more = np.arange(len(problem.groups)), []
+    worth = problem.values[every, list(selection.picks)].sum()
+    for index, percent in enumerate(problem.percents):
+        wider = problem.capacities.copy()
+        wider[index] += percent
+        more.append(float(problem.values[every, list(solve(problem.within(wider)).picks)].sum() - worth))
+    return tuple(more)
 
 
 def make_plan(
@@ -219,4 +259,5 @@ def make_plan(
         },
         uses=graph.uses,
         integers=graph.integers,
+        notes=(*graph.notes, *gains.notes),
     )

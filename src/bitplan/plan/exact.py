@@ -2,116 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+import math
+from collections.abc import Sequence
 
 from bitplan.core.errors import BudgetError
 from bitplan.plan.bound import Bound
-from bitplan.plan.problem import Integers, Problem, Selection
-from bitplan.plan.states import States, Step, extend, walk_back
+from bitplan.plan.copies import Distinct
+from bitplan.plan.core import Incumbent, foreseen, search, search_part
+from bitplan.plan.problem import Problem, Selection
+from bitplan.plan.relaxation import relaxed_prices
+from bitplan.plan.rounding import rounded
+from bitplan.plan.states import Complete, list_all
 
-# How many states are kept; what is cut off at one width is counted in the gap, and the next width tried.
-PLAIN = 2_000
-WIDTHS = (150, 3_000, 15_000, 75_000, 300_000, 1_000_000)
+PLAIN = 2_000  # states of a list that is complete
+WIDTHS = (64, 512, 4_096, 32_768, 262_144, 2_097_152, 16_777_216)  # about how many partial selections are looked at
+TIES = 48  # alternatives without regret: more than can all be looked at
+PARTS = 40  # tries at what the bound promises, where too many selections have no regret
+_UNSURE = 4_000_000  # a search this wide is only made where it settles the matter
+_NOTHING = -(2**62)  # less than any selection is worth
 
 
 def exact(problem: Problem) -> Selection:
     """Maximize the value within the capacities.
 
-    With one budget and few states, the plain list of non-dominated states is complete. Otherwise states that cannot
-    beat the best selection known (by a Lagrangian bound) are dropped, with a limit on their number that is raised until
-    nothing was cut off. Should even the last limit cut, the gap says how far from the optimum the answer can be.
+    With one budget and few states, the list of non-dominated states is complete. Otherwise a bound says which groups
+    are settled, and the others are searched, wider and wider until nothing that was left out can be as good. Should
+    even the widest search leave something out, the gap says how far from the optimum the answer can be.
     """
-    if len(problem.capacities) == 1:
-        plain = _list(problem, None, np.iinfo(np.int64).min, PLAIN)
-        if plain.cut is None:
-            return plain.selection()
-    best, known = _lowest(problem)
-    bound = Bound.of(problem)
-    cut: int | None = None  # the most that anything cut off could still have come to
-    for width in WIDTHS:
-        search = _list(problem, bound, known, width)
-        if len(search.states.values) and search.best_value >= known:
-            best, known = search.selection(), search.best_value  # a better one known, the next width drops more
-        cut = search.cut
-        if cut is None:
+    return exact_together([problem])[0]
+
+
+def exact_together(problems: Sequence[Problem]) -> list[Selection]:
+    """The best selection of each; problems that differ in the capacity of one budget share a list of states."""
+    listed: dict[tuple[int, int], Complete | None] = {}
+    found = []
+    for whole in problems:
+        distinct = Distinct.of_problem(whole)
+        problem = distinct.problem
+        if len(problem.capacities) > 1:
+            found.append(distinct.whole(_searched(problem)))
+            continue
+        alike = id(problem.values), id(problem.costs)
+        if alike not in listed:
+            most = max(int(other.capacities[0]) for other in (problem, *problems) if _are_alike(other, problem))
+            listed[alike] = list_all(problem, most + int(problem.percents[0]), PLAIN)
+        complete = listed[alike]
+        found.append(distinct.whole(_searched(problem) if complete is None else complete.selection(problem)))
+    return found
+
+
+def _are_alike(one: Problem, other: Problem) -> bool:
+    return one.values is other.values and one.costs is other.costs
+
+
+def _searched(problem: Problem) -> Selection:
+    bound = Bound.of(problem, relaxed_prices(problem))
+    best = _begin(problem, bound)
+    for width in _widths(problem, bound, best):
+        if best.searched >= min(bound.slack(best.value), bound.everything):
             break
-    if best is None:
+        limit = foreseen(bound, math.log(width) * (3 if len(problem.capacities) == 1 else 1))
+        if width > _UNSURE and limit < bound.slack(best.value) and bound.ties < TIES:
+            break  # it takes seconds, and would prove nothing
+        best = search(problem, bound, min(bound.slack(best.value), limit), width, best)
+    if best.picks is None:
         raise BudgetError("the budgets cannot all be met at once: raise one of them, or add a lower precision")
-    return Selection(best.picks, 0 if cut is None else max(0, cut - known))
+    left_out = best.searched + 1
+    gap = 0 if left_out > bound.everything else max(0, bound.value_above(left_out) - best.value)
+    return Selection(tuple(best.picks.tolist()), gap, tuple((bound.prices * problem.percents).tolist()))
 
 
-def _lowest(problem: Problem) -> tuple[Selection | None, int]:
-    """Every group at its lowest choice, where that is within all budgets, and what it is worth."""
-    fits = bool((problem.costs[:, :, 0].sum(axis=1) <= problem.capacities).all())
-    if not fits:
-        return None, int(np.iinfo(np.int64).min)
-    return Selection((0,) * len(problem.groups), None), int(problem.values[:, 0].sum())
+def _widths(problem: Problem, bound: Bound, best: Incumbent) -> tuple[int, ...]:
+    """How wide to search: where too many selections have no regret, at once as wide as makes sense."""
+    if bound.ties < TIES:
+        return WIDTHS
+    is_proven = bound.value_above(0) <= best.value  # then only ties are left to be settled
+    return (WIDTHS[2] if len(problem.capacities) == 1 else WIDTHS[0],) if is_proven else WIDTHS[-1:]
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The final states, how to walk back from them, and the best that was cut off (None: nothing was)."""
-
-    states: States
-    steps: list[Step]
-    cut: int | None
-
-    @property
-    def best_value(self) -> int:
-        return int(self.states.values.max())
-
-    def selection(self) -> Selection:
-        """The best state: the greatest value, then the lowest costs."""
-        best = np.lexsort((*self.states.costs[::-1], -self.states.values))[0]
-        return Selection(walk_back(self.steps, int(best)), 0)
-
-
-def _list(problem: Problem, bound: Bound | None, known: int, width: int) -> _Search:
-    """Build the states of all groups, last to first, keeping at most `width` at a time.
-
-    Without a bound a list that grows wider is given up, as something was cut.
-    """
-    states = States.empty(len(problem.capacities))
-    steps: list[Step] = []
-    before = _least_before(problem)
-    cut: int | None = None
-    for group in reversed(range(len(problem.groups))):
-        room = (problem.capacities - before[:, group])[:, None]  # (K, 1): what this group and those after may cost
-        choices = np.arange(len(problem.choices)) if bound is None else bound.viable(group, known)
-        costs, values = problem.costs[:, group, choices], problem.values[group, choices]  # (K, C) and (C)
-        states, step = extend(states, costs, values, _hope(bound, room, group, known))
-        step = Step(step.parents, choices[step.picks].astype(np.int8))  # picks count the viable choices only
-        if len(states.values) > width:
-            if bound is None:
-                return _Search(states, steps, cut=0)
-            kept, dropped = _best(bound.above(states, group), width)
-            states, step = states.take(kept), Step(step.parents[kept], step.picks[kept])
-            cut = max(cut or 0, dropped)
-        steps.append(step)
-    return _Search(states, steps, cut)
-
-
-def _least_before(problem: Problem) -> Integers:
-    """What the first g groups cost at the very least, by each budget's measure: (K, G + 1), 0 for none of them."""
-    least = problem.costs.min(axis=2)  # (K, G)
-    return np.concatenate((np.zeros_like(least[:, :1]), np.cumsum(least, axis=1)), axis=1)
-
-
-def _hope(bound: Bound | None, room: Integers, group: int, known: int) -> Callable[[States], NDArray[np.bool_]]:
-    """Which states can still become a selection within every budget that is worth at least what is known."""
-
-    def hopeful(grown: States) -> NDArray[np.bool_]:
-        fits = np.asarray((grown.costs <= room).all(axis=0))
-        return fits if bound is None else fits & (bound.above(grown, group) >= known)
-
-    return hopeful
-
-
-def _best(reach: NDArray[np.float64], width: int) -> tuple[NDArray[np.intp], int]:
-    """The states that reach furthest, in their order, and how far the best of the others would."""
-    ranked = np.argpartition(-reach, width)
-    return np.sort(ranked[:width]), int(reach[ranked[width:]].max())
+def _begin(problem: Problem, bound: Bound) -> Incumbent:
+    """A selection near the bound; where many have no regret, one that reaches it if some tries find one."""
+    picks = rounded(problem, bound)
+    if picks is None:
+        return Incumbent(None, _NOTHING)
+    best = Incumbent(picks, int(problem.values[range(len(picks)), picks].sum()))
+    for seed in range(PARTS if bound.ties >= TIES else 0):
+        if bound.value_above(0) <= best.value:
+            break
+        best = search_part(problem, bound, best, seed)
+    return best

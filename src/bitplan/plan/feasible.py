@@ -20,9 +20,12 @@ def check_selectable(graph: Graph) -> None:
     reasons = ["the rule on input features"] * len(narrow)
     reasons += [layer.why for layer in graph.layers if layer.rule != "narrow"]
     shown = ", ".join(f"{count} by {reason}" for reason, count in Counter(reasons).items())
+    ends = all(layer.is_end for layer in graph.layers)
     hint = (
         "relax that rule with --narrow 0 (Rules(narrow=0))"
         if narrow
+        else "choose for its ends too, --first free --last free (Rules(first=None, last=None))"
+        if ends
         else "free some with --free PATTERN (Rules(free=…))"
     )
     raise NothingToChoose(

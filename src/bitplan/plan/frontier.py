@@ -1,4 +1,4 @@
-"""select_all: the best selection for every budget, in one pass."""
+"""select_all: the best selection for every budget, in one pass where that is possible."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget, BudgetLike, what_fits
-from bitplan.core.errors import BudgetError, InputError
+from bitplan.core.errors import InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.units import Account
-from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, percent_of
+from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, spent_by
+from bitplan.plan.exact import exact
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.problem import Integers, Problem, Selection
-from bitplan.plan.states import States, Step, extend, walk_back
+from bitplan.plan.relaxation import hull
+from bitplan.plan.states import Complete, list_all
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Point:
 class Frontier:
     """All selections that no other beats, by ascending cost; plans are rebuilt from it on demand.
 
-    costs (P) in units · values (P), the gains up to rounding.
+    costs (P) in units · values (P), the gains up to rounding. Where there are too many, `complete` is False: costs and
+    values are then those on the concave hull, and a plan is searched for when asked for, with its own proof.
     """
 
     graph: Graph
@@ -41,10 +44,15 @@ class Frontier:
     costs: Integers
     values: NDArray[np.float64]
     _problem: Problem
-    _steps: list[Step]
+    _listed: Complete | None
 
     def __len__(self) -> int:
         return len(self.costs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every selection that no other beats is here."""
+        return self._listed is not None
 
     @cached_property
     def account(self) -> Account:
@@ -60,30 +68,25 @@ class Frontier:
                 f"this frontier is one of {self.cost.name}; it has no point for a budget of {written}: "
                 f"{what_fits(self.account)}"
             )
-        capacity = written.capacity(self.account)
-        problem = self._problem.within(np.array([capacity], dtype=np.int64))
+        problem = self._within(written.capacity(self.account))
         check_feasible([written], [self.cost], self.graph, problem)
-        selection, more = self._at(capacity), self._at(capacity + percent_of(problem, 0))
-        price = gain_of(self.gains, problem, more.picks) - gain_of(self.gains, problem, selection.picks)
-        return make_plan(
-            self.graph, self.gains, [self.cost], problem, selection, [written], [price], "exact"
-        )  # fmt: skip
+        selection = self._best(problem)
+        prices = [more * problem.unit for more in selection.more or ()]
+        return make_plan(self.graph, self.gains, [self.cost], problem, selection, [written], prices, "exact")
 
     def point(self, capacity: int) -> Point:
         """The best selection within so many units; quicker than a plan where many are wanted."""
-        index, wider = self._index(capacity), self._index(capacity + percent_of(self._problem, 0))
-        picks = walk_back(self._steps, index)
-        gain = gain_of(self.gains, self._problem, picks)
-        return Point(picks, int(self.costs[index]), gain, float(self.values[wider] - self.values[index]))
+        problem = self._within(capacity)
+        selection = self._best(problem)
+        gain = gain_of(self.gains, problem, selection.picks)
+        (more,) = selection.more or (0.0,)
+        return Point(selection.picks, spent_by(problem, selection.picks)[0], gain, more * problem.unit)
 
-    def _at(self, capacity: int) -> Selection:
-        return Selection(walk_back(self._steps, self._index(capacity)), 0)
+    def _within(self, capacity: int) -> Problem:
+        return self._problem.within(np.array([capacity], dtype=np.int64))
 
-    def _index(self, capacity: int) -> int:
-        index = int(np.searchsorted(self.costs, capacity, side="right")) - 1
-        if index < 0:
-            raise BudgetError(f"{capacity} units cannot be met: the least is {int(self.costs[0])}")
-        return index
+    def _best(self, problem: Problem) -> Selection:
+        return exact(problem) if self._listed is None else self._listed.selection(problem)
 
 
 def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = None) -> Frontier:
@@ -91,10 +94,6 @@ def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = 
     check_selectable(graph)
     check_provenance(graph, gains, [cost])
     problem = make_problem(graph, gains, [cost], [2**62], levels)
-    states, steps = States.empty(1), []
-    for group in reversed(range(len(problem.groups))):
-        states, step = extend(states, problem.costs[:, group], problem.values[group])
-        steps.append(step)
-    return Frontier(
-        graph, gains, cost, states.costs[0], np.asarray(states.values * problem.unit, dtype=np.float64), problem, steps
-    )
+    listed = list_all(problem, 2**62)
+    costs, values = hull(problem) if listed is None else (listed.costs, listed.values)
+    return Frontier(graph, gains, cost, costs, np.asarray(values * problem.unit, dtype=np.float64), problem, listed)

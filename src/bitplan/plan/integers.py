@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,33 +33,39 @@ def to_integers(rows: Sequence[tuple[float, ...]], levels: int | None = None) ->
     """
     if levels is not None and levels < 1:
         raise InputError(f"levels must be at least 1, not {levels}")
-    largest = [Fraction(max(map(abs, row))) for row in rows]  # of each row
-    scale = _levels_scale(max(largest), levels) if levels else _finest_scale(rows, sum(largest, Fraction(0)))
+    if levels is not None:
+        return _to_levels(rows, levels)
+    gains = np.array(rows, dtype=np.float64)
+    power = _finest_power(gains)
+    whole = np.rint(np.ldexp(gains, power))
+    worst = np.abs(gains - np.ldexp(whole, -power)).max(axis=1)  # exact, as is scaling: only exponents change
+    lost = 2 * math.fsum(worst.tolist())  # the best choice may be rounded down by it and another one up
+    return Scaled(whole.astype(np.int64), math.ldexp(1.0, -power), lost)
+
+
+def _to_levels(rows: Sequence[tuple[float, ...]], levels: int) -> Scaled:
+    largest = max(Fraction(max(map(abs, row))) for row in rows)
+    scale = Fraction(levels) / largest if largest else Fraction(1)
     integers: list[list[int]] = []
     lost = Fraction(0)
     for row in rows:
         scaled = [Fraction(value) * scale for value in row]
-        rounded = [_rounded(value, lift=levels is not None) for value in scaled]
-        worst = max(abs(exact - near) for exact, near in zip(scaled, rounded, strict=True))
-        lost += 2 * worst / scale  # the best choice may be rounded down by it and another one up
+        rounded = [max(round(value), 1) if value > 0 else round(value) for value in scaled]
+        lost += 2 * max(abs(exact - near) for exact, near in zip(scaled, rounded, strict=True)) / scale
         integers.append(rounded)
     return Scaled(np.array(integers, dtype=np.int64), float(1 / scale), float(lost))
 
 
-def _rounded(value: Fraction, *, lift: bool) -> int:
-    """The nearest integer; with `lift` at least 1 for what is positive."""
-    nearest = round(value)
-    return max(nearest, 1) if lift and value > 0 else nearest
-
-
-def _levels_scale(largest: Fraction, levels: int) -> Fraction:
-    return Fraction(levels) / largest if largest else Fraction(1)
-
-
-def _finest_scale(rows: Sequence[tuple[float, ...]], total: Fraction) -> Fraction:
-    exact = max(Fraction(value).denominator for row in rows for value in row)
-    if total * exact < _ROOM:
-        return Fraction(exact)
+def _finest_power(gains: NDArray[np.float64]) -> int:
+    """The power of two by which all gains become whole, or else the greatest at which their total fits."""
+    total = sum((Fraction(most) for most in np.abs(gains).max(axis=1).tolist()), Fraction(0))
+    fractions, exponents = np.frexp(gains)
+    mantissas = np.ldexp(fractions, 53).astype(np.int64)
+    lowest_bits = np.log2((mantissas & -mantissas).astype(np.float64), where=mantissas != 0, out=np.zeros_like(gains))
+    points = np.where(mantissas != 0, 53 - lowest_bits.astype(np.int64) - exponents, 0)  # binary digits after the point
+    exact = max(0, int(points.max()))
+    if total * 2**exact < _ROOM:
+        return exact
     # total < 2 ** (bits of numerator − bits of denominator + 1)
     bits = total.numerator.bit_length() - total.denominator.bit_length() + 1
-    return Fraction(2) ** (_ROOM.bit_length() - 1 - bits)
+    return _ROOM.bit_length() - 1 - bits

@@ -30,6 +30,12 @@ class Problem:
     unit: float = 1.0
     rounding: float = 0.0
 
+    @property
+    def percents(self) -> Integers:
+        """One percent of what all groups cost at the highest choice, rounded up, by each budget's measure (K)."""
+        whole: Integers = self.costs[:, :, -1].sum(axis=1)
+        return -(-whole // 100)
+
     def within(self, capacities: Integers) -> Problem:
         """The same problem under other capacities."""
         return dataclasses.replace(self, capacities=capacities)
@@ -37,10 +43,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen index for every group; no other selection has a value greater by more than `gap` (None: unknown)."""
+    """The chosen index for every group; no other selection has a value greater by more than `gap` (None: unknown).
+
+    `more` is what one more percent of each budget would add, if the selector knows: exactly where it lists all
+    selections, otherwise by the prices of its bound.
+    """
 
     picks: tuple[int, ...]
     gap: int | None
+    more: tuple[float, ...] | None = None
 
 
 Selector = Callable[[Problem], Selection]

@@ -1,4 +1,4 @@
-"""Lists of non-dominated states (Nemhauser & Ullmann 1969), for one choice per group and any number of costs.
+"""Lists of non-dominated states (Nemhauser & Ullmann 1969), for one choice per group.
 
 A state is the total cost and value of the choices for the last groups; groups are added from the last to the first. One
 state dominates another when it costs no more and is worth no less. Of equal states the one with the higher choice for
@@ -7,14 +7,19 @@ the group just added is kept, so that the earlier layer keeps the higher precisi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
+from bitplan.core.errors import BudgetError
+from bitplan.plan.problem import Integers, Problem, Selection
+
+_TOTAL = 40_000_000  # states of all steps: five bytes each
+_FEW = 512  # states of which all are compared, with several costs
 _BLOCK = 512  # states that are compared with each other at once
+
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -26,76 +31,106 @@ class Step:
 
 
 @dataclass(frozen=True)
-class States:
-    """costs (K, S), ascending in the first · values (S)."""
+class Complete:
+    """Every selection that no other dominates, with one budget: costs (S) ascending and values (S) ascending."""
 
     costs: Integers
     values: Integers
+    steps: list[Step]
 
-    @classmethod
-    def empty(cls, budgets: int) -> States:
-        """The one state of no groups."""
-        return cls(np.zeros((budgets, 1), dtype=np.int64), np.zeros(1, dtype=np.int64))
+    def selection(self, problem: Problem) -> Selection:
+        """The best within the capacity of a problem of these costs and values, and what one more percent adds."""
+        capacity = int(problem.capacities[0])
+        state, wider = self.within(capacity), self.within(capacity + int(problem.percents[0]))
+        if state < 0:
+            raise BudgetError(f"{capacity} units cannot be met: the least is {int(self.costs[0])}")
+        return Selection(self.picks(state), 0, (float(self.values[wider] - self.values[state]),))
 
-    def take(self, chosen: NDArray[np.intp]) -> States:
-        """Some of the states, in the given order."""
-        return States(self.costs[:, chosen], self.values[chosen])
+    def within(self, capacity: int) -> int:
+        """Which is the best within a capacity; −1 if none is."""
+        return int(np.searchsorted(self.costs, capacity, side="right")) - 1
 
-
-def extend(
-    states: States, costs: Integers, values: Integers, hopeful: Callable[[States], NDArray[np.bool_]] | None = None
-) -> tuple[States, Step]:
-    """Add a group with costs (K, C) and values (C); drop what is not hopeful, then what is dominated."""
-    size, choices = len(states.values), len(values)
-    high_first = np.arange(choices)[::-1]  # of equal states the first is kept
-    all_costs = states.costs[:, None, :] + costs[:, high_first, None]  # (K, C, S)
-    all_values = states.values[None, :] + values[high_first, None]  # (C, S)
-    grown = States(all_costs.reshape(len(costs), -1), all_values.reshape(-1))  # (K, C · S), (C · S)
-    kept = np.arange(len(grown.values)) if hopeful is None else np.flatnonzero(hopeful(grown))
-    if choices > 1:  # one choice shifts all states alike
-        kept = kept[_front(grown.costs[:, kept], grown.values[kept])]
-    turn, parent = np.divmod(kept, size)
-    step = Step(parent.astype(np.int32), high_first[turn].astype(np.int8))
-    return grown.take(kept), step
+    def picks(self, state: int) -> tuple[int, ...]:
+        """The choices that led to a state."""
+        picks: list[int] = []
+        for step in reversed(self.steps):
+            picks.append(int(step.picks[state]))
+            state = int(step.parents[state])
+        return tuple(picks)
 
 
-def walk_back(steps: list[Step], state: int) -> tuple[int, ...]:
-    """The choices that led to a state; `steps` in the order in which groups were added."""
-    picks: list[int] = []
-    for step in reversed(steps):
-        picks.append(int(step.picks[state]))
-        state = int(step.parents[state])
-    return tuple(picks)
+def list_all(problem: Problem, most: int, width: int = _TOTAL) -> Complete | None:
+    """List the selections that cost up to `most`; None where there are none, more than `width`, or too many to keep."""
+    costs, values = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    steps: list[Step] = []
+    room = _TOTAL
+    lowest = problem.costs[0].min(axis=1)
+    left = most - np.concatenate(([0], np.cumsum(lowest)))  # what the groups from this one on may cost
+    if left[-1] < 0:
+        return None
+    for group in reversed(range(len(problem.groups))):
+        costs, values, step = _add(costs, values, problem.costs[0, group], problem.values[group], int(left[group]))
+        steps.append(step)
+        room -= len(costs)
+        if len(costs) > width or len(costs) * group > room:  # lists hardly ever get shorter
+            return None
+    return Complete(costs, values, steps)
 
 
-def _front(costs: Integers, values: Integers) -> NDArray[np.intp]:
-    """Indices of the non-dominated states, by ascending cost; of equal states the first."""
+def _add(
+    costs: Integers, values: Integers, group_costs: Integers, group_values: Integers, most: int
+) -> tuple[Integers, Integers, Step]:
+    """Add a group with costs (C) and values (C), the highest choice first, so that of equal states it is kept."""
+    size, choices = len(costs), len(group_costs)
+    all_costs = (group_costs[::-1, None] + costs).ravel()
+    order = np.argsort(all_costs, kind="stable")
+    all_costs = all_costs[order]
+    if all_costs[-1] > most:
+        order = order[: np.searchsorted(all_costs, most, side="right")]
+        all_costs = all_costs[: len(order)]
+    all_values = (group_values[::-1, None] + values).ravel()[order]
+    kept = _rising(all_costs, all_values)
+    turn, parents = np.divmod(order[kept], size)
+    step = Step(parents.astype(np.int32), (choices - 1 - turn).astype(np.int8))
+    return all_costs[kept], all_values[kept], step
+
+
+def front(costs: Integers, values: Integers) -> Indices:
+    """Which states with costs (K, S) and values (S) are not dominated, by ascending cost; of equal ones the first.
+
+    With several costs and many states, only those with equal costs are compared: that loses none.
+    """
     if not len(values):
         return np.zeros(0, dtype=np.intp)
-    if len(costs) > 1:
-        order = np.lexsort((-values, *costs[::-1]))  # by the first cost, then the others; stable, as the one below
+    if len(costs) == 1:
+        order = np.argsort(costs[0], kind="stable")
+        rising: Indices = order[_rising(costs[0][order], values[order])]
+        return rising
+    order = np.lexsort((-values, *costs[::-1]))  # by the first cost, then the others; stable, as the one above
+    if len(order) <= _FEW:
         return _front_of_sorted(costs, values, order)
-    order = np.argsort(costs[0], kind="stable")
-    return order[_rising(costs[0][order], values[order])]
+    is_new = (costs[:, order[1:]] != costs[:, order[:-1]]).any(axis=0)
+    distinct: Indices = order[np.append(True, is_new)]
+    return distinct
 
 
-def _rising(costs: Integers, values: Integers) -> NDArray[np.intp]:
+def _rising(costs: Integers, values: Integers) -> Indices:
     """Of states by ascending cost, those worth more than all before; of equal cost only the best."""
     best = np.maximum.accumulate(values)
-    is_rise = np.concatenate(([True], values[1:] > best[:-1]))
-    rises = np.flatnonzero(is_rise)
-    is_last_of_cost = np.concatenate((costs[rises[1:]] != costs[rises[:-1]], [True]))
-    return rises[is_last_of_cost]
+    rises = np.flatnonzero(np.concatenate(([True], values[1:] > best[:-1])))
+    risen = costs[rises]
+    is_last = np.append(risen[1:] != risen[:-1], True)
+    return rises if is_last.all() else rises[is_last]
 
 
-def _front_of_sorted(costs: Integers, values: Integers, order: NDArray[np.intp]) -> NDArray[np.intp]:
+def _front_of_sorted(costs: Integers, values: Integers, order: Indices) -> Indices:
     """The front for several costs, block by block, of states sorted by cost, the best value first.
 
     A state can only be dominated by one before it. With two costs the states before it are summed up by a staircase
     (the best value for any second cost); with more, only the block itself is looked through, which keeps more states
     than needed but loses none.
     """
-    kept: list[NDArray[np.intp]] = []
+    kept: list[Indices] = []
     by_stairs = len(costs) == 2
     stair_costs = np.array([np.iinfo(np.int64).min])  # a first stair below all costs and values
     stair_values = np.array([np.iinfo(np.int64).min])

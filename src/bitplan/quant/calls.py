@@ -12,6 +12,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.naming import holder_of
 from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replaced
 from bitplan.quant.grids import on_grid
+from bitplan.quant.kept import laid_out, lean, recalled
 from bitplan.quant.quantizers import InputQuantizer
 
 
@@ -154,18 +155,23 @@ class AttentionCall(nn.Module):
             repeats = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = torch.matmul(self.query(query), self.key(key).transpose(-2, -1)) * factor
+        scores = _product(self.query(query), self.key(key).transpose(-2, -1)) * factor
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             scores = scores + attn_mask
-        weights = torch.softmax(self.scores(scores), dim=-1)
+        weights = recalled(torch.softmax, self.scores(scores), dim=-1)
         if attn_mask is not None:  # a row that may see nothing attends to nothing, as in torch
             weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
         weights = torch.dropout(weights, dropout_p, dropout_p > 0.0).to(value.dtype)
-        return torch.matmul(self.weights(weights), self.value(value))
+        return _product(self.weights(weights), self.value(value))
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    out: Tensor = lean(torch.matmul, laid_out(left), laid_out(right))
+    return out
 
 
 def sources_of(module: nn.Module, name: str) -> list[Tensor]:

@@ -28,6 +28,15 @@ from bitplan.weights.opened import check_weights
 from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
 
+def check_replaceable(target: Path, *, more: bool = False) -> None:
+    """Refuse a place where something else is than a checkpoint, or `more`; long work asks before it begins."""
+    restore(target)
+    if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
+        raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
+    if not more:
+        _refuse_more_than_a_checkpoint(target)
+
+
 def save_checkpoint(
     model: nn.Module,
     path: str | Path,
@@ -38,13 +47,11 @@ def save_checkpoint(
 ) -> Path:
     """Write a model, quantized or not, as a folder; `spec` is its name in the zoo, if it has one.
 
-    A folder of that name is replaced only if it is a checkpoint, and only once the new one is complete. `of` says what
-    it belongs to, for those who ask when they load it.
+    A folder of that name is replaced only if it is a checkpoint and no more, and once the new one is complete. `of`
+    says what it belongs to, for those who ask when they load it.
     """
     target = Path(path)
-    restore(target)
-    if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
-        raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
+    check_replaceable(target, more=of is not None)  # in a run the folder is the run's
     tensors, tied = tensors_of(model)
     quantized = is_quantized(model)
     about = Checkpoint(
@@ -143,6 +150,12 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         plain = positive(tensor) if id(value) in steps else tensor
         stored[name] = plain.to("cpu", copy=True).contiguous()
     return stored, tied
+
+
+def _refuse_more_than_a_checkpoint(path: Path) -> None:
+    others = sorted(one.name for one in path.glob("[!.]*") if one.name not in (ABOUT, TENSORS))
+    if others:
+        raise FileError(f"{path} holds {others[0]} beside its checkpoint, which would be lost: choose another name")
 
 
 def _is_empty_folder(path: Path) -> bool:

@@ -51,6 +51,13 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     makes a network that integer kernels compute exactly: biases and the shifts of batch norms on the grid of products,
     8 bits before residual additions and before float layers that read an integer convolution; docs/decisions/0017).
     """
+    quantized = copied(model)
+    quantize_(quantized, plan, example=example, **options)
+    return quantized
+
+
+def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[Told]) -> None:
+    """The same in place, for those who may not put another model in the place of theirs; one that fails is spoilt."""
     if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
     before: Options = getattr(model, OPTIONS, Options())
@@ -60,17 +67,15 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
         plan = plan.model_copy(update={"integers": _looked_for(model, example)})
     if chosen.integer:
         plan = with_inputs_in_bytes(plan)
-    quantized = copied(model)
-    _install_(quantized, plan, chosen)
-    setattr(quantized, PLAN, plan)
-    setattr(quantized, OPTIONS, chosen)
-    vars(quantized).pop(INTEGER, None)
-    take_proof_off_(quantized)
+    _install_(model, plan, chosen)
+    setattr(model, PLAN, plan)
+    setattr(model, OPTIONS, chosen)
+    vars(model).pop(INTEGER, None)
+    take_proof_off_(model)
     if example is not None:
-        prove(quantized, example).check()
-    if not is_proven(quantized, plan):
-        prove_when_run_(quantized)
-    return quantized
+        prove(model, example).check()
+    if not is_proven(model, plan):
+        prove_when_run_(model)
 
 
 def with_inputs_in_bytes(plan: Plan) -> Plan:

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple, TypedDict, cast
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.precision import LEFT_ALONE_BITS
 from bitplan.quant.layers import Channels, channels_of
 from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
@@ -53,8 +53,17 @@ class Told(TypedDict, total=False):
 
 
 def told_by(content: Mapping[str, Any]) -> Told:
-    """Options as a file has them, once they are known to be some."""
-    valid = _OPTIONS.validate_python(dict(content))
+    """Options as a file or a user has them, once they are known to be some, with values that they can have."""
+    unknown = [name for name in content if name not in Told.__annotations__]
+    if unknown:
+        raise UnknownName("option of quantize", unknown[0], Told.__annotations__)
+    try:
+        valid = _OPTIONS.validate_python(dict(content))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        said = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{where}: {said}, not {first['input']!r:.60}" if where else said) from None
     return cast("Told", {name: getattr(valid, name) for name in content})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     try:
         proof = prove_run(root, args, kwargs, training=root.training)
     except Exception as error:
-        _log.warning("it could not be proven that the plan is executed: %s", first_line(error))
+        root.register_forward_hook(partial(_tell_unproven, first_line(error)))
         return
     proof.check(unreached)
     try:
@@ -78,6 +79,14 @@ def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         other = Proof(proof.quantized, {})
     Proof(proof.quantized, other.in_float).check(unreached="warn")
     setattr(root, PROVEN, _quantizes(getattr(root, PLAN)))
+
+
+def _tell_unproven(why: str, root: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+    """Warn once, after a run that came to an end: one that fails says itself what is wrong."""
+    for key, hook in list(root._forward_hooks.items()):
+        if getattr(hook, "func", None) is _tell_unproven:
+            del root._forward_hooks[key]
+    _log.warning("it could not be proven that the plan is executed: %s", why)
 
 
 def _quantizes(plan: Plan) -> dict[str, Quantizes]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import first_line
-from bitplan.quant import fused
+from bitplan.quant import loops
 from bitplan.quant.lsq import dense
 
 Kernel = Callable[[Tensor], Tensor]
@@ -55,7 +55,7 @@ class Operands:
         """The unsigned codes of an input, in its memory layout."""
         wide = x.detach().float()
         wide = wide if dense(wide) else wide.contiguous()
-        codes, has_nan = fused.encode(wide, self.step, self.low, self.high, self.zero_point)
+        codes, has_nan = loops.encode(wide, self.step, self.low, self.high, self.zero_point)
         if has_nan:
             raise InputError(
                 f"the input of layer {self.layer!r} has NaN values, which have no integer codes; check the data and "

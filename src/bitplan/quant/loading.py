@@ -49,8 +49,7 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
         _log.info("%s: left aside %s", source, ", ".join(sorted(aside)))
     given = {name: tensor for name, tensor in tensors.items() if name not in aside}
     wanted = {name: value for name, value in expected.items() if name not in kept}
-    if given.keys() & wanted.keys():  # a file with nothing of the model's is another one's: fill_ says so
-        _check_complete(given, wanted, source)
+    _check_complete(given, wanted, source)
     fill_(model, given | {name: expected[name] for name in kept}, source)
 
 
@@ -64,7 +63,7 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
         name = min(missing)
-        raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, complete)}")
+        raise FileError(f"{source} lacks {name}, which the model has{suggestion(name, tensors)}")
     if unknown:
         name = min(unknown)
         raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
@@ -123,6 +122,12 @@ def _check_complete(given: TorchTensors, wanted: Mapping[str, Tensor], source: P
     lacking = [name for name in wanted if name not in given and not name.endswith(_COUNTER)]
     if not lacking:
         return
+    if not given.keys() & wanted.keys():
+        theirs, ours = (", ".join([*names][:_SHOWN]) or "nothing" for names in (given, lacking))
+        raise FileError(
+            f"{source} has no tensor of this model: it has {theirs} …, the model has {ours} …; name the network that "
+            "these weights are of"
+        )
     shown = ", ".join(f"{name} {tuple(wanted[name].shape)}" for name in lacking[:_SHOWN])
     rest = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
     modules = [name.rpartition(".")[0] for name in lacking]

@@ -18,10 +18,14 @@ from torch import Tensor
 FLOOR = 2.0**-100
 """The smallest step: far below any real one, far above where v/s or 1/s² would overflow into NaN."""
 
+MASK = -5000.0
+"""Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
+
 # grad where low < ratio < high, strictly as published, else 0
 _keep_inside = torch.ops.aten.hardtanh_backward.default
 _keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
 _CHUNK = 1 << 17  # elements: seven passes over a chunk mostly stay in the cache
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def first_step(mean_magnitude: Tensor, high: int) -> Tensor:
@@ -45,64 +49,126 @@ def codes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
     return wide.div(positive(step).to(wide.dtype)).clamp_(low, high).round_()
 
 
-def lsq(v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, fused: bool = False) -> Tensor:
+def lsq(
+    v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, fused: bool = False, masked: bool = False
+) -> Tensor:
     """Fake-quantize v, of any float type, with a step that broadcasts against it and learns times `scale`.
 
-    `fused` uses one compiled loop per direction (`quant/fused.py`) for contiguous tensors on a CPU.
+    Large tensors on a CPU go through compiled loops (`quant/loops.py`), with the results of torch's operations. `fused`
+    also sums the gradient of the step in there, and on other devices compiles the operations (`quant/compiled.py`).
+    Where values are `masked`, those below MASK pass as they are.
     """
-    quantized: Tensor = _Lsq.apply(v, step, low, high, scale, fused)
-    return quantized
+    made: Tensor = _Lsq.apply(v, step, low, high, scale, fused, masked)
+    return made
 
 
 class _Lsq(torch.autograd.Function):
     """Twice differentiable: under `create_graph` the backward pass is made of differentiable operations."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, step: Tensor, low: int, high: int, scale: float, fused: bool) -> Tensor:
+    def forward(
+        ctx: Any, v: Tensor, step: Tensor, low: int, high: int, scale: float, fused: bool, masked: bool
+    ) -> Tensor:
         ctx.save_for_backward(v, step)
-        ctx.low, ctx.high, ctx.scale = low, high, scale
-        ctx.fused = fused and _fusible(v, step)
-        if ctx.fused:
-            from bitplan.quant import fused as kernels
-
-            return _like(v, kernels.quantize(_wide(v), in_use(step.item()), low, high))
-        wide = _wide(v)
-        s = positive(step).to(wide.dtype)
-        return _like(v, _quantized(wide, s, low, high))
+        ctx.low, ctx.high, ctx.scale, ctx.masked = low, high, scale, masked
+        ctx.way = _way(v, step, fused=fused)
+        ctx.unpacked = None
+        return _made(ctx, v, step)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        v, step = ctx.saved_tensors
-        low, high = ctx.low, ctx.high
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            of_v, of_step = _gradients_differentiable(_wide(grad), _wide(v), positive(step), low, high)
-        elif ctx.fused:
-            from bitplan.quant import fused as kernels
-
-            of_v, total = kernels.gradients(_wide(grad), _wide(v), in_use(step.item()), low, high)
-            of_step = torch.full_like(step, total)
-        elif step.numel() == 1 and dense(v):
-            of_v, of_step = _gradients_chunked(_wide(grad), _wide(v), positive(step), low, high)
+        v, step = ctx.unpacked or ctx.saved_tensors
+        ctx.unpacked = None
+        wide, incoming, s, low, high = _wide(v), _wide(grad), positive(step), ctx.low, ctx.high
+        differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if ctx.way in _LOOPS and not differentiable:
+            of_v, of_step = _by_loops(incoming, wide, s, low, high, below=_mask(ctx), fused=ctx.way == "fused")
         else:
-            of_v, of_step = _gradients(_wide(grad), _wide(v), positive(step), low, high)
-        sign = torch.where(step < 0, -ctx.scale, ctx.scale)  # the slope of |s|, times the gradient scale
-        return _like(v, of_v), _like(step, of_step.view(step.shape) * sign), None, None, None, None
+            gradients = gradients_differentiable if differentiable else _GRADIENTS[ctx.way]
+            mask = wide < MASK if ctx.masked else None
+            shown = incoming if mask is None else torch.where(mask, 0.0, incoming)
+            of_v, of_step = gradients(shown, wide.clamp_min(MASK) if ctx.masked else wide, s, low, high)
+            of_v = of_v if mask is None else torch.where(mask, incoming, of_v)
+        return _like(v, of_v), step_gradient(of_step, step, ctx.scale), None, None, None, None, None
 
 
-def _quantized(v: Tensor, s: Tensor, low: int, high: int) -> Tensor:
-    if v.numel() <= _CHUNK or s.numel() > 1 or torch.compiler.is_compiling() or not dense(v):
-        return v.div(s).clamp_(low, high).round_().mul_(s)
-    out = torch.empty_like(v)
-    for x, y in zip(torch.split(flat(v), _CHUNK), torch.split(flat(out), _CHUNK), strict=True):
-        torch.div(x, s, out=y).clamp_(low, high).round_().mul_(s)
-    return out
+def _way(v: Tensor, step: Tensor, *, fused: bool) -> str:
+    """How a tensor is quantized: one of _LOOPS or of _GRADIENTS."""
+    if torch.compiler.is_compiling() or type(v) not in _PLAIN:  # tensors without data have types of their own
+        return "torch"
+    if v.device.type != "cpu":
+        return "compiled" if fused and v.dtype != torch.float64 else "torch"
+    if step.numel() != 1 or not dense(v):
+        return "torch"
+    if v.dtype != torch.float64 and (fused or v.numel() > _CHUNK):
+        return "fused" if fused else "loops"
+    return "chunks"
 
 
-def _gradients_differentiable(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
-    ratio = v / s
+def made_by(tensor: Tensor) -> Any:
+    """The node of the graph by which `lsq` made a tensor, None where it did not."""
+    return tensor.grad_fn if is_node(tensor.grad_fn) else None
+
+
+def is_node(function: Any) -> bool:
+    """Tell whether a node of a graph is one of `lsq`."""
+    return isinstance(function, _Lsq._backward_cls)
+
+
+@torch.no_grad()
+def remade(node: Any, *, once: bool = False) -> Tensor:
+    """What `lsq` made, once more and bit for bit, from what its node keeps; as long as its graph is there.
+
+    With `once` the node asks autograd for it a single time, here and in its own turn: checkpointing allows no more.
+    """
+    kept = node.unpacked or node.saved_tensors
+    if once:
+        node.unpacked = kept
+    return _made(node, *kept)
+
+
+def _made(node: Any, v: Tensor, step: Tensor) -> Tensor:
+    wide, low, high = _wide(v), node.low, node.high
+    s = positive(step).to(wide.dtype)
+    if node.way in _LOOPS:
+        from bitplan.quant import loops
+
+        return _like(v, loops.quantize(wide, s.item(), low, high, below=_mask(node)))
+    shown = wide.clamp_min(MASK) if node.masked else wide  # masks may be −inf
+    if node.way == "compiled":
+        from bitplan.quant import compiled
+
+        made = compiled.quantize(shown, s, low, high)
+    else:
+        made = quantized(shown, s, low, high)
+    return _like(v, torch.where(wide < MASK, wide, made) if node.masked else made)
+
+
+def quantized(v: Tensor, s: Tensor, low: Any, high: Any) -> Tensor:
+    """round(clip(v/s, −Qn, Qp))·s."""
+    return v.div(s).clamp_(low, high).round_().mul_(s)
+
+
+def step_slopes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
+    """∂v̂/∂|s| of every element (eq. 3)."""
+    return _slopes(_wide(v) / positive(step), low, high)[0]
+
+
+def step_gradient(total: Tensor, step: Tensor, scale: float) -> Tensor:
+    """The gradient of a stored step from that of the step in use: times the slope of |s| and the gradient scale."""
+    return _like(step, total.view(step.shape) * torch.where(step < 0, -scale, scale))
+
+
+def gradients_differentiable(grad: Tensor, v: Tensor, s: Tensor, low: Any, high: Any) -> tuple[Tensor, Tensor]:
+    """Gradients for v and for the step, each a function that has gradients itself; bounds may be tensors."""
+    slopes, inside = _slopes(v / s, low, high)
+    return torch.where(inside, grad, 0.0), (grad * slopes).sum_to_size(s.shape)
+
+
+def _slopes(ratio: Tensor, low: Any, high: Any) -> tuple[Tensor, Tensor]:
+    """∂v̂/∂s, and where a value is inside."""
     inside = (ratio > low) & (ratio < high)
-    residual = torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high).detach())
-    return torch.where(inside, grad, 0.0), (grad * residual).sum_to_size(s.shape)
+    return torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high).detach()), inside
 
 
 def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
@@ -125,12 +191,41 @@ def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) 
         _keep_inside_to(g, ratio, low, high, grad_input=out)
         _keep_inside_to(ratio, ratio, low, high, grad_input=inside)
         parts.append(torch.dot(g, ratio.round_().sub_(inside)))
-    return of_v, parts[0] if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
+    return of_v, added_up(parts)
 
 
-def _fusible(v: Tensor, step: Tensor) -> bool:
-    plain = v.device.type == "cpu" and v.dtype != torch.float64 and step.numel() == 1
-    return plain and not torch.compiler.is_compiling() and dense(v)
+def added_up(parts: list[Tensor]) -> Tensor:
+    """The sum of what pieces came to."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
+
+
+def _by_loops(
+    grad: Tensor, v: Tensor, s: Tensor, low: int, high: int, *, below: float, fused: bool
+) -> tuple[Tensor, Tensor]:
+    from bitplan.quant import loops
+
+    if fused:
+        return loops.gradients_and_sum(grad, v, s.item(), low, high, below=below)
+    return loops.gradients(grad, v, s.item(), low, high, below=below, piece=_CHUNK)
+
+
+def _mask(node: Any) -> float:
+    """Below what values are masks."""
+    return MASK if node.masked else -math.inf
+
+
+def _by_compiled(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:
+    from bitplan.quant import compiled
+
+    return compiled.gradients(grad, v, s, low, high)
+
+
+_LOOPS = ("loops", "fused")
+_GRADIENTS = {
+    "torch": _gradients,
+    "chunks": _gradients_chunked,
+    "compiled": _by_compiled,
+}
 
 
 def dense(v: Tensor) -> bool:

@@ -7,7 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from bitplan.quant.lsq import dense
+
 _SAMPLE = 1 << 20  # the most values per batch that a percentile is taken of
+_LOOP = 1 << 14  # the fewest values that are worth a compiled loop
 
 
 class Observation:
@@ -26,17 +29,14 @@ class Observation:
         if v.numel() == 0:
             return True
         values = v.detach().float()
-        magnitude = values.abs()
-        total = magnitude.sum(dtype=torch.float64).item()
+        total, lowest = _sum_and_lowest(values)
         if not math.isfinite(total):
             return False
         self.count += v.numel()
         self.total += total
-        self.lowest = min(self.lowest, values.min().item())
+        self.lowest = min(self.lowest, lowest)
         if self._percentile is not None:
-            sample = magnitude.flatten()[:: math.ceil(v.numel() / _SAMPLE)]
-            rank = max(1, math.ceil(sample.numel() * self._percentile / 100))
-            self.percentiles.append(sample.kthvalue(rank).values.item())
+            self.percentiles.append(_percentile(values, self._percentile))
         return True
 
     @property
@@ -65,3 +65,27 @@ class Observation:
         whole.count, whole.total, whole.lowest = int(sums[0].item()), sums[1].item(), lowest.item()
         whole.percentiles = [(sums[2] / sums[3]).item()]
         return whole
+
+
+def _sum_and_lowest(values: Tensor) -> tuple[float, float]:
+    if not _is_for_loops(values):
+        return values.abs().sum(dtype=torch.float64).item(), values.min().item()
+    from bitplan.quant import figures
+
+    return figures.sum_and_lowest(values)
+
+
+def _percentile(values: Tensor, percentile: float) -> float:
+    """The percentile of the magnitudes, of an even sample where there are many: always one of them, never a mean."""
+    every = math.ceil(values.numel() / _SAMPLE)
+    sample = values if every == 1 else values.flatten()[::every].contiguous()
+    rank = max(1, math.ceil(sample.numel() * percentile / 100))
+    if not _is_for_loops(sample):
+        return sample.abs().flatten().kthvalue(rank).values.item()
+    from bitplan.quant import figures
+
+    return figures.order_statistic(sample, rank)
+
+
+def _is_for_loops(values: Tensor) -> bool:
+    return values.numel() >= _LOOP and values.device.type == "cpu" and type(values) is Tensor and dense(values)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.quant.lsq import codes, first_step, lsq, positive
+from bitplan.quant.lsq import MASK, codes, first_step, lsq, positive
 from bitplan.quant.observe import Observation
 
 Method = Literal["lsq", "faq"]
@@ -19,9 +19,6 @@ Features = Literal["sample", "batch"]
 
 unseen = torch._C.DisableTorchFunction
 """A context in which functions of torch are called past the modes that see them (`quant/owners.py`)."""
-
-MASK = -5000.0
-"""Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
 
 
 class _Quantizer(nn.Module):
@@ -181,10 +178,7 @@ class InputQuantizer(_Quantizer):
             count //= max(1, v.shape[0])
         scale = _gradient_scale(count, high)
         with unseen():
-            if not self.masked:
-                return lsq(v, self.step, low, high, scale, fused=self.fused)
-            finite = v.clamp_min(MASK)  # masks may be −inf
-            return torch.where(v < MASK, v, lsq(finite, self.step, low, high, scale, fused=self.fused))
+            return lsq(v, self.step, low, high, scale, fused=self.fused, masked=self.masked)
 
     def new_observation(self) -> Observation:
         """An empty memory of what `settle_` asks for: a percentile only for FAQ."""

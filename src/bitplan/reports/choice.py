@@ -17,7 +17,7 @@ def choose(
 ) -> Result:  # fmt: skip
     """A result of the run: of the page's method at the page's budget, with the first seed, unless said otherwise.
 
-    `method` is a title; a uniform reference, such as w4a4, has no budget.
+    `method` is a title; a reference, such as w4a4 (all layers at it), has no budget.
     """
     study, done = run.study, [result for result in run.results if result.training]
     if not done:

@@ -146,7 +146,7 @@ def _notes(subject: Subject, scores: Scores) -> list[str]:
     if scores.methods and len({cell.title for cell in scores.methods}) == 1:
         notes.append("Only one method has scores, so there is nothing to compare.")
     if scores.methods and not scores.references:
-        notes.append("No float or uniform network was trained, so there is no line to compare with.")
+        notes.append("No float network and none at one precision was trained, so there is no line to compare with.")
     return notes
 
 

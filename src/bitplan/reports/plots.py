@@ -58,12 +58,12 @@ def _draw_method(axes: Any, cells: Sequence[Cell], across: Sequence[float], numb
 
 
 def _references(axes: Any, scores: Scores) -> None:
-    """Float and uniform networks as lines with their names; far ones are named in the corner instead."""
+    """Float and one-precision networks as lines with their names; far ones are named in the corner instead."""
     low, high = axes.get_ylim()
     span = high - low
     far = []
     for cell in scores.references:
-        name, dashes = (cell.title, "--") if cell.role == "float" else (f"uniform {cell.title}", ":")
+        name, dashes = cell.name, "--" if cell.role == "float" else ":"
         near = low - 1.5 * span < cell.mean < high + 1.5 * span
         if not near:
             far.append(f"{name}: {cell.mean:.2f}")

@@ -9,7 +9,7 @@ from bitplan.core.budget import Budget
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.costs.base import add_limited
-from bitplan.plan.base import select
+from bitplan.plan.base import select_each
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.agreement import rank_correlation
 from bitplan.stats.compare import Place
@@ -117,8 +117,8 @@ def _chosen(run: RunFolder, budgets: Sequence[str]) -> Plans:
         own = gains.get(method.title)
         if own is None:
             continue
-        for budget in budgets:
-            chosen[method.title, budget] = select(graph, own, costs, budget=budget, selector=method.selector)
+        plans = select_each(graph, own, costs, budgets=budgets, selector=method.selector)
+        chosen |= {(method.title, budget): plan for budget, plan in zip(budgets, plans, strict=True)}
     return chosen
 
 

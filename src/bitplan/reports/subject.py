@@ -9,7 +9,8 @@ from pathlib import Path
 from bitplan.core.budget import Budget
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.runs import RunFolder, gains_file
+from bitplan.core.run_files import gains_file
+from bitplan.core.runs import RunFolder
 from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
 from bitplan.core.units import Account

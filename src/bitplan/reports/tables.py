@@ -51,7 +51,9 @@ def frontier(run: RunFolder) -> Table:
         at_budgets: list[Cell | None] = [None] * len(study.budgets)  # as for a reference
         if reference is None:
             at_budgets = [by_place.get((title, budget)) for budget in study.budgets]
-        rows.append((title, _spread(reference), *map(_spread, at_budgets), _interval(area)))
+        rows.append(
+            (reference.name if reference else title, _spread(reference), *map(_spread, at_budgets), _interval(area))
+        )
         figures.append((None, None, *map(_mean, at_budgets), area.value if area else None))
     columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
     title = f"{study.name}: {metric_of(study, results)} by {study.cost} budget, mean ± sd over seeds"

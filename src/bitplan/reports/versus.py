@@ -14,7 +14,7 @@ from bitplan.stats.correction import CORRECTION
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
     """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
     _check_method(run, against)
-    comparisons = compare(run.study, run.results, run.plans)
+    comparisons = compare(run.study, run.results, run.plans, against=against)
     title, heading = f"{run.study.name}: exact rank-sum tests", "p"
     if corrected:
         title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
@@ -33,7 +33,7 @@ def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
     """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
     _check_method(run, against)
     study, results = run.study, run.results
-    seen = _seen_from(compare(study, results, run.plans), against)
+    seen = _seen_from(compare(study, results, run.plans, against=against), against)
     by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
     for _, other, difference, test in seen:
         by_budget.setdefault(other, {})[test.budget] = _difference(difference, test, corrected)

@@ -37,6 +37,11 @@ class Cell:
     shared_with: tuple[str, ...] = ()
     role: Role = "choice"
 
+    @property
+    def name(self) -> str:
+        """What people read: the title of a method, `float`, or "all at w4a4", which no method chose."""
+        return f"all at {self.title}" if self.role == "reference" else self.title
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -81,13 +86,20 @@ class Comparison:
         return f"{better} is better" + ("" if stands else f", not after {CORRECTION.words}")
 
 
-def compare(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Comparison, ...]:
-    """Every two methods of a study at every budget where both have scores, in the study's order."""
+def compare(
+    study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS, *, against: str | None = None
+) -> tuple[Comparison, ...]:
+    """Every two methods of a study (`against`: one of them this one) at every budget where both have scores.
+
+    They come in the study's order.
+    """
     known = list(results)
     by_place = {(cell.title, cell.budget): cell for cell in cells(study, known, plans)}
     upwards = _higher_is_better(study, known)
     comparisons: list[Comparison] = []
     for first, second in combinations((method.title for method in study.methods), 2):
+        if against not in (None, first, second):
+            continue
         tests = []
         for budget in study.budgets:
             ours, theirs = by_place.get((first, budget)), by_place.get((second, budget))
@@ -121,7 +133,7 @@ def belongs(study: Study, trial: Trial) -> bool:
     if trial.role != "choice":
         return _is_reference(study, trial)
     asked_for = trial.seed in study.seeds and ", ".join(trial.budgets) in study.budgets and trial.cost == study.cost
-    return asked_for and any(_is_by(method, study, trial) for method in study.methods)
+    return asked_for and study.once("belongs", trial, lambda: any(_is_by(one, study, trial) for one in study.methods))
 
 
 def _is_by(method: Method, study: Study, trial: Trial) -> bool:
@@ -131,7 +143,7 @@ def _is_by(method: Method, study: Study, trial: Trial) -> bool:
 
 
 def _is_reference(study: Study, trial: Trial) -> bool:
-    """The float network, or a uniform one at either end of the choices that was trained as the mixed ones were."""
+    """The float network, or one at either end of the choices that was trained as the mixed ones were."""
     if trial.role == "float":
         return study.start.float_recipe in (None, trial.recipe)
     if trial.role != "reference" or trial.precision not in (study.choices[0], study.choices[-1]):
@@ -210,7 +222,7 @@ def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[int, 
             continue
         title, budget = study.title_of(trial), ", ".join(trial.budgets)
         other = by_place[title, budget].setdefault(trial.seed, result).trial
-        if other.id != trial.id:
+        if other is not trial and other.id != trial.id:
             raise InputError(
                 f"two trials claim seed {trial.seed} of {title} at {budget or 'no budget'}: {other.id} and {trial.id}; "
                 "they start from different checkpoints or options: remove one from the store"

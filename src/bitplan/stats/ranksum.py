@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from bitplan.core.errors import InputError
+from bitplan.stats.splits import counted_tail, inverted_tail
 
-MOST = 100  # values per side; the count of all splits then still fits into floating point and memory
+MOST = 5000  # values per side; one test of so many takes seconds
+_COUNTED = 3_000_000  # additions that counting may take, about two milliseconds
+_WHOLE = 2**53  # the most that floating point counts exactly
 
 
 def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     """The two-sided p of the Wilcoxon rank-sum test: exact, tied values share their mean rank (docs/decisions/0009, 7).
 
-    Every split of the pooled values is counted, not sampled. Two-sided is twice the smaller tail, at most 1, as in
-    scipy's permutation test.
+    Every split of the pooled values counts, none is sampled (`splits.py`). Two-sided is twice the smaller tail, at most
+    1, as in scipy's permutation test.
     """
     _check(first, second)
     ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)  # doubled, since midranks are halves
-    observed = int(ranks[: len(first)].sum())
-    ways = _ways(ranks, len(first))
-    below, above = ways[: observed + 1].sum(), ways[observed:].sum()  # both with the observed sum itself
-    return float(min(1.0, 2 * min(below, above) / ways.sum()))
+    if np.ptp(ranks) == 0:
+        return 1.0
+    sides = ranks[: len(first)], ranks[len(first) :]
+    side = min(sides, key=lambda side: (len(side), side.sum()))  # which of them is asked about makes no difference
+    observed, centre = int(side.sum()), len(ranks) + 1
+    if observed > len(side) * centre:  # looked at from the other end
+        ranks, observed = 2 * centre - ranks, 2 * centre * len(side) - observed
+    lower, upper = _tails(np.sort(ranks).tobytes(), len(side), observed)
+    return max(floor(len(first), len(second)), min(1.0, 2 * min(lower, upper)))
 
 
 def floor(first: int, second: int) -> float:
@@ -35,15 +43,13 @@ def floor(first: int, second: int) -> float:
     return min(1.0, 2 / math.comb(first + second, first))
 
 
-def _ways(ranks: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-    """How many subsets of `size` ranks have each sum: counts (sum,), added up rank by rank."""
-    counts = np.zeros((size + 1, int(ranks.sum()) + 1))  # of subsets of the ranks so far: (members, sum)
-    counts[0, 0] = 1
-    for rank in ranks:
-        with_rank = counts[:-1, : counts.shape[1] - rank].copy()  # or a rank would be taken twice
-        counts[1:, rank:] += with_rank
-    ways: NDArray[np.float64] = counts[size]
-    return ways
+@lru_cache(maxsize=4096)
+def _tails(sorted_ranks: bytes, size: int, observed: int) -> tuple[float, float]:
+    """The shares of splits with at most and at least the observed sum, which is at most the mean."""
+    ranks = np.frombuffer(sorted_ranks, np.int64)
+    few = len(ranks) * size * observed <= _COUNTED and math.comb(len(ranks), size) < _WHOLE
+    tail = (counted_tail if few else inverted_tail)(ranks, size, observed)
+    return tail.upto, 1 - tail.upto + tail.equal
 
 
 def _check(first: Sequence[float], second: Sequence[float]) -> None:

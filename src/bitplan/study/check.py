@@ -13,7 +13,8 @@ from bitplan.core import kinds  # noqa: F401  (so that every kind is known)
 from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import Damaged, InputError
 from bitplan.core.records import Gains
-from bitplan.core.runs import RunFolder, RunPart, gains_file
+from bitplan.core.run_files import RunPart, gains_file
+from bitplan.core.runs import RunFolder
 from bitplan.core.store import ASIDE, load, read_text
 from bitplan.core.studies import FLOAT
 from bitplan.engines.lease import read_lease

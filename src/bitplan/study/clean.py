@@ -1,4 +1,4 @@
-"""clean_: find and remove what no study needs any more from the folder of a run."""
+"""clean_: find and remove what no study needs any more from the folder of a run, and what killed processes left."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, RunFolder, RunPart
+from bitplan.core.run_files import RunPart
+from bitplan.core.runs import LeaseFile, RunFolder
 from bitplan.core.store import ASIDE, remove
 from bitplan.core.studies import Study
-from bitplan.engines.lease import read_lease
+from bitplan.core.temporary import left_behind
+from bitplan.engines.lease import left_markers, read_lease
 from bitplan.study.trials import estimation, starts, trials
 
 Needed = dict[RunPart, set[str]]
@@ -27,7 +29,8 @@ class Waste:
 def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     """Everything in a run's folder that none of these studies needs, now or to go on.
 
-    What methods and trainings left on the way is waste once all trials of these studies are done.
+    What methods and trainings left on the way is waste once all trials of these studies are done. What killed processes
+    were writing always is; that of other machines once it is a day old, if nobody holds a lease.
     """
     run, given = RunFolder(Path(folder)), list(studies)
     held, abandoned = _leases(run)
@@ -36,12 +39,19 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
         path for part, there in run.parts().items() if part in needed for path in there if _is_waste(path, needed[part])
     ]
     paths += [lease.path for lease in abandoned]
+    paths += left_by_killed(run, by_others=not held)
     return Waste(tuple(paths), sum(map(_size, paths)))
 
 
 def clean_(waste: Waste) -> None:
     """Remove what was found."""
     remove(waste.paths)
+
+
+def left_by_killed(run: RunFolder, *, by_others: bool = False) -> list[Path]:
+    """What processes that are gone were writing in a run, never what one may still write; `by_others`: see there."""
+    left = [path for folder in run.folders() for path in left_behind(folder, by_others=by_others)]
+    return left + left_markers(run.trials.leases)
 
 
 def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:

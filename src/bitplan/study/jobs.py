@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from torch import nn
 
@@ -94,5 +94,5 @@ class Estimate:
             store=setting.run.jobs,
             progress=lambda done, total, what: self.progress(done, total, f"{job.method}: {what}"),
         )
-        model = setting.start(job.start)
-        return estimate(job.method, model, setting.graph, choices=job.choices, context=context, **job.options)
+        model, options = setting.start(job.start), dict[str, Any](job.options)
+        return estimate(job.method, model, setting.graph, choices=job.choices, context=context, **options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.studies import Method, Study, Trained, Training
 from bitplan.core.trials import Result, Trial
-from bitplan.plan.base import select
+from bitplan.plan.base import select_each
 
 
 def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -18,9 +18,10 @@ def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
 def plans_of(
     graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
 ) -> dict[str, Plan]:  # fmt: skip
-    """The plans of a method's trials, selected once per budget."""
-    budgets = dict.fromkeys(trial.budgets for trial in trials)
-    chosen = {budget: select(graph, gains, costs, budget=budget, selector=method.selector) for budget in budgets}
+    """The plans of a method's trials, selected once per budget and together."""
+    budgets = list(dict.fromkeys(trial.budgets for trial in trials))
+    plans = select_each(graph, gains, costs, budgets=budgets, selector=method.selector)
+    chosen = dict(zip(budgets, plans, strict=True))
     return {trial.id: chosen[trial.budgets] for trial in trials}
 
 

@@ -49,9 +49,13 @@ class Setting:
     run: RunFolder
     trust: bool = False
 
+    def __post_init__(self) -> None:
+        self.run.refuse_links()
+
     @property
     def task(self) -> Task:
         """The task, with its data read at most once per process."""
+        check_code(self.study.task, f"the study {self.study.name}", trust=self.trust)
         return _task(self.study.task, json.dumps(self.study.task_options, sort_keys=True))
 
     @property

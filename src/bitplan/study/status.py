@@ -7,10 +7,13 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.runs import LeaseFile, RunFolder, RunPart
+from bitplan.core.run_files import RunPart
+from bitplan.core.runs import LeaseFile, RunFolder
 from bitplan.core.studies import Agenda, FailedTrial, Study
 from bitplan.engines.lease import read_lease
 from bitplan.tune.log import last_step
+
+_TIMED = 100  # trainings whose seconds say what one takes
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def status(folder: str | Path) -> Status:
     study = run.study
     agenda = run.agenda or Agenda(study=study.id, trials=())
     names = {trial.id: study.words(trial) for trial in agenda.trials}
-    done, damaged = run.trials.read_sound(sorted(run.trials.ids() & names.keys()))
+    done, damaged = run.trials.look_at(sorted(run.trials.ids() & names.keys()))
     failures, unclear = run.failed.read_sound(name for name in names if name not in done and run.failed.has(name))
     failed = tuple(failures.values())
     lost = set(failures)
@@ -78,9 +81,9 @@ def status(folder: str | Path) -> Status:
         shared=_shared(agenda, names.keys()),
         running=tuple(running),
         failed=failed,
-        waiting=len(names.keys() - done.keys() - busy - lost - missing - damaged.keys()),
-        seconds_left=_seconds_left(run, agenda, done.keys() | lost, len(running)),
-        parts=_parts(study, agenda, set(done), lost),
+        waiting=len(names.keys() - done - busy - lost - missing - damaged.keys()),
+        seconds_left=_seconds_left(run, agenda, done | lost, len(running)),
+        parts=_parts(study, agenda, done, lost),
         missing=len(missing),
         damaged=tuple(str(error) for error in (*damaged.values(), *unclear.values())),
     )
@@ -126,9 +129,9 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
 
 
 def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
-    """The trainings that are left, at the median pace of those that are done, as many at once as there are now."""
-    sound, _ = run.trained.read_sound(run.trained.ids() & agenda.trainings.keys())
-    took = [trained.seconds for trained in sound.values()]
+    """The trainings that are left, at the median pace of some that are done, as many at once as there are now."""
+    some = sorted(run.trained.ids() & agenda.trainings.keys())[:_TIMED]  # ids are hashes: the first are any
+    took = [trained.seconds for trained in run.trained.read_sound(some)[0].values()]
     trainings = agenda.trainings.values()
     left = sum(not settled.issuperset(trials) for trials in trainings)
     accounted_for = settled.union(*trainings)

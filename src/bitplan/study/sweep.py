@@ -12,11 +12,13 @@ from bitplan.core.progress import Progress
 from bitplan.core.records import Costs, Graph, Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Training
+from bitplan.core.temporary import remove_quietly
 from bitplan.core.trials import Trial
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
-from bitplan.plan.base import select
+from bitplan.plan.base import select_each
+from bitplan.study.clean import left_by_killed
 from bitplan.study.jobs import Estimate, Train
 from bitplan.study.serving import plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
@@ -77,6 +79,7 @@ def sweep(
         retry_failed,
         redo_damaged,
     )
+    remove_quietly(left_by_killed(run))
     before = set(run.set_aside())
     trained = sweeper.run_passes(frozenset(only) if only else None)
     own = [trial.id for trial in listed.trials]
@@ -96,8 +99,7 @@ def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
     graph = setting.trace()
     costs = setting.costs(graph)
     plain = estimate("uniform", None, graph, choices=setting.study.choices)
-    for budget in setting.study.budgets:
-        select(graph, plain, costs, budget=budget)
+    select_each(graph, plain, costs, budgets=setting.study.budgets)
     whole = listed.model_copy(update={"trainings": _known_trainings(setting.run, listed)})
     setting.run.keep(setting.study, graph, costs[0], whole)
     return graph, costs

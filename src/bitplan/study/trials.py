@@ -10,8 +10,10 @@ from typing import Any
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import TASKS
+from bitplan.core.store import open_file
 from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
+from bitplan.core.trust import names_code
 from bitplan.gains.base import make_gain
 from bitplan.study.spec import DATA
 
@@ -71,6 +73,7 @@ def trials(study: Study) -> list[Trial]:
             for choice in ends
             for seed in study.seeds
         ]
+    first_of: dict[str, str] = {}
     for method in study.methods:
         chosen = base | {
             "role": "choice",
@@ -81,7 +84,12 @@ def trials(study: Study) -> list[Trial]:
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
         }
-        listed += [Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds]
+        own = [Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds]
+        same = first_of.setdefault(own[0].id, method.title)
+        if same != method.title:
+            unsaid = f"{method.name} selects by {own[0].selector} unless said"
+            raise InputError(f"{same!r} and {method.title!r} are the same method, since {unsaid}: leave one out")
+        listed += own
     return listed
 
 
@@ -121,12 +129,14 @@ def _base(study: Study) -> dict[str, Any]:
 def _task_name(study: Study) -> str:
     """Name, version and options; of the data only its folder's name, so that it may be moved.
 
+    Of a task that code makes the name is all, since nothing is imported to tell which trials there are.
     It stands in what the first network starts from, so the ids of all trials depend on it.
     """
     options = {key: value for key, value in study.task_options.items() if key not in _NO_PART}
     options |= {key: Path(str(options[key])).name for key in DATA if key in options}
     shown = json.dumps(options, sort_keys=True) if options else ""
-    return f"{study.task} version {TASKS.get(study.task).version} {shown}".rstrip()
+    version = "" if names_code(study.task) else f" version {TASKS.get(study.task).version}"
+    return f"{study.task}{version} {shown}".rstrip()
 
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
@@ -147,7 +157,7 @@ def _digest(path: Path, what: str, advice: str) -> str:
     try:
         for file in files:
             digest.update(str(file.relative_to(path)).encode())
-            with file.open("rb") as opened:
+            with open_file(file) as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())
     except OSError as error:
         raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}{advice}") from None

@@ -9,8 +9,10 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
+from bitplan.core.parsing import first_line
 from bitplan.core.protocols import check_is
 from bitplan.core.registry import TASKS
+from bitplan.core.trust import import_factory, names_code
 
 Split = Literal["train", "test"]
 Batch = Any
@@ -92,7 +94,19 @@ def title_of(task: Task) -> str:
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """The task of that name with its options, such as the folder of its data."""
-    task: Task = TASKS.make(name, options)
+    """The task of that name with its options, such as the folder of its data.
+
+    `package.module:factory` is imported: a function that returns a task, such as one that `bitplan.task` makes.
+    """
+    task: Task = _made(name, options) if names_code(name) else TASKS.make(name, options)
     check_is(task, Task, "task")
     return task
+
+
+def _made(name: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return import_factory(name)(**options)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"task {name} cannot be made, {type(error).__name__}: {first_line(error)}") from error

@@ -16,6 +16,7 @@ import torch
 from bitplan.core.errors import FileError
 from bitplan.core.memory import bounded
 from bitplan.core.parsing import parsing
+from bitplan.core.store import open_file
 from bitplan.tasks.images import Images, checked_labels
 
 _SHAPE = (3, 32, 32)
@@ -105,7 +106,7 @@ def _bytes(data: _Array, count: int) -> np.ndarray | None:
 
 
 def _unpickle(path: Path) -> Any:
-    with parsing(path, "a CIFAR-10 batch", "fetch it again"), bounded(path), path.open("rb") as file:
+    with parsing(path, "a CIFAR-10 batch", "fetch it again"), bounded(path), open_file(path) as file:
         return _Reader(path, file).load()
 
 

@@ -61,15 +61,24 @@ class Shifts:
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """uint8 (B, C, H, W) → the same shape."""
-        count, _, height, width = pixels.shape
-        padded = F.pad(pixels, [self.most] * 4)
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2 most + 1, 2 most + 1, H, W), a view
+        count, windows = len(pixels), self._windows(pixels)
         top, left = torch.randint(0, 2 * self.most + 1, (2, count), generator=generator)
         shifted = windows[torch.arange(count), :, top, left]
         if not self.mirror:
             return shifted
         mirrored = torch.rand(count, generator=generator) < 0.5
         return torch.where(mirrored.view(-1, 1, 1, 1), shifted.flip(3), shifted)
+
+    def everywhere(self, images: Images) -> Images:
+        """Each image in all places that it can be shifted to, next to each other; none is mirrored."""
+        windows = self._windows(images.pixels).permute(0, 2, 3, 1, 4, 5)  # (N, places down, places right, C, H, W)
+        places = windows.shape[1] * windows.shape[2]
+        return Images(windows.flatten(0, 2), images.labels.repeat_interleave(places))
+
+    def _windows(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C, 2 most + 1, 2 most + 1, H, W), a view."""
+        height, width = pixels.shape[2:]
+        return F.pad(pixels, [self.most] * 4).unfold(2, height, 1).unfold(3, width, 1)
 
 
 def batches_of(

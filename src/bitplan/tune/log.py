@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bitplan.core.errors import WriteError
 from bitplan.core.parsing import parse_json, parsing
-from bitplan.core.store import write_text
+from bitplan.core.store import open_file, read_text, write_text
 
 _TAIL = 1000  # bytes at the end of a log that hold its last lines
 LOG = "log.jsonl"
@@ -98,7 +98,7 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
     """The lines of a log file up to a step; a last line that a kill cut off is left out."""
     lines = []
     with parsing(path, "a log", "delete its folder to begin anew"):
-        texts = path.read_bytes().decode("utf-8").splitlines() if path.exists() else []
+        texts = read_text(path).splitlines() if path.exists() else []
     for text in texts:
         try:
             line = LogLine(**parse_json(text))
@@ -113,7 +113,7 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
 def last_step(folder: Path) -> int:
     """The last step that a training wrote into its folder; 0 where there is none yet."""
     try:
-        with (folder / LOG).open("rb") as file:
+        with open_file(folder / LOG) as file:
             length = file.seek(0, os.SEEK_END)
             file.seek(max(0, length - _TAIL))
             lines = file.read().decode(errors="replace").splitlines()
@@ -131,7 +131,7 @@ def hash_of_lines(path: Path, count: int) -> str:
     """A hash of the first lines of a log file, as many as there are up to `count`."""
     digest = hashlib.sha256()
     if path.exists():
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for line in itertools.islice(file, count):
                 digest.update(line)
     return digest.hexdigest()[:32]

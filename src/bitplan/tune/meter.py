@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bitplan.core.progress import Progress, clock
+from bitplan.core.progress import Progress
 from bitplan.tune.log import LogLine
 
 _PAUSE = 0.1  # seconds between two calls of progress
@@ -22,12 +22,11 @@ class Meter:
         self._next = 0.0
 
     def tell(self, line: LogLine) -> None:
-        """Loss, score, speed since the start and time left."""
+        """Loss, score and speed since the start."""
         now = time.perf_counter()
         if self._progress is None or (now < self._next and line.step < self._total):
             return
         self._next = now + _PAUSE
         pace = max(now - self._start, 1e-9) / (line.step - self._begin)
         score = "" if line.score is None else f" · score {line.score:.4g}"
-        text = f"loss {line.loss:.4g}{score} · {self._batch_size / pace:.4g} samples/s"
-        self._progress(line.step, self._total, f"{text} · {clock(pace * (self._total - line.step))} left")
+        self._progress(line.step, self._total, f"loss {line.loss:.4g}{score} · {self._batch_size / pace:.4g} samples/s")

@@ -1,14 +1,33 @@
-"""What holds while a model is trained and is undone afterwards: modes, memory layout, random numbers."""
+"""What holds while a model is trained and is undone afterwards: modes, memory layout, random numbers, the device."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from bitplan.adapters.torch import modes_kept
+from bitplan.adapters.torch import modes_kept, usable_device
+
+_DEVICE = "ACCELERATE_TORCH_DEVICE"  # what accelerate asks
+
+
+@contextmanager
+def training_on(name: str | None) -> Iterator[None]:
+    """The device that accelerate takes where this process trains for the first time; its own choice unless said."""
+    if name is None:
+        yield
+        return
+    before = os.environ.get(_DEVICE)
+    os.environ[_DEVICE] = str(usable_device(name))
+    try:
+        yield
+    finally:
+        os.environ.pop(_DEVICE)
+        if before is not None:
+            os.environ[_DEVICE] = before
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bitplan.core.errors import Damaged, FileError
 from bitplan.core.parsing import first_line, parse_json, parsing
 from bitplan.core.store import load, save, whole_file
+from bitplan.core.temporary import clear_left
 from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
 from bitplan.tasks.base import Task, title_of
@@ -55,6 +56,8 @@ class TrainingFolder:
         self._cost = 0.0
 
     def _claim(self, main: bool) -> None:
+        if main:
+            clear_left(self.path)
         if (self.path / _RUN).exists():
             _refuse_other(self.path, load(self.path / _RUN, Run, sealed=True), self._run)
         elif self._state.exists() or self.log.exists():
@@ -206,8 +209,6 @@ def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 
 def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
     with whole_file(path) as temporary:
-        for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed while writing
-            left.unlink()
         write_tensors(tensors, temporary, header)
 
 

@@ -26,7 +26,7 @@ from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
 from bitplan.core.errors import Damaged, FileError
 from bitplan.core.naming import step_keys, uncompiled, weight_names
 from bitplan.core.records import Plan
-from bitplan.core.store import load, sha256_of
+from bitplan.core.store import load, open_file, sha256_of
 from bitplan.weights.refusals import refuse_foreign, refuse_own_packed, refuse_packed, refuse_text, unreadable
 from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.shards import INDEX, lacking, read_index
@@ -94,8 +94,9 @@ def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
     """Tell whether names come as modules give them, not sorted nor shuffled: weight, bias; 9, 10."""
     names = list(tensors)
-    is_sorted = names == sorted(names, key=natural) or _sorted_within_types(tensors)
-    return not is_sorted and _weights_before_biases(names) and _numbers_rise(names)
+    if _sorted_within_types(tensors) or not (_weights_before_biases(names) and _numbers_rise(names)):
+        return False
+    return names != sorted(names, key=natural)  # last, since it takes the longest
 
 
 def _sorted_within_types(tensors: Mapping[str, Tensor]) -> bool:
@@ -135,7 +136,7 @@ def _by_value(digits: str) -> tuple[int, str]:
 
 def _open_file(path: Path) -> dict[str, Tensor]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(16)
     except OSError as error:
         raise unreadable(path, error) from None
@@ -162,7 +163,7 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
         raise unreadable(folder, error) from None
     if len(there) == 1:
         return _open_file(there[0])
-    found = f"; it has {', '.join(item.name for item in there[:4])}: name one of them" if there else ""
+    found = f"; it has {', '.join(item.name for item in there[:4])}: name one of them" if there else ": name the file"
     raise FileError(f"{folder} holds neither model.safetensors nor {INDEX} nor pytorch_model.bin{found}")
 
 
@@ -194,6 +195,7 @@ def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     shorter = {name: uncompiled(name) for name in tensors}
     while shorter and all(name.startswith(_PARALLEL) for name in shorter.values()):
         shorter = {name: short.removeprefix(_PARALLEL) for name, short in shorter.items()}
-    if len(set(shorter.values())) < len(tensors):  # two would have one name
+    wrapped = list(shorter.values()) != list(tensors)
+    if not wrapped or len(set(shorter.values())) < len(tensors):  # two would have one name
         return tensors
     return {shorter[name]: replace(tensor, name=shorter[name]) for name, tensor in tensors.items()}

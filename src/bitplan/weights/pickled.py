@@ -22,6 +22,7 @@ from bitplan.weights.torch_tensors import as_tensor
 _USUAL = ("state_dict", "model", "model_state_dict")  # where most training scripts keep the network among other ones
 _OPTIMIZER = "param_groups"  # what every optimizer's state has
 _DEEPEST = 3
+_EXPECTED = ("a PyTorch file", "download or write it again")
 Keys = tuple[Any, ...]
 _log = logging.getLogger(__name__)
 # How torch's loader names what a pickle asks for, before the name itself.
@@ -30,10 +31,16 @@ _MARKS = ("Unsupported global: GLOBAL ", "Trying to load unsupported GLOBAL ", "
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
     """Name → tensor; a zip archive is mapped, the older format loaded whole."""
-    with parsing(path, "a PyTorch file", "download or write it again"):
+    with parsing(path, *_EXPECTED):
         tensors = _state_dict(path, _load(path))
         _check_sizes(path, tensors)
         return {name: as_tensor(name, value) for name, value in tensors.items()}
+
+
+def read_pickle(path: Path) -> Any:
+    """All that a file holds beside tensors too, such as a plan in a checkpoint of Lightning's."""
+    with parsing(path, *_EXPECTED):
+        return _load(path)
 
 
 def _load(path: Path) -> Any:
@@ -45,10 +52,18 @@ def _load(path: Path) -> Any:
             warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True if zipped else None)
     except pickle.UnpicklingError as error:
+        wanted = _wanted(str(error))
+        if not wanted and not zipped and not _is_pickle(path):
+            raise FileError(f"{path} is no PyTorch file: give one of weights (.safetensors, .pth)") from None
         raise FileError(
-            f"{path} wants to run code when it is read, so it is refused{_wanted(str(error))}: save only its "
+            f"{path} wants to run code when it is read, so it is refused{wanted}: save only its "
             "state_dict (torch.save(model.state_dict(), path)) or write it as safetensors"
         ) from None
+
+
+def _is_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == pickle.PROTO
 
 
 def _check_sizes(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -27,6 +27,8 @@ _FOREIGN: dict[str, tuple[str, int, bytes]] = {
     "a Flax file": (".msgpack", 0, b""),
     "a NumPy archive": (".npz", 0, b""),
 }
+_PRINTED = frozenset(range(32, 127)) | frozenset(b"\t\r\n")  # bytes of plain text
+_ADVICE = "give the file of tensors (.safetensors, .pth)"
 # What an archive of torch's is → an entry that only it has, and what gives its tensors.
 _ARCHIVES = {
     "a TorchScript file": ("/code/", "torch.jit.load({!r}).state_dict()"),
@@ -38,8 +40,9 @@ def refuse_packed(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise if the names or the types of the tensors are those of a packed format: nothing is left to measure."""
     if any(name.endswith(".qweight") for name in tensors):
         raise _already_packed(path, "GPTQ" if any(name.endswith(".g_idx") for name in tensors) else "AWQ")
+    names = "\n".join(tensors)  # all of them in one search
     for form, pattern in _MARKS:
-        if any(re.search(pattern, name) for name in tensors):
+        if re.search(pattern, names, re.MULTILINE):
             raise _already_packed(path, form)
     for tensor in tensors.values():
         if tensor.name.endswith("weight") and len(tensor.shape) >= 2:
@@ -86,13 +89,16 @@ def refuse_foreign(path: Path, start: bytes) -> None:
 
 
 def refuse_text(path: Path, start: bytes) -> None:
-    """Raise if a file is JSON, such as a graph or a configuration that lies beside weights."""
+    """Raise if a file is text: JSON, such as a configuration that lies beside weights, or code, or a table."""
     is_json = start.lstrip()[:1] in (b"{", b"[") and b"\0" not in start  # as in the length before safetensors' own
     if is_json:
         raise FileError(
             f"{path} is JSON text, in which there are no weights: give the file of tensors (.safetensors, .pth) or the "
             "index of its parts (.index.json)"
         )
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or (start and all(byte in _PRINTED for byte in start)):
+        advice = "name what builds the network in it, package.module:factory" if path.suffix == ".py" else _ADVICE
+        raise FileError(f"{path} is a text file, in which there are no weights: {advice}")
 
 
 def _refuse_archive(path: Path) -> None:

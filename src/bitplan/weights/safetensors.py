@@ -15,6 +15,7 @@ import numpy as np
 from bitplan.core.errors import FileError
 from bitplan.core.memory import check_room
 from bitplan.core.parsing import parse_json
+from bitplan.core.store import open_file
 from bitplan.weights.refusals import unreadable
 from bitplan.weights.tensors import DTYPES, Tensor
 
@@ -38,7 +39,7 @@ def map_with_texts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Name → tensor, every one a view of the mapped file, and the texts that a writer may add to the header."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
             header, start = _read_header(path, file, size)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.quant.data_step import convolved
 from bitplan.quant.grids import on_grid
+from bitplan.quant.kept import lean
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands
 from bitplan.quant.layers import Adopted, Channels, LayerType
 
@@ -19,10 +21,9 @@ class ConvLayer(Adopted):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the base's convolution to what was quantized."""
         layer: Any = self
-        weight, quantized = layer.weight_quantizer(layer.weight), layer.input_quantizer(x)
+        weight = layer.weight_quantizer(layer.weight)
         bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
-        out: Tensor = layer._conv_forward(quantized, weight, bias)
-        return out
+        return convolved(layer._conv_forward, layer.input_quantizer, x, weight, bias)
 
 
 @final
@@ -65,7 +66,8 @@ class ConvTransposeLayer(Adopted):
         )
         convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
         quantized = layer.input_quantizer(x)
-        return convolve(
+        out: Tensor = lean(
+            convolve,
             quantized,
             layer.weight_quantizer(layer.weight),
             on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer),
@@ -75,6 +77,7 @@ class ConvTransposeLayer(Adopted):
             layer.groups,
             layer.dilation,
         )
+        return out
 
 
 @final

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.quant.grids import on_grid
+from bitplan.quant.kept import lean
 from bitplan.quant.kernels import Kernel, LinearKernel, Operands
 from bitplan.quant.layers import Adopted, LayerType, original
 
@@ -22,7 +23,8 @@ class LinearLayer(Adopted):
         layer: Any = self
         quantized = layer.input_quantizer(x)
         bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
-        return F.linear(quantized, layer.weight_quantizer(layer.weight), bias)
+        out: Tensor = lean(F.linear, quantized, layer.weight_quantizer(layer.weight), bias)
+        return out
 
 
 @final
@@ -52,7 +54,7 @@ class TransformersConv1DLayer(Adopted):
         quantized = layer.input_quantizer(x)
         weight = layer.weight_quantizer(layer.weight)
         bias: Any = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
-        flat = torch.addmm(bias, quantized.reshape(-1, quantized.shape[-1]), weight)
+        flat: Tensor = lean(torch.addmm, bias, quantized.reshape(-1, quantized.shape[-1]), weight)
         return flat.view(*x.shape[:-1], weight.shape[1])
 
 

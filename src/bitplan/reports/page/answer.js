@@ -15,7 +15,7 @@ function drawAnswer() {
 
 const bestFirst = (rows) => [...rows].sort((one, other) => (data.scores.up ? other.mean - one.mean : one.mean - other.mean));
 
-/** How far the best is from float and uniform networks, in words. */
+/** How far the best is from the float network and those at one precision, in words. */
 function versus(best) {
   const parts = bestFirst(data.answer.rows.slice(1)).map((row) => {
     const difference = best.mean - row.mean;
@@ -54,7 +54,7 @@ function ladder(rows, best) {
 }
 
 /** A network that no method planned: the float one, or one with the same precision everywhere. */
-const referenceName = (title) => (title === 'float' ? 'float' : `uniform ${title}`);
+const referenceName = (title) => (title === 'float' ? 'float' : `all at ${title}`);
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, Math.max(3, Math.floor(most) - 1))}…` : text);
 

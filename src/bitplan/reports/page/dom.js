@@ -73,13 +73,14 @@ function open(id, name) {
   return byId(`${id}-body`);
 }
 
-/** A table; columns that start with ">" are numbers, cells may be elements. */
-function table(columns, rows, attributes = {}) {
+/** A table; columns that start with ">" are numbers. On a phone every row is a paragraph, with the names of columns in it. */
+function table(columns, rows, label) {
   const kinds = columns.map((column) => (column.startsWith('>') ? 'n' : null));
-  const head = columns.map((column, index) => h('th', { scope: 'col', class: kinds[index] }, column.replace('>', '')));
-  const body = rows.map((row) => h('tr', {}, row.map((cell, index) => h('td', { class: kinds[index] }, cell))));
-  return h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': attributes.label || 'Table' },
-    h('table', { class: attributes.class }, h('thead', {}, h('tr', {}, head)), h('tbody', {}, body)));
+  const names = columns.map((column) => column.replace('>', ''));
+  const head = names.map((name, index) => h('th', { scope: 'col', class: kinds[index] }, name));
+  const body = rows.map((row) => h('tr', {}, row.map((cell, index) => h('td', { class: kinds[index], 'data-column': names[index] }, cell))));
+  return h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label },
+    h('table', { class: 'fold' }, h('thead', {}, h('tr', {}, head)), h('tbody', {}, body)));
 }
 
 const say = (text) => h('p', { class: 'say' }, text);

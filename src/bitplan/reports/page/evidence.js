@@ -40,7 +40,7 @@ function drawEstimates() {
     method.title, Object.entries(method.options).map(([name, value]) => `${name}=${value}`).join(', ') || '–', method.selector, duration(method.seconds),
     Object.entries(method.counts).map(([name, count]) => `${count.toLocaleString('en')} ${name.replaceAll('_', ' ')}`).join(', ') || '–',
   ]);
-  body.append(table(['method', 'options', 'selector', '>time', 'work'], rows, { label: 'What the estimates cost' }));
+  body.append(table(['method', 'options', 'selector', '>time', 'work'], rows, 'What the estimates cost'));
   body.append(h('p', { class: 'note' }, 'Time to estimate the gains of all groups once; training the chosen networks costs the same for every method.'));
 }
 
@@ -57,7 +57,7 @@ function drawTrials() {
   body.append(h('div', { class: 'row controls' }, h('label', {}, 'Filter', h('input', { type: 'search', id: 'trial-filter', placeholder: 'such as eagl 70% failed', input: (event) => { trialView.words = event.target.value; trialView.most = PAGE; fillTrials(); } })),
     h('span', { class: 'note', id: 'trial-count', role: 'status' })));
   const head = TRIAL_COLUMNS.map((column, index) => h('th', { scope: 'col', class: column.startsWith('>') ? 'n' : null }, h('button', { type: 'button', click: () => sortTrials(index) }, column.replace('>', ''))));
-  body.append(h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Trials' }, h('table', {}, h('thead', {}, h('tr', {}, head)), h('tbody', { id: 'trial-rows' }))));
+  body.append(h('div', { class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Trials' }, h('table', { class: 'fold sorted' }, h('thead', {}, h('tr', {}, head)), h('tbody', { id: 'trial-rows' }))));
   body.append(h('button', { type: 'button', id: 'more-trials', class: 'controls', click: () => { trialView.most = Infinity; fillTrials(); } }));
   fillTrials();
 }
@@ -82,8 +82,8 @@ function fillTrials() {
   const found = matchingTrials();
   const rows = found.slice(0, trialView.most).map((row) => {
     const [method, budget, seed, score, seconds, device, trial, plan, error] = row;
-    const cells = [[method, 'wrap'], [budget || 'none', null], [seed, 'n'], [scored(score), 'n'], [duration(seconds), 'n'], [device || '–', null], [trial, 'id'], [plan || '–', 'id'], [error ? `failed: ${error}` : 'done', error ? 'wrap' : null]];
-    return h('tr', { class: error ? 'failed' : null }, cells.map(([text, kind]) => h('td', { class: kind }, String(text))));
+    const cells = [[budget ? method : referenceName(method), 'wrap'], [budget || 'none', null], [seed, 'n'], [scored(score), 'n'], [duration(seconds), 'n'], [device || '–', null], [trial, 'id'], [plan || '–', 'id'], [error ? `failed: ${error}` : 'done', error ? 'wrap' : null]];
+    return h('tr', { class: error ? 'failed' : null }, cells.map(([text, kind], index) => h('td', { class: kind, 'data-column': TRIAL_COLUMNS[index].replace('>', '') }, String(text))));
   });
   byId('trial-rows').replaceChildren(...rows);
   byId('trial-count').textContent = `${found.length.toLocaleString('en')} of ${data.trials.length.toLocaleString('en')}`;

@@ -93,6 +93,7 @@ function frontierChart(box, state) {
     const aside = (place - (shown.length - 1) / 2) * step;
     drawSeries(area, index, cells.filter((cell) => cell.m === index), { aside, reference: state.reference }, points);
   });
+  referenceNames(area, lines, points);
   box.replaceChildren(area.svg);
   explore(area.svg, points);
   explainMarks(state, far);
@@ -102,8 +103,33 @@ function referenceLine(area, row) {
   const y = area.y(row.mean);
   const dash = row.title === 'float' ? '8 3' : '2 4';
   area.svg.append(s('line', { x1: area.edge.left, x2: area.width - area.edge.right, y1: y, y2: y, stroke: 'var(--ink)', 'stroke-width': 1.2, 'stroke-dasharray': dash }));
-  const above = y < area.height / 2; // the curves come near it at the right, so its name stands at the left
-  area.svg.append(s('text', { x: above ? area.edge.left + 4 : area.width - area.edge.right - 4, y: y - 5, 'text-anchor': above ? 'start' : 'end', class: 'strong' }, `${referenceName(row.title)} ${scored(row.mean)}`));
+}
+
+/** The names of the lines, each where it covers least of curves and other names. */
+function referenceNames(area, lines, points) {
+  const taken = [...curveBoxes(points), ...lines.map((row) => ({ left: 0, right: area.width, top: area.y(row.mean) - 1, bottom: area.y(row.mean) + 1 }))];
+  lines.forEach((row) => {
+    const name = `${referenceName(row.title)} ${scored(row.mean)}`;
+    const [wide, y] = [7.2 * name.length, area.y(row.mean)];
+    const [first, last] = [area.edge.left + 4, area.width - area.edge.right - 4 - wide];
+    const boxes = [0, 1, 0.5, 0.25, 0.75].flatMap((share) => [y - 16, y + 3].map((top) => ({ left: first + share * (last - first), right: first + share * (last - first) + wide, top, bottom: top + 14 })));
+    const covers = (box) => taken.filter((other) => other.left < box.right && other.right > box.left && other.top < box.bottom && other.bottom > box.top).length;
+    const inside = boxes.filter((box) => box.top >= 0 && box.bottom <= area.height - area.edge.bottom);
+    const place = inside.reduce((best, box) => (covers(box) < covers(best) ? box : best));
+    taken.push(place);
+    area.svg.append(s('text', { x: place.left, y: place.bottom - 3, class: 'strong over' }, name));
+  });
+}
+
+/** Where curves are: around their points with spread and stars, and in small steps between them. */
+function curveBoxes(points) {
+  const around = (x, top, bottom, far) => ({ left: x - far, right: x + far, top, bottom });
+  return points.flatMap((point, index) => {
+    const next = points[index + 1];
+    const steps = next && next.series === point.series ? Math.ceil((next.x - point.x) / 4) : 0;
+    const between = Array.from({ length: steps }, (_, step) => point.y + (step / steps) * (next.y - point.y));
+    return [around(point.x, point.top, point.bottom, 14), ...between.map((y, step) => around(point.x + 4 * step, y - 2, y + 2, 2))];
+  });
 }
 
 const DENSE = 24; // budgets from which whiskers would hide each other
@@ -129,7 +155,12 @@ function drawSeries(area, index, cells, { aside, reference }, points) {
     if (!dense) whisker(area, x(cell), cell, color);
     area.svg.append(mark(index, x(cell), area.y(cell.mean), dense ? 2.5 : 4.5));
     star(area, x(cell), cell, test, color);
-    points.push({ x: x(cell), y: area.y(cell.mean), series: index, lines: cellLines(cell, test, reference) });
+    const reach = (sign) => area.y(cell.mean + sign * (cell.sd || 0)) - sign * 6;
+    const marked = starOf(test) && test.difference;
+    points.push({
+      x: x(cell), y: area.y(cell.mean), top: reach(1) - (marked > 0 ? 12 : 0), bottom: reach(-1) + (marked < 0 ? 12 : 0),
+      series: index, lines: cellLines(cell, test, reference),
+    });
   }
 }
 
@@ -168,12 +199,15 @@ function explainMarks(state, far) {
 /** Every mean as a table: methods by budgets, references below. */
 function scoreTable() {
   const { scores } = data;
+  const budgets = scores.budgets.map(([text]) => `>${text}`);
+  const label = `${scores.metric} by method and budget`;
   const rows = scores.titles.map((title, index) => [title, ...scores.budgets.map((_, place) => {
     const cell = scores.cells.find((one) => one.m === index && one.b === place);
     return cell ? spread(cell) : 'not run';
   })]);
-  const references = scores.references.map((row) => [referenceName(row.title), spread(row), ...scores.budgets.slice(1).map(() => '')]);
-  return table(['method', ...scores.budgets.map(([text]) => `>${text}`)], [...rows, ...references], { label: `${scores.metric} by method and budget` });
+  if (!scores.references.length) return table(['method', ...budgets], rows, label);
+  const references = scores.references.map((row) => [referenceName(row.title), ...budgets.map(() => ''), spread(row)]);
+  return table(['method', ...budgets, '>no budget'], [...rows.map((row) => [...row, '']), ...references], label);
 }
 
 /** Without training: the exact frontier of the estimate itself. */
@@ -192,7 +226,7 @@ function drawGainFrontier() {
     const points = stops.map((stop) => ({ x: area.x(stop.place), y: area.y(ride.gain[stop.plan]), series: 0, lines: [`budget ${stop.label}`, `gain ${digits(ride.gain[stop.plan])}, ${ride.used[stop.plan]} used`] }));
     area.svg.append(s('path', { d: points.map((point, index) => (index ? `H${point.x}V${point.y}` : `M${point.x} ${point.y}`)).join(''), fill: 'none', stroke: 'var(--m0)', 'stroke-width': 2 }));
     const here = points[stops.findIndex((stop) => stop.label === data.answer.budget)];
-    if (here) area.svg.append(mark(0, here.x, here.y, 6), s('text', { x: here.x, y: here.y - 12, 'text-anchor': 'middle', class: 'strong' }, data.answer.budget));
+    if (here) area.svg.append(mark(0, here.x, here.y, 6), s('text', { x: here.x - 8, y: here.y - 8, 'text-anchor': 'end', class: 'strong over' }, data.answer.budget));
     box.replaceChildren(area.svg);
     explore(area.svg, points);
   });

@@ -1,0 +1,125 @@
+"""auto: which method is taken for what is there. `TABLE` says it all; evidence changes its rows and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bitplan.core.defaults import AUTO
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.weights.opened import OpenedCheckpoint, learned_step, open_checkpoint
+
+There = Literal["no weights", "float weights", "learned steps"]
+"""Of a model: nothing that says something about it, a float network or file, or one whose layers all have steps."""
+
+_DATA = "a few batches (--data package.module:loader, in Python batches=loader): {passes} passes over 512 samples"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Where this is there, the method and its options that are taken, why; what would be better, and what that costs.
+
+    `data` is True where the network can be run on some and lowered from the highest choice. Texts may name {top}, the
+    highest choice, and {passes}, the forward passes that drift takes.
+    """
+
+    there: There
+    data: bool
+    method: str
+    why: str
+    better: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+TABLE: tuple[Advice, ...] = (
+    Advice(
+        "no weights", False, "uniform",
+        why="there are no trained weights, and structure alone says that every layer counts the same",
+        better="eagl, in seconds, from trained weights: a checkpoint, or package.module:factory that loads them",
+    ),
+    Advice(
+        "float weights", False, "eagl", options={"steps": "mse"},
+        why="weights are all there is, and without learned steps each layer gets that of least squared error (mse)",
+        better=f"drift, from {_DATA}",
+    ),
+    Advice(
+        "learned steps", False, "eagl",
+        why="all layers have learned steps, and the entropy of their codes needs no data",
+        better=f"drift, from {_DATA}",
+    ),
+    # Rank correlation with ALPS on ResNet-20: drift 0.90 (docs/decisions/0008).
+    Advice(
+        "float weights", True, "drift",
+        why="there is data to see how far answers move; the float network is calibrated at {top}, not trained there",
+        better="the same from a network trained at {top} (bitplan quantize --to {top}, bitplan finetune)",
+    ),
+    Advice(
+        "learned steps", True, "drift",
+        why="there is data to see how far answers move when a group is lowered from {top}",
+        better="alps_racing, which fine-tunes where the choice is in doubt: labels, a recipe, some percent of training",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TakenMethod:
+    """A method by name with its options, and the line that explains it; empty where the user named the method."""
+
+    method: Any
+    options: dict[str, Any]
+    note: str = ""
+
+
+def taken_for(
+    method: Any, options: Mapping[str, Any], model: Any, graph: Graph, choices: tuple[Precision, ...], task: Any
+) -> TakenMethod:
+    """The method asked for; where that is `auto`, the row of what is there. Options asked for come over the row's."""
+    if not (isinstance(method, str) and method == AUTO):
+        return TakenMethod(method, dict(options))
+    there = what_is_there(model, graph)
+    idle = "" if task is None else _why_idle(there, model, graph, choices)
+    data = task is not None and not idle
+    row = next(row for row in TABLE if (row.there, row.data) == (there, data))
+    words = {"top": choices[-1], "passes": f"{2 * len(graph.selectable) * (len(choices) - 1):,}"}
+    why, better = (text.format(**words) for text in (row.why, row.better))
+    unused = f"; the data is not used, since {idle}" if idle else ""
+    note = f"gains: auto takes {row.method}, since {why}{unused}. Better: {better}"
+    return TakenMethod(row.method, {**row.options, **options}, note)
+
+
+def what_is_there(model: Any, graph: Graph) -> There:
+    """What a model, an opened file or a path has that a method could look at."""
+    layers = [layer.name for group in graph.selectable for layer in group.layers if layer.weights]
+    if model is None:
+        return "no weights"
+    if isinstance(model, str | Path | OpenedCheckpoint):
+        opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+        learned = [learned_step(layer, opened.tensors) is not None for layer in layers]
+        return "learned steps" if learned and all(learned) else "float weights"
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return "no weights"
+    from bitplan.gains.counting.modules import module_weights
+
+    weights = module_weights(model, layers).values()
+    return "learned steps" if weights and all(one.learned is not None for one in weights) else "float weights"
+
+
+def _why_idle(there: There, model: Any, graph: Graph, choices: tuple[Precision, ...]) -> str:
+    """Why data is of no use; empty where it is."""
+    if there == "no weights":
+        return "an untrained network answers at random"
+    if not hasattr(model, "named_modules"):
+        return "a file of weights cannot be run"
+    from bitplan.gains.lowering import check_top
+    from bitplan.quant.root import is_quantized
+
+    try:
+        if is_quantized(model):
+            check_top(model, graph, choices, "drift")
+    except InputError:
+        return f"drift starts from every layer at {choices[-1]}"
+    return ""

@@ -1,0 +1,230 @@
+"""Fisher: a group gains what the loss is expected to rise by when it is lowered, from gradients of single samples."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Sloped, Slopes
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs
+from bitplan.gains.finetuned import seconds_of
+from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.measuring import check_task, finish
+from bitplan.quant.convert import quantizers_of
+from bitplan.quant.factory import Quantizers
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.tasks.base import WithAnswers, WithLoss
+
+Labels = Literal["model", "task"]
+Quantizer = WeightQuantizer | InputQuantizer
+
+
+@dataclass(frozen=True)
+class Fisher(Gain):
+    """Chen et al. 2021, "Towards Mixed-Precision Quantization of Neural Networks via Constrained Optimization".
+
+    ω(c) = 1/(2N)·Σ_n ⟨∇ℓ_n, Q_c(v) − Q_top(v)⟩², where v are the weights and the inputs of a group, added up before
+    squaring; value(c) = ω(c0) − ω(c). The network is the one at the highest choice, in inference mode, differentiated
+    straight through its rounding; its loss is taken to be at a minimum, and of its Hessian only the outer products of
+    the samples' gradients are kept. With labels "task", as published, ℓ is the task's loss; with "model" labels are
+    drawn from what the network answers, so that the mean is the Gauss-Newton matrix and none is looked at. The paper
+    itself could not be read: this is what its abstract and others' code say of it. Its greedy selection is left to
+    `exact`.
+
+    One pass forward and one back for each sample, however many groups there are. Errors are from differences between
+    parts of `part` samples.
+    """
+
+    calibrates: ClassVar[bool] = True
+
+    samples: int = 512
+    part: int = 64
+    labels: Labels = "model"
+
+    def __post_init__(self) -> None:
+        check_samples("fisher", self.samples, self.part)
+        if self.labels not in get_args(Labels):
+            raise InputError(f"fisher takes labels from the model or from the task, not from {self.labels!r}")
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """Three passes for each sample: one forward, and one back, which costs two."""
+        needed = WithAnswers if self.labels == "model" else WithLoss
+        task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
+        check_top(model, graph, choices, "fisher")
+        _check_seen(choices)
+        jobs = self._jobs(model, graph, choices, context)
+        done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
+        names = [group.name for group in graph.selectable]
+        low = np.array([[done[job.id].squares[name] for job in jobs] for name in names])  # (G, B, C − 1)
+        low = -low.transpose(0, 2, 1) / 2
+        top = np.zeros((len(low), 1, low.shape[2]))  # towards where it is nothing leans
+        samples = sum(job.count for job in jobs)
+        found = MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
+        return found.gains(graph, passes=3)
+
+    def _jobs(self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context) -> list[Sloped]:
+        """Whole parts of the samples, as far as there are any."""
+        available = min(self.samples, context.task.size("train"))
+        count = min(self.part, available)
+        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
+        alike = {"members": members, "choices": tuple(choices), "labels": self.labels, "count": count}
+        firsts = range(0, available - count + 1, count)
+        return [
+            lowered_jobs(Sloped, model, graph, context, [{}], available, 1, first=first, **alike)[0] for first in firsts
+        ]
+
+
+@dataclass(frozen=True)
+class Lean(Draws):
+    """The work of one job: the slopes of some samples, one after the other."""
+
+    def __call__(self, job: Sloped) -> Slopes:
+        """Square the slopes, and average them."""
+        start = time.perf_counter()
+        model = lower(self.model, {}).eval().requires_grad_(False)
+        squares = np.zeros((len(job.members), len(job.choices) - 1))
+        with slopes(model, job.members, job.choices) as towards, torch.enable_grad():
+            for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
+                outputs = self.task.forward(model, batch)
+                if job.labels == "task":
+                    loss = self.task.loss(outputs, batch)
+                else:
+                    loss = drawn_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
+                squares += np.square(towards(loss)) / job.count
+        if not np.isfinite(squares).all():
+            raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
+        rows = zip(job.members, squares.tolist(), strict=True)
+        return Slopes(squares={name: tuple(row) for name, row in rows}, seconds=time.perf_counter() - start)
+
+
+def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
+    """−log p of labels drawn from the answers (1, classes, …) themselves.
+
+    Where a sample has several answers, such as pixels, it is divided by the root of their number: squared gradients
+    then have the mean that belongs to a loss which is a mean over them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    losses, count = [], 0
+    for scores in answers:
+        rows = scores.movedim(1, -1).flatten(0, -2)  # (answers, classes)
+        chances = rows.detach().double().softmax(dim=1).cpu()
+        labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(rows.device)
+        losses.append(F.cross_entropy(rows, labels, reduction="sum"))
+        count += len(rows)
+    return torch.stack(losses).sum() / math.sqrt(count)
+
+
+@contextmanager
+def slopes(
+    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision]
+) -> Iterator[Callable[[Tensor], np.ndarray]]:
+    """A function that differentiates a loss of this model towards each choice below the highest, (G, C − 1).
+
+    The quantizers of a group give their tensors out as ever; a gradient that comes back to one is multiplied by what
+    each choice would change there.
+    """
+    found = torch.zeros(len(members), len(choices) - 1, dtype=torch.float64)
+    quantizers = quantizers_of(model)
+    hooks = []
+    for row, layers in enumerate(members.values()):
+        seen: dict[int, tuple[Quantizer, list[Quantizer]]] = {}
+        for layer in layers:
+            for quantizer, lowered in _lowered(quantizers[layer], choices):
+                seen[id(quantizer)] = quantizer, lowered  # linked layers share theirs
+        hooks += [
+            quantizer.register_forward_hook(_Waiting(found[row], lowered), with_kwargs=True)
+            for quantizer, lowered in seen.values()
+        ]
+
+    def towards(loss: Tensor) -> np.ndarray:
+        found.zero_()
+        loss.backward()
+        return found.numpy().copy()
+
+    try:
+        yield towards
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _check_seen(choices: Sequence[Precision]) -> None:
+    """Refuse choices that quantize what the highest leaves alone: it has no quantizer to watch."""
+    top = choices[-1]
+    for choice in choices[:-1]:
+        unseen = {
+            "weights": choice.quantizes_weights and not top.quantizes_weights,
+            "inputs": choice.quantizes_inputs and not top.quantizes_inputs,
+        }
+        for role in (role for role, found in unseen.items() if found):
+            raise InputError(
+                f"fisher cannot tell what {choice} changes about {role}, which {top} leaves alone: take a highest "
+                "choice that quantizes them, or another method, such as drift"
+            )
+
+
+def _lowered(found: Quantizers, choices: Sequence[Precision]) -> Iterator[tuple[Quantizer, list[Quantizer]]]:
+    """Each quantizer of a layer, and copies of it at the choices below the highest."""
+    if found.weight is not None:
+        yield found.weight, [_at(found.weight, choice.weight_bits) for choice in choices[:-1]]
+    for quantizer in found.inputs:
+        yield quantizer, [_at(quantizer, choice.act_bits) for choice in choices[:-1]]
+
+
+def _at(quantizer: Quantizer, bits: int) -> Quantizer:
+    """A copy with other bits, its step rescaled as where a group is lowered."""
+    made = copy.deepcopy(quantizer)
+    made.rescale_(bits)
+    return made
+
+
+class _Waiting:
+    """What a quantizer does after its forward pass: wait for the gradient of what it gave out."""
+
+    def __init__(self, slopes: Tensor, lowered: Sequence[Quantizer]) -> None:
+        self.slopes, self.lowered = slopes, lowered
+        self._kept: dict[int, list[Tensor]] = {}
+
+    def __call__(self, quantizer: Quantizer, given: tuple[Any, ...], options: dict[str, Any], out: Tensor) -> Tensor:
+        watched = out if out.requires_grad else out.detach().requires_grad_()
+        changes = self._changes(quantizer, given, options, out.detach())
+
+        def add(gradient: Tensor) -> None:
+            for place, change in enumerate(changes):
+                self.slopes[place] += float(torch.sum(gradient.double() * change.double()))
+
+        watched.register_hook(add)
+        return watched
+
+    @torch.no_grad()
+    def _changes(
+        self, quantizer: Quantizer, given: tuple[Any, ...], options: dict[str, Any], out: Tensor
+    ) -> list[Tensor]:
+        """What the lower choices would make of it, less what it is; of a weight that never changes, found once."""
+        tensor = given[0]
+        fixed = isinstance(tensor, nn.Parameter) and not options
+        if fixed and id(tensor) in self._kept:
+            return self._kept[id(tensor)]
+        changes = []
+        for lowered in self.lowered:
+            scaled = dict(options)
+            if options.get("step") is not None:  # rows of a weight come with their steps
+                scaled["step"] = options["step"] * 2.0 ** (quantizer.bits - lowered.bits)
+            changes.append(lowered(*given, **scaled) - out)
+        if fixed:
+            self._kept[id(tensor)] = changes
+        return changes

@@ -1,0 +1,55 @@
+"""The step of what nothing before it learns from, such as images: its gradient without that of the images.
+
+Only that step would make the first convolution compute the gradient of its input, the slowest part of it (7 % of a
+training step of ResNet-18). A convolution is linear, so ∂L/∂s = Σ ∂L/∂y · conv(∂x̂/∂s) too: a convolution of slopes
+(docs/decisions/0028).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.quant.kept import lean
+from bitplan.quant.lsq import made_by, step_gradient, step_slopes
+
+EVERY = 1
+"""Of so many samples one is looked at; some of them, weighted for all, would estimate the gradient without bias."""
+
+
+def convolved(
+    convolve: Callable[..., Tensor], quantizer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """The convolution of what a quantizer makes of a batch with a weight."""
+    inputs = quantizer(x)
+    node = None if torch.compiler.is_compiling() else made_by(inputs)
+    if node is None or x.requires_grad or x.dim() != weight.dim():
+        out: Tensor = lean(convolve, inputs, weight, bias)
+        return out
+    out = lean(convolve, inputs.detach(), weight, bias, made={inputs: node})
+    learning: Tensor = lean(_LearnStep.apply, out, quantizer.step, x, weight, node, convolve)
+    return learning
+
+
+class _LearnStep(torch.autograd.Function):
+    """The result of a convolution, as it is, by which the step of its input learns."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, step: Tensor, x: Tensor, weight: Tensor, node: Any, convolve: Any) -> Tensor:
+        ctx.mark_dirty(out)  # not a view, which could not be written to afterwards
+        ctx.save_for_backward(step, x, weight)
+        ctx.low, ctx.high, ctx.scale = node.low, node.high, node.scale
+        ctx.convolve = convolve
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        step, x, weight = ctx.saved_tensors
+        part = x[::EVERY]
+        slopes = step_slopes(part, step, ctx.low, ctx.high)
+        moved = ctx.convolve(slopes.to(weight.dtype), weight, None)
+        total = (grad[::EVERY].to(moved.dtype) * moved).sum() * (len(x) / max(1, len(part)))
+        return grad, step_gradient(total, step, ctx.scale), None, None, None, None
