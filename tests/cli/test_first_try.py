@@ -81,6 +81,14 @@ def test_a_plan_on_the_first_try_for_every_kind_of_model(run, mine):
     assert "no trained weights" in planned("graph.json", "uniform")
 
 
+def test_the_frontier_sees_data_too(run, mine):
+    for typed in ("--data", f"{mine}:loader"), ("--task", f"{mine}:task"):
+        code, out, err = run("frontier", f"{mine}:net", "--at", "90%,70%", *typed)
+        assert code == 0, err
+        assert "gains: auto takes drift, since there is data" in err
+        assert "70%" in out
+
+
 def test_methods_that_need_a_loss_take_a_task_of_the_users(run, mine):
     network = f"{mine}:net"
     words = ("plan", network, "--gain", "drop", "--option", "samples=16", "--budget", "70%")

@@ -159,6 +159,10 @@ def frontier(
     first: First = None,
     last: Last = None,
     narrow: Narrow = None,
+    device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    data: Data = None,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
@@ -173,7 +177,8 @@ def frontier(
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
     for budget in budgets:
         check_asked(graph, [costs], [budget], choices, None)
-    found = select_all(graph, estimated(wanted, weights, graph, Using(seed)), costs)
+    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust)
+    found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
     show_frontier(found, budgets, as_json=json)
 
 
