@@ -11,7 +11,7 @@ demo: $(READY)  ## compare methods on handwritten digits, in about five minutes
 	$(BIN)/bitplan demo
 
 test: $(READY) check  ## the checks, then every test
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0  # with a worker replaced, xdist may wait for ever
 
 test-all: test  ## and what takes longer: a newcomer's first hour, from the wheel in a fresh environment
 	$(BIN)/pytest tests_all
