@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from contextlib import contextmanager
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 # No timing decides a test. A gate repeats the same examples; at the desk they are new ones every time.
 settings.register_profile("desk", deadline=None)
 settings.register_profile("gate", deadline=None, derandomize=True)
 settings.load_profile("gate" if os.environ.get("CI") else "desk")
+
+
+@pytest.fixture(autouse=True)
+def crashes_say_where(request):
+    """Ray takes the handlers of fatal signals away with it, and the next crash in the same process would be silent."""
+    file = request.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.disable()
+    faulthandler.enable(file)
 
 
 @pytest.fixture(scope="session")
