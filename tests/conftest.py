@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from contextlib import contextmanager
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,10 +21,15 @@ settings.load_profile("gate" if os.environ.get("CI") else "desk")
 
 @pytest.fixture(autouse=True)
 def crashes_say_where(request):
-    """Ray takes the handlers of fatal signals away with it, and the next crash in the same process would be silent."""
+    """Ray takes the handlers of fatal signals away with it, and the next crash in the same process would be silent.
+
+    No test leaves a handler of SIGCHLD behind: beside Ray's signal stack that was such a crash.
+    """
     file = request.config.stash[fault_handler_stderr_fd_key]
     faulthandler.disable()
     faulthandler.enable(file)
+    yield
+    assert signal.getsignal(signal.SIGCHLD) in (signal.SIG_DFL, None)
 
 
 @pytest.fixture(scope="session")

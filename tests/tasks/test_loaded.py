@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -76,7 +77,16 @@ def test_a_task_of_what_users_have_keeps_the_contract(name):
     check_task(made(name))
 
 
-def test_workers_change_nothing():
+@pytest.fixture
+def signals_as_before(monkeypatch):
+    """torch handles SIGCHLD once a loader had workers; after Ray, some later child's end then crashed this process."""
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_workers_change_nothing(signals_as_before):
     drawn_anew = Jittered(TRAIN)
     with_workers, without = (bitplan.task(train=DataLoader(drawn_anew, num_workers=count)) for count in (1, 0))
     for one, other in zip(with_workers.batches("train", 16, 3), without.batches("train", 16, 3), strict=True):
