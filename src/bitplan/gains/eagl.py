@@ -8,7 +8,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from bitplan.core.codes import entropy
+import numpy as np
+
+from bitplan.core.codes import entropies
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
@@ -57,14 +59,15 @@ class Eagl(Gain):
         scheme = Scheme(kind, self.per, self.group_size)
         histograms = count_weights(list(weights.values()), bits, scheme, context.progress)
         counted = dict(zip(weights, histograms, strict=True))  # layer → a histogram at each of `bits`
-        entropies = {name: tuple(map(entropy, counts)) for name, counts in counted.items()}
+        measured = [entropies(np.stack(at).astype(np.float64)).tolist() for at in zip(*histograms, strict=True)]
+        found = dict(zip(weights, zip(*measured, strict=True), strict=True))  # layer → an entropy at each of `bits`
         errors = None
         if self.bootstrap:
             errors = _rows(layers, choices, bits, self._errors(counted, context.seed))
         return LayerGains(
-            values=_rows(layers, choices, bits, entropies),
+            values=_rows(layers, choices, bits, found),
             errors=errors,
-            histograms={name: tuple(map(int, counts[-1])) for name, counts in counted.items()},
+            histograms={name: tuple(counts[-1].tolist()) for name, counts in counted.items()},
             counts={
                 "weights": sum(item.tensor.size for item in weights.values()),
                 "learned_steps": sum(item.learned is not None for item in weights.values()),

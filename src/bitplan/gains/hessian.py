@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
+from bitplan.gains.twice import short_ways
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
 
@@ -65,7 +66,7 @@ class Curvature:
         device = tensors[0].device
         for batch, size in zip(self.data.batches, self.data.sizes, strict=True):
             here = _moved(batch, device)
-            with sdpa_kernel(SDPBackend.MATH):  # the fused attention has no second derivative
+            with sdpa_kernel(SDPBackend.MATH), short_ways():  # the fused attention has no second derivative
                 loss = self.task.loss(self.task.forward(self.model, here), here)
             if not math.isfinite(loss.item()):
                 raise InputError(f"the loss of task {self.task.name} is {loss.item()}: check the data and the weights")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bitplan.quant.kept import lean
-from bitplan.quant.lsq import made_by, step_gradient, step_slopes
+from bitplan.quant.lsq import made_by, step_gradient, step_slopes, summed_products
 
 EVERY = 1
 """Of so many samples one is looked at; some of them, weighted for all, would estimate the gradient without bias."""
@@ -41,15 +41,14 @@ class _LearnStep(torch.autograd.Function):
     def forward(ctx: Any, out: Tensor, step: Tensor, x: Tensor, weight: Tensor, node: Any, convolve: Any) -> Tensor:
         ctx.mark_dirty(out)  # not a view, which could not be written to afterwards
         ctx.save_for_backward(step, x, weight)
-        ctx.low, ctx.high, ctx.scale = node.low, node.high, node.scale
-        ctx.convolve = convolve
+        ctx.node, ctx.convolve = node, convolve
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         step, x, weight = ctx.saved_tensors
         part = x[::EVERY]
-        slopes = step_slopes(part, step, ctx.low, ctx.high)
+        slopes = step_slopes(ctx.node, part, step)
         moved = ctx.convolve(slopes.to(weight.dtype), weight, None)
-        total = (grad[::EVERY].to(moved.dtype) * moved).sum() * (len(x) / max(1, len(part)))
-        return grad, step_gradient(total, step, ctx.scale), None, None, None, None
+        total = summed_products(grad[::EVERY].to(moved.dtype), moved) * (len(x) / max(1, len(part)))
+        return grad, step_gradient(total, step, ctx.node.scale), None, None, None, None

@@ -43,14 +43,17 @@ def lean(function: Callable[..., Any], *operands: Any, made: Mapping[Tensor, Any
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*operands, **options)
     # Held here, the operands live until the function is done, so that their storages tell which tensors are theirs.
-    found = {_storage(tensor): source for tensor in operands if (source := _source(tensor)) is not None}
-    found |= {_storage(tensor): (node, _as_it_is) for tensor, node in made.items()}
+    found = {_storage(tensor): (tensor, *source) for tensor in operands if (source := _source(tensor)) is not None}
+    found |= {_storage(tensor): (tensor, node, _as_it_is) for tensor, node in made.items()}
 
     def remake(kept: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]] | None:
         source = found.get(_storage(kept))
         if source is None:
             return None
-        (node, copied), size, stride, offset = source, kept.size(), kept.stride(), kept.storage_offset()
+        (operand, node, copied), size, stride = source, kept.size(), kept.stride()
+        if operand._base is None and size == operand.size() and stride == operand.stride():  # the whole of it
+            return node, copied
+        offset = kept.storage_offset()
         return node, lambda whole: copied(whole).as_strided(size, stride, offset)
 
     return _called(partial(function, *operands, **options), remake) if found else function(*operands, **options)

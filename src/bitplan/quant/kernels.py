@@ -19,7 +19,6 @@ from torch import Tensor
 
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import first_line
-from bitplan.quant import loops
 from bitplan.quant.lsq import dense
 
 Kernel = Callable[[Tensor], Tensor]
@@ -55,6 +54,8 @@ class Operands:
         """The unsigned codes of an input, in its memory layout."""
         wide = x.detach().float()
         wide = wide if dense(wide) else wide.contiguous()
+        from bitplan.quant import loops  # here, since it loads numba
+
         codes, has_nan = loops.encode(wide, self.step, self.low, self.high, self.zero_point)
         if has_nan:
             raise InputError(

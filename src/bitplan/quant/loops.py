@@ -1,12 +1,13 @@
 """The quantizer as one loop per direction, compiled by numba: about what a ReLU costs.
 
 The compiled code is cached on disk; no C++ compiler is needed. Larger tensors are shared among as many
-threads as torch may use. Results are those of `quant/lsq.py` bit for bit, but for the sum of `gradients_and_sum`.
+threads as torch may use. Results are those of `quant/lsq.py` bit for bit, but for the sum of `gradients_and_sum_`.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,68 +16,65 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
-from bitplan.quant.lsq import added_up, flat, laid_out_like
+from bitplan.quant.lsq import CHUNK, added_up
 
 _ROUND = np.float32(1.5 * 2**23)  # adding and subtracting it rounds half to even, exact below 2²²
 _ZERO = np.float32(0)
 _LANES = 64
 _SPILL = 256  # rows summed in fp32 before the partial sums move to fp64
 _PIECE = 1 << 18  # the fewest elements worth a thread of their own
+_KEPT = threading.local()
 _COMPILED: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 
 
 def quantize(v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf) -> Tensor:
     """round(clip(v/s, −Qn, Qp))·s of a dense fp32 tensor, in its memory layout; what is `below` passes as it is."""
     out = torch.empty_like(v)
-    source, target = _array(v), _array(out)
-    _share(lambda piece: _forward(source[piece], target[piece], step, low, high, below), source.size)
+    _share(_forward, (v, out), v.numel(), step, low, high, below)
     return out
 
 
 def encode(v: Tensor, step: float, low: int, high: int, zero_point: int) -> tuple[Tensor, bool]:
     """The codes of a dense fp32 tensor plus a zero point, uint8 in its memory layout; and whether a value was NaN."""
     out = torch.empty_like(v, dtype=torch.uint8)
-    source, target = _array(v), _array(out)
-    seen = _share(lambda piece: _encode(source[piece], target[piece], step, low, high, zero_point), source.size)
-    return out, any(seen)
+    return out, any(_share(_encode, (v, out), v.numel(), step, low, high, zero_point))
 
 
-def gradients(
-    grad: Tensor, v: Tensor, step: float, low: int, high: int, *, piece: int, below: float = -math.inf
-) -> tuple[Tensor, Tensor]:
-    """Gradients for v and for the step, which is summed over pieces by torch, so that no bit depends on the loop."""
+def step_slopes(v: Tensor, step: float, low: int, high: int) -> Tensor:
+    """∂v̂/∂|s| of every element of a dense fp32 tensor, in its memory layout."""
     out = torch.empty_like(v)
-    incoming = flat(laid_out_like(grad, v).detach())
-    source, given, target = _array(v), incoming.numpy(), _array(out)
-    threads = torch.get_num_threads()
-    slopes = torch.empty(threads, min(piece, source.size))
-    rows, parts = slopes.numpy(), []
+    _share(_slopes_alone, (v, out), v.numel(), step, low, high)
+    return out
+
+
+def gradients_(grad: Tensor, v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf) -> Tensor:
+    """Turn a gradient, laid out as v is, into that for v; give the step's, summed over pieces by torch.
+
+    So no bit of the sum depends on the loop.
+    """
+    size, threads = v.numel(), torch.get_num_threads()
+    scratch, parts = _scratch(threads), []
+    source, given, row_bytes = v.data_ptr(), grad.data_ptr(), 8 * CHUNK
 
     def work(row: int, start: int) -> None:
-        there = slice(start, start + piece)
-        _slopes(source[there], given[there], target[there], rows[row], step, low, high, below)
+        places = (source + 4 * start, given + 4 * start, scratch.data_ptr() + row * row_bytes)
+        _slopes(*places, min(CHUNK, size - start), step, low, high, below)
 
     run = map if threads == 1 else _pool(threads).map
-    for first in range(0, source.size, piece * threads):
-        starts = range(first, min(first + piece * threads, source.size), piece)
+    for first in range(0, size, CHUNK * threads):
+        starts = range(first, min(first + CHUNK * threads, size), CHUNK)
         for row, start in enumerate(_all_of(run, work, starts)):
-            there = incoming[start : start + piece]
-            parts.append(torch.dot(there, slopes[row, : len(there)]))
-    return out, added_up(parts)
+            came, slopes = scratch[row, :, : size - start]
+            parts.append(torch.dot(came, slopes))
+    return added_up(parts)
 
 
-def gradients_and_sum(
-    grad: Tensor, v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf
-) -> tuple[Tensor, Tensor]:
-    """Gradients for v and, summed in the same loop, for the step."""
-    out = torch.empty_like(v)
-    source, incoming, target = _array(v), _array(laid_out_like(grad, v)), _array(out)
-    sums = _share(
-        lambda piece: _backward(source[piece], incoming[piece], target[piece], step, low, high, below), source.size
-    )
-    return out, torch.tensor(sum(sums), dtype=torch.float32)
+def gradients_and_sum_(grad: Tensor, v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf) -> float:
+    """Turn a gradient, laid out as v is, into that for v; give the step's, summed in the same loop."""
+    return float(np.float32(sum(_share(_backward, (v, grad), v.numel(), step, low, high, below))))
 
 
 def _all_of(run: Callable[..., Any], work: Callable[[int, int], None], starts: range) -> range:
@@ -85,23 +83,48 @@ def _all_of(run: Callable[..., Any], work: Callable[[int, int], None], starts: r
     return starts
 
 
-def _array(v: Tensor) -> Any:
-    return flat(v.detach()).numpy()
-
-
-def _share(work: Callable[[slice], Any], size: int) -> list[Any]:
-    """Do the work in slices: all of it here, or a large tensor's on as many threads as torch may use."""
+def _share(loop: Callable[..., Any], tensors: tuple[Tensor, Tensor], size: int, *how: float) -> list[Any]:
+    """Run a loop over two tensors: all of it here, or a large tensor's on as many threads as torch may use."""
+    one, other = tensors
+    first, second = one.data_ptr(), other.data_ptr()
     pieces = 1 if size < 2 * _PIECE else min(torch.get_num_threads(), size // _PIECE)
     if pieces == 1:
-        return [work(slice(0, size))]
-    width = -(-size // pieces // _LANES) * _LANES
-    slices = [slice(start, min(start + width, size)) for start in range(0, size, width)]
-    return list(_pool(pieces).map(work, slices))
+        return [loop(first, second, size, *how)]
+    width, (each, other_each) = -(-size // pieces // _LANES) * _LANES, (t.element_size() for t in tensors)
+
+    def part(start: int) -> Any:
+        return loop(first + each * start, second + other_each * start, min(width, size - start), *how)
+
+    return list(_pool(pieces).map(part, range(0, size, width)))
+
+
+def _scratch(threads: int) -> Tensor:
+    """For each thread a gradient as it came, and slopes; kept, since new memory takes longer than the work."""
+    kept: Tensor | None = getattr(_KEPT, "scratch", None)
+    if kept is None or len(kept) != threads:
+        kept = _KEPT.scratch = torch.empty(threads, 2, CHUNK)
+    return kept
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="bitplan-lsq")
+
+
+def _pointer_to(kind: Any) -> Any:
+    """What makes a pointer of an address; loops are given addresses, since arrays take as long to make as to read."""
+
+    @numba.extending.intrinsic
+    def pointer(_: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return numba.types.CPointer(kind)(numba.types.uintp), build
+
+    return pointer
+
+
+_floats, _bytes = _pointer_to(numba.types.float32), _pointer_to(numba.types.uint8)
 
 
 @numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
@@ -110,17 +133,19 @@ def _clipped(ratio: Any, low: Any, high: Any) -> Any:
     return high if bounded > high else bounded
 
 
-@numba.njit("void(f4[::1], f4[::1], f4, f4, f4, f4)", **_COMPILED)
-def _forward(v: Any, out: Any, s: Any, low: Any, high: Any, below: Any) -> None:
-    for i in range(v.size):
+@numba.njit("void(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+def _forward(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> None:
+    v, out = carray(_floats(source), size), carray(_floats(target), size)
+    for i in range(size):
         made = ((_clipped(v[i] / s, low, high) + _ROUND) - _ROUND) * s
         out[i] = v[i] if v[i] < below else made
 
 
-@numba.njit("b1(f4[::1], u1[::1], f4, f4, f4, f4)", **_COMPILED)
-def _encode(v: Any, out: Any, s: Any, low: Any, high: Any, zero_point: Any) -> bool:
+@numba.njit("b1(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+def _encode(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, zero_point: Any) -> bool:
+    v, out = carray(_floats(source), size), carray(_bytes(target), size)
     others = 0  # of the values that are not equal to themselves
-    for i in range(v.size):
+    for i in range(size):
         others += v[i] != v[i]
         code = min(max(v[i] / s, low), high)
         out[i] = np.uint8(np.int32(((code + _ROUND) - _ROUND) + zero_point))
@@ -133,39 +158,50 @@ def _step_slope(ratio: Any, outside: Any, low: Any, high: Any) -> Any:
     return code - (_ZERO if outside else ratio)
 
 
-@numba.njit("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4)", **_COMPILED)
-def _slopes(v: Any, grad: Any, out: Any, slopes: Any, s: Any, low: Any, high: Any, below: Any) -> None:
-    for i in range(v.size):
+@numba.njit("void(uintp, uintp, intp, f4, f4, f4)", **_COMPILED)
+def _slopes_alone(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any) -> None:
+    v, out = carray(_floats(source), size), carray(_floats(target), size)
+    for i in range(size):
         ratio = v[i] / s
+        out[i] = _step_slope(ratio, not ((ratio > low) & (ratio < high)), low, high)
+
+
+@numba.njit("void(uintp, uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+def _slopes(source: Any, given: Any, scratch: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> None:
+    v, grad = carray(_floats(source), size), carray(_floats(given), size)
+    came, slopes = carray(_floats(scratch), size), carray(_floats(scratch + 4 * CHUNK), size)
+    for i in range(size):
+        ratio, incoming = v[i] / s, grad[i]
         outside, is_mask = not ((ratio > low) & (ratio < high)), v[i] < below
-        out[i] = _ZERO if outside and not is_mask else grad[i]
+        came[i] = incoming
         slopes[i] = _ZERO if is_mask else _step_slope(ratio, outside, low, high)
+        grad[i] = _ZERO if outside and not is_mask else incoming
 
 
-@numba.njit("f8(f4[::1], f4[::1], f4[::1], f4, f4, f4, f4)", **_COMPILED)
-def _backward(v: Any, grad: Any, out: Any, s: Any, low: Any, high: Any, below: Any) -> float:
+@numba.njit("f8(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+def _backward(source: Any, given: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> float:
+    v, grad = carray(_floats(source), size), carray(_floats(given), size)
     total = 0.0
     lanes = np.zeros(_LANES, np.float32)
-    rows = v.size // _LANES
+    rows = size // _LANES
     v_rows = v[: rows * _LANES].reshape(rows, _LANES)
     grad_rows = grad[: rows * _LANES].reshape(rows, _LANES)
-    out_rows = out[: rows * _LANES].reshape(rows, _LANES)
     for row in range(rows):
-        x, g, o = v_rows[row], grad_rows[row], out_rows[row]
+        x, g = v_rows[row], grad_rows[row]
         for lane in range(_LANES):
-            ratio = x[lane] / s
+            ratio, incoming = x[lane] / s, g[lane]
             outside, is_mask = not ((ratio > low) & (ratio < high)), x[lane] < below
-            o[lane] = _ZERO if outside and not is_mask else g[lane]
-            lanes[lane] += g[lane] * (_ZERO if is_mask else _step_slope(ratio, outside, low, high))
+            g[lane] = _ZERO if outside and not is_mask else incoming
+            lanes[lane] += incoming * (_ZERO if is_mask else _step_slope(ratio, outside, low, high))
         if row % _SPILL == _SPILL - 1:
             for lane in range(_LANES):
                 total += lanes[lane]
                 lanes[lane] = 0
     for lane in range(_LANES):
         total += lanes[lane]
-    for i in range(rows * _LANES, v.size):
-        ratio = v[i] / s
+    for i in range(rows * _LANES, size):
+        ratio, incoming = v[i] / s, grad[i]
         outside, is_mask = not ((ratio > low) & (ratio < high)), v[i] < below
-        out[i] = _ZERO if outside and not is_mask else grad[i]
-        total += grad[i] * (_ZERO if is_mask else _step_slope(ratio, outside, low, high))
+        grad[i] = _ZERO if outside and not is_mask else incoming
+        total += incoming * (_ZERO if is_mask else _step_slope(ratio, outside, low, high))
     return total

@@ -10,13 +10,20 @@ v/s from v, which the layer before has usually saved already, instead of saving 
 from __future__ import annotations
 
 import math
+import struct
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bitplan.quant.held import nobody_elses
+
 FLOOR = 2.0**-100
 """The smallest step: far below any real one, far above where v/s or 1/s² would overflow into NaN."""
+
+CHUNK = 1 << 17
+"""Elements over which a gradient of a step is summed at once; seven passes over them mostly stay in the cache."""
 
 MASK = -5000.0
 """Attention scores below this are masks (−10000, −3.4e38, −inf), neither quantized nor looked at."""
@@ -24,7 +31,9 @@ MASK = -5000.0
 # grad where low < ratio < high, strictly as published, else 0
 _keep_inside = torch.ops.aten.hardtanh_backward.default
 _keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
-_CHUNK = 1 << 17  # elements: seven passes over a chunk mostly stay in the cache
+_FEW = 1 << 11  # up to so many, loops are not worth their call; and numba is loaded for a chunk or more only
+_FEW_TO_COPY = 1 << 16  # up to so many, copying a gradient takes no longer than asking who holds it
+_FLOAT = struct.Struct("f")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -71,7 +80,8 @@ class _Lsq(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(v, step)
         ctx.low, ctx.high, ctx.scale, ctx.masked = low, high, scale, masked
-        ctx.way = _way(v, step, fused=fused)
+        ctx.way = way = _way(v, step, fused=fused)
+        ctx.step = step.item() if way in _LOOPS else None  # a number: what is cold costs most, and that is all of torch
         ctx.unpacked = None
         return _made(ctx, v, step)
 
@@ -79,16 +89,17 @@ class _Lsq(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         v, step = ctx.unpacked or ctx.saved_tensors
         ctx.unpacked = None
-        wide, incoming, s, low, high = _wide(v), _wide(grad), positive(step), ctx.low, ctx.high
         differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if ctx.way in _LOOPS and not differentiable:
-            of_v, of_step = _by_loops(incoming, wide, s, low, high, below=_mask(ctx), fused=ctx.way == "fused")
-        else:
-            gradients = gradients_differentiable if differentiable else _GRADIENTS[ctx.way]
-            mask = wide < MASK if ctx.masked else None
-            shown = incoming if mask is None else torch.where(mask, 0.0, incoming)
-            of_v, of_step = gradients(shown, wide.clamp_min(MASK) if ctx.masked else wide, s, low, high)
-            of_v = of_v if mask is None else torch.where(mask, incoming, of_v)
+            is_free = v.numel() > _FEW_TO_COPY and nobody_elses(grad)  # asked before handing it on, which would count
+            mine, total = _by_loops(ctx, grad, v, is_free=is_free)
+            return mine, torch.full(step.shape, total), None, None, None, None, None
+        wide, incoming, s, low, high = _wide(v), _wide(grad), positive(step), ctx.low, ctx.high
+        gradients = gradients_differentiable if differentiable else _GRADIENTS[ctx.way]
+        mask = wide < MASK if ctx.masked else None
+        shown = incoming if mask is None else torch.where(mask, 0.0, incoming)
+        of_v, of_step = gradients(shown, wide.clamp_min(MASK) if ctx.masked else wide, s, low, high)
+        of_v = of_v if mask is None else torch.where(mask, incoming, of_v)
         return _like(v, of_v), step_gradient(of_step, step, ctx.scale), None, None, None, None, None
 
 
@@ -100,9 +111,11 @@ def _way(v: Tensor, step: Tensor, *, fused: bool) -> str:
         return "compiled" if fused and v.dtype != torch.float64 else "torch"
     if step.numel() != 1 or not dense(v):
         return "torch"
-    if v.dtype != torch.float64 and (fused or v.numel() > _CHUNK):
-        return "fused" if fused else "loops"
-    return "chunks"
+    if v.dtype == torch.float64 or step.dtype != torch.float32:
+        return "chunks"
+    if fused:
+        return "fused"
+    return "loops" if v.numel() > (_FEW if _loops.cache_info().currsize else CHUNK) else "chunks"
 
 
 def made_by(tensor: Tensor) -> Any:
@@ -115,7 +128,6 @@ def is_node(function: Any) -> bool:
     return isinstance(function, _Lsq._backward_cls)
 
 
-@torch.no_grad()
 def remade(node: Any, *, once: bool = False) -> Tensor:
     """What `lsq` made, once more and bit for bit, from what its node keeps; as long as its graph is there.
 
@@ -129,11 +141,9 @@ def remade(node: Any, *, once: bool = False) -> Tensor:
 
 def _made(node: Any, v: Tensor, step: Tensor) -> Tensor:
     wide, low, high = _wide(v), node.low, node.high
-    s = positive(step).to(wide.dtype)
     if node.way in _LOOPS:
-        from bitplan.quant import loops
-
-        return _like(v, loops.quantize(wide, s.item(), low, high, below=_mask(node)))
+        return _like(v, _loops().quantize(wide, in_use(node.step), low, high, below=_mask(node)))
+    s = positive(step).to(wide.dtype)
     shown = wide.clamp_min(MASK) if node.masked else wide  # masks may be −inf
     if node.way == "compiled":
         from bitplan.quant import compiled
@@ -149,9 +159,13 @@ def quantized(v: Tensor, s: Tensor, low: Any, high: Any) -> Tensor:
     return v.div(s).clamp_(low, high).round_().mul_(s)
 
 
-def step_slopes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
-    """∂v̂/∂|s| of every element (eq. 3)."""
-    return _slopes(_wide(v) / positive(step), low, high)[0]
+def step_slopes(node: Any, v: Tensor, step: Tensor) -> Tensor:
+    """∂v̂/∂|s| of every element (eq. 3) of what a node of `lsq` was given, or of a part of it."""
+    wide = _wide(v)
+    if node.way in _LOOPS and dense(wide) and not torch.is_grad_enabled():
+        slopes: Tensor = _loops().step_slopes(wide, in_use(node.step), node.low, node.high)
+        return slopes
+    return _slopes(wide / positive(step), node.low, node.high)[0]
 
 
 def step_gradient(total: Tensor, step: Tensor, scale: float) -> Tensor:
@@ -182,9 +196,9 @@ def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) 
     """The same for one step, through pieces that fit the cache."""
     of_v = torch.empty_like(v)
     flat_v, flat_of_v, flat_grad = flat(v), flat(of_v), flat(laid_out_like(grad, v))
-    buffers = flat_v.new_empty(2, min(_CHUNK, flat_v.numel()))
+    buffers = flat_v.new_empty(2, min(CHUNK, flat_v.numel()))
     parts = []
-    pieces = (torch.split(t, _CHUNK) for t in (flat_v, flat_grad, flat_of_v))
+    pieces = (torch.split(t, CHUNK) for t in (flat_v, flat_grad, flat_of_v))
     for x, g, out in zip(*pieces, strict=True):
         ratio, inside = buffers[0, : x.numel()], buffers[1, : x.numel()]
         torch.div(x, s, out=ratio).clamp_(low, high)
@@ -194,19 +208,38 @@ def _gradients_chunked(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) 
     return of_v, added_up(parts)
 
 
+def summed_products(one: Tensor, other: Tensor) -> Tensor:
+    """Σ one · other, in one pass where it need not be differentiable."""
+    if torch.is_grad_enabled() or not (one.is_contiguous() and other.is_contiguous()):
+        return (one * other).sum()
+    pieces = zip(one.view(-1).split(CHUNK), other.view(-1).split(CHUNK), strict=True)
+    return added_up([torch.dot(*piece) for piece in pieces])
+
+
 def added_up(parts: list[Tensor]) -> Tensor:
     """The sum of what pieces came to."""
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
 
 
-def _by_loops(
-    grad: Tensor, v: Tensor, s: Tensor, low: int, high: int, *, below: float, fused: bool
-) -> tuple[Tensor, Tensor]:
+def _by_loops(node: Any, grad: Tensor, v: Tensor, *, is_free: bool) -> tuple[Tensor, float]:
+    """Both gradients; that for v is written over the incoming one where that is free, otherwise over a copy."""
+    wide = _wide(v)
+    of_v = laid_out_like(_wide(grad), wide)
+    of_v = of_v.clone() if of_v is grad and not is_free else of_v
+    given = of_v, wide, in_use(node.step), node.low, node.high
+    if node.way == "fused":
+        total = _loops().gradients_and_sum_(*given, below=_mask(node))
+    else:
+        total = _loops().gradients_(*given, below=_mask(node)).item()
+    scale = _FLOAT.unpack(_FLOAT.pack(node.scale))[0]  # as an fp32 tensor has it: `step_gradient`, without tensors
+    return _like(v, of_v), total * (-scale if node.step < 0 else scale)
+
+
+@cache
+def _loops() -> Any:
     from bitplan.quant import loops
 
-    if fused:
-        return loops.gradients_and_sum(grad, v, s.item(), low, high, below=below)
-    return loops.gradients(grad, v, s.item(), low, high, below=below, piece=_CHUNK)
+    return loops
 
 
 def _mask(node: Any) -> float:
@@ -240,8 +273,9 @@ def flat(v: Tensor) -> Tensor:
 
 def laid_out_like(v: Tensor, other: Tensor) -> Tensor:
     """The tensor in the memory order of a dense other one."""
-    layout = torch.contiguous_format if other.is_contiguous() else torch.channels_last
-    return v.contiguous(memory_format=layout)
+    if other.is_contiguous():
+        return v if v.is_contiguous() else v.contiguous()
+    return v.contiguous(memory_format=torch.channels_last)
 
 
 def _wide(v: Tensor) -> Tensor:

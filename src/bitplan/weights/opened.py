@@ -16,6 +16,7 @@ shorten a file that is open: the operating system ends a process that reads mapp
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ class OpenedCheckpoint:
         Where a model has a part that it calls `module`, the layer's name keeps what was taken off the file's.
         """
         names = weight_names(layer)
-        known = (*names, *map(_without_wrapper, names))
+        known = itertools.chain(names, map(_without_wrapper, names))
         return next((self.tensors[name] for name in known if name in self.tensors), None)
 
 

@@ -22,6 +22,8 @@ from bitplan.weights.tensors import DTYPES, Tensor
 _MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_SIZE = 1 << 62  # elements of a tensor
 _MOST_AXES = 64  # as many as numpy has
+_KINDS = {name: np.dtype(kind) for name, kind in DTYPES.items()}
+_RAW = np.dtype("u1")
 
 
 @dataclass(frozen=True)
@@ -88,19 +90,19 @@ def _span(path: Path, name: str, entry: Any, room: int) -> _Span:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
         raise broken(path, f"tensor {name!r} has no type")
-    if not _naturals(shape) or len(shape) > _MOST_AXES or math.prod(max(size, 1) for size in shape) > _MOST_SIZE:
+    if not _naturals(shape) or len(shape) > _MOST_AXES or math.prod(filter(None, shape)) > _MOST_SIZE:
         raise broken(path, f"tensor {name!r} has the impossible shape {str(shape)[:60]}")
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
         raise broken(path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data")
     begin, end = offsets
-    if dtype in DTYPES and math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize != end - begin:
+    if dtype in _KINDS and math.prod(shape) * _KINDS[dtype].itemsize != end - begin:
         shown = "×".join(map(str, shape))
         raise broken(path, f"tensor {name!r} ({dtype}, {shown}) has {end - begin:,} bytes of data")
     return _Span(name, dtype, tuple(shape), begin, end)
 
 
 def _naturals(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and set(map(type, values)) <= {int} and min(values, default=0) >= 0
 
 
 def _check_disjoint(path: Path, spans: list[_Span]) -> None:
@@ -111,7 +113,7 @@ def _check_disjoint(path: Path, spans: list[_Span]) -> None:
 
 
 def _view(mapped: mmap.mmap, start: int, span: _Span) -> Tensor:
-    kind = np.dtype(DTYPES.get(span.dtype, "u1"))
+    kind = _KINDS.get(span.dtype, _RAW)
     origin = start + span.begin
     data = np.frombuffer(mapped, np.uint8, span.end - span.begin, origin).view(kind)
     return Tensor(span.name, span.dtype, span.shape, data, _releaser(mapped, origin, kind.itemsize))

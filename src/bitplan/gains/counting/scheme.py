@@ -36,8 +36,10 @@ class Weights:
             return
         if not self.learned.size or not np.all(np.isfinite(self.learned) & (self.learned > 0)):
             raise InputError(f"the learned steps of {self.tensor.name!r} must be finite and above 0")
+        if self.learned.size == 1:
+            return
         width = Rows.of(self.tensor.shape, self.layout).width
-        if self.learned.size not in (1, self.tensor.size // max(width, 1)):
+        if self.learned.size != self.tensor.size // max(width, 1):
             raise InputError(
                 f"{self.tensor.name!r} has {self.learned.size} learned steps; one is possible, or one for "
                 f"each of its {self.tensor.size // max(width, 1)} output channels"
