@@ -251,7 +251,7 @@ NETWORKS = [
     ("quantize digits_resnet --plan plan.json -o out", "unknown layer 'stem'", "make the plan from a graph of"),
     ("quantize digits_resnet --plan plan.json --fix a=w8a8 -o out", "--fix would have no effect", "plan.json says"),
     ("quantize digits_resnet --to w4a4 --samples 0 -o out", "--samples '0' cannot be used", "1"),
-    ("quantize digits_resnet --to w4a4 --method lqs -o out", "not 'lqs'", "the method is lsq or faq"),
+    ("quantize digits_resnet --to w4a4 --method lqs -o out", "unknown quantizer 'lqs'", "did you mean lsq"),
     (
         "quantize digits_resnet --to w4a4 --method lsq --percentile 9 -o out",
         "--percentile is for --method faq",
