@@ -141,7 +141,7 @@ def _task_name(study: Study) -> str:
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
     recipes = [study.recipe, study.start.recipe, *(gain_recipe(study, method) for method in study.methods)]
-    if floating is None and any(recipe is not None and recipe.distill for recipe in recipes):
+    if floating is None and any(recipe is not None and recipe.distills for recipe in recipes):
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
 
 
