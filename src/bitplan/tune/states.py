@@ -54,7 +54,7 @@ def watched(model: nn.Module, recipe: Recipe) -> Iterator[States]:
                 stack.callback(handle.remove)
         if recipe.distill_attention:
             stack.enter_context(_in_steps())
-            stack.enter_context(_Scores(seen.scores))
+            stack.enter_context(_Attending(seen.scores))
         yield seen
 
 
@@ -147,7 +147,7 @@ def _first_tensor(out: Any) -> Tensor | None:
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
-class _Scores(TorchFunctionMode):
+class _Attending(TorchFunctionMode):
     """Notes what attention's softmax reads."""
 
     def __init__(self, seen: list[Tensor]) -> None:
