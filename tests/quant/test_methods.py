@@ -1,5 +1,7 @@
 """Methods of quantization beside LSQ: each by an answer that is known, and what they have in common."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from bitplan.quant.factory import Options
 from bitplan.quant.limits import limited
 from bitplan.quant.lsq import lsq
 from bitplan.quant.methods.base import read_method
+from bitplan.quant.methods.lq import fitted, levels_of
 from bitplan.quant.methods.pact import PactInput
 from bitplan.quant.parameters import parameter_groups
 from bitplan.quant.steps import Shared
@@ -181,9 +184,64 @@ def test_weights_end_at_the_largest_and_all_gradients_pass():
     assert made.abs().max().item() == pytest.approx(weight.abs().max().item())
 
 
+# N2UQ
+
+
+@pytest.mark.parametrize(("low", "limit"), [(0, 3.0), (-8, 1.5)])
+def test_equal_thresholds_are_uniform_and_the_gradient_passes_between_the_ends(low, limit):
+    quantizer = read_method("n2uq").input(4, "layer", Options(), masked=False)
+    high = 15 + low
+    with torch.no_grad():
+        quantizer._settle_at_(low < 0, limit / high)
+    x = (gaussian(2000) * limit).requires_grad_()
+    made = quantizer(x)
+    step = limit / high
+    assert torch.allclose(made, (x / step).clamp(low, high).round() * step, atol=1e-5)
+    made.sum().backward()
+    expected = ((x > low * step) & (x < limit)).float()
+    assert torch.allclose(x.grad, expected, atol=1e-5)
+    assert all(torch.isfinite(p.grad).all() and p.grad.any() for p in quantizer.parameters())
+
+
+def test_a_longer_interval_has_later_thresholds_and_a_flatter_gradient():
+    quantizer = read_method("n2uq").input(2, "layer", Options(), masked=False)
+    with torch.no_grad():
+        quantizer._settle_at_(False, 1.0)  # levels 0, 1, 2, 3; intervals of 1
+        quantizer.widths[1] *= 2  # from 1 to 3: the second threshold is at 2, the third at 3.5
+    x = torch.tensor([0.4, 0.6, 1.9, 2.1, 3.4, 3.6], requires_grad=True)
+    made = quantizer(x)
+    assert made.tolist() == pytest.approx([0.0, 1.0, 1.0, 2.0, 2.0, 3.0])
+    made.sum().backward()
+    assert x.grad.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.5, 1.0, 1.0])
+    quantizer.rescale_(3)
+    assert quantizer.widths.numel() == 7
+    assert quantizer.widths.sum().item() == pytest.approx(4 * 2 / 3)
+
+
+# LQ-Nets
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_data_on_the_levels_of_a_basis_give_that_basis_in_one_step(signed):
+    true, start = torch.tensor([0.5, 1.3, 2.0]), torch.tensor([0.52, 1.25, 2.05])
+    levels, chosen = levels_of(true, signed=signed)
+    assert torch.allclose(chosen @ true, levels)
+    assert fitted(levels.repeat(50), start, signed=signed).tolist() == pytest.approx(true.tolist(), rel=1e-3)
+
+
+def test_the_error_of_a_fitted_basis_never_rises():
+    weight, errors = gaussian(4000), []
+    quantizer = weight_quantizer("lq:momentum=0", weight, 3).train()
+    for _ in range(12):
+        errors.append((quantizer.eval()(weight) - weight).square().mean().item())
+        quantizer.train()(weight)
+    assert all(later <= earlier + 1e-7 for earlier, later in pairwise(errors))
+    assert errors[-1] < 0.9 * errors[0]
+
+
 # what they have in common
 
-UNIFORM = [*QUANTIZERS, "pact:zero=true", "dorefa:scaled=true"]
+UNIFORM = [*(name for name in QUANTIZERS if QUANTIZERS.get(name).uniform), "pact:zero=true", "dorefa:scaled=true"]
 
 
 @pytest.mark.parametrize("method", UNIFORM)
@@ -290,7 +348,8 @@ def test_bad_input_is_one_line_that_says_what_to_do(options, said):
 
 
 @pytest.mark.parametrize(
-    ("method", "said"), [("pact", "none of its levels is zero"), ("ternary:learned=true", "not equally far apart")]
+    ("method", "said"),
+    [("pact", "none of its levels is zero"), ("ternary:learned=true", "not equally far"), ("lq", "not equally far")],
 )
 @pytest.mark.parametrize("to", ["onnx", "qonnx"])
 def test_what_an_exporter_cannot_say_is_refused_by_the_name_of_the_layer(method, said, to, tmp_path):

@@ -70,7 +70,7 @@ def _in_steps() -> Iterator[None]:
 
 
 def difference(own: list[Tensor], taught: list[Tensor], what: str, option: str) -> Tensor:
-    """The mean squared difference of every pair, added up (TernaryBERT, eqs. 7 and 8); masks count as equal."""
+    """The mean squared difference of every pair, added up as in TernaryBERT; masks count as equal."""
     if not own or not taught:
         raise InputError(
             f"the recipe compares {what} with the teacher's ({option} is above 0), and no {what} were found in "

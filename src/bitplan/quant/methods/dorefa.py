@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DorefaWeight(FollowingWeight):
-    """2·round((2^b − 1)·(u/2 + ½))/(2^b − 1) − 1 of u = tanh w/max|tanh w|: 2^b levels from −1 to 1 (their eq. 9).
+    """2·round((2^b − 1)·(u/2 + ½))/(2^b − 1) − 1 of u = tanh w/max|tanh w|: 2^b levels from −1 to 1.
 
     None of them is zero, unless `zero` leaves one out: then they are multiples of 1/(2^(b−1) − 1). `scaled` multiplies
     them by max|tanh w|, so that the weights keep their size.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PactInput(LimitedInput):
-    """round(clip(x, 0, α)·(2^b − 1)/α)·α/(2^b − 1), where ∂/∂α is 1 from α on and 0 below (their eqs. 1 to 3).
+    """round(clip(x, 0, α)·(2^b − 1)/α)·α/(2^b − 1), where ∂/∂α is 1 from α on and 0 below.
 
     Inputs of either sign are clipped at both ends, and what is below the lower one pulls α the other way. With `inside`
     α also learns from the rounding between the ends, which makes it PACT+.
