@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.core.registry import QUANTIZERS
 from bitplan.core.written import read_named
@@ -67,16 +68,21 @@ def read_method(written: str) -> Quantizer:
 def check_bits(method: Quantizer, plan: Plan) -> None:
     """Refuse a plan that asks for bits which a method does not have."""
     for layer, precision in plan.precisions.items():
-        asked = (
-            ("weights", precision.quantizes_weights, precision.weight_bits, method.weight_bits),
-            ("inputs", precision.quantizes_inputs, precision.act_bits, method.input_bits),
-        )
-        for what, quantized, bits, known in asked:
-            if quantized and bits not in known:
-                raise InputError(
-                    f"{method.name} has no {bits} bits for {what}, which the plan gives layer {layer!r}: it has "
-                    f"{bits_in_words(known)}; make a plan of these, or take another method (`bitplan list quantizers`)"
-                )
+        check_has(method, precision, f"the plan gives layer {layer!r}")
+
+
+def check_has(method: Quantizer, precision: Precision, who: str) -> None:
+    """Refuse a precision whose bits a method does not have; `who` asks for it."""
+    asked = (
+        ("weights", precision.quantizes_weights, precision.weight_bits, method.weight_bits),
+        ("inputs", precision.quantizes_inputs, precision.act_bits, method.input_bits),
+    )
+    for what, quantized, bits, known in asked:
+        if quantized and bits not in known:
+            raise InputError(
+                f"{method.name} has no {bits} bits for {what}, which {who}: it has {bits_in_words(known)}; take "
+                "precisions of these, or another method (`bitplan list quantizers`)"
+            )
 
 
 def check_integers(method: Quantizer) -> None:
