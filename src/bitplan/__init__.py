@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from bitplan.quant.integer_copy import integer_layers as integer_layers
     from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.loading import load_weights_ as load_weights_
+    from bitplan.quant.methods.base import Quantizer as Quantizer
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.quant.proof import Proof as Proof
     from bitplan.quant.proof import prove as prove
@@ -102,6 +103,7 @@ _HOMES = {
     "Latency": "core.latencies",
     "Layer": "core.records",
     "LayerType": "quant.layers",
+    "Quantizer": "quant.methods.base",
     "Limit": "core.records",
     "Link": "core.records",
     "Names": "graph.names",

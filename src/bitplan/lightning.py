@@ -184,9 +184,11 @@ def _check_optimizers(part: nn.Module, optimizers: Iterable[torch.optim.Optimize
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     decays = {id(parameter): group.get("weight_decay", 0) for group in groups for parameter in group["params"]}
     steps = {
-        inside(path, "step"): module.step
+        inside(path, name): parameter
         for path, module in part.named_modules()
-        if isinstance(module, WeightQuantizer | InputQuantizer) and module.step.requires_grad
+        if isinstance(module, WeightQuantizer | InputQuantizer) and not module.decay
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
     }
     left_out = [name for name, step in steps.items() if id(step) not in decays]
     if groups and left_out:

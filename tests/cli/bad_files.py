@@ -233,6 +233,8 @@ def _texts(folder: Path) -> None:
         "odd_cost": ("[rules]", 'cost = "bmacs"\n[rules]'),
         "odd_choice": ('"w4a4"', '"4bit"'),
         "odd_key": ('name = "small"', 'name = "small"\nsedes = [0]'),
+        "odd_quantizer": ("[start]", "[start]\noptions = { method = 'pcat' }"),
+        "few_bits": ("[start]", "[start]\noptions = { method = 'ternary' }"),
         "odd_recipe": ("steps = 2\nbatch_size", "stpes = 2\nbatch_size"),
         "nan_recipe": ("batch_size = 16", "batch_size = 16\nlr = nan"),
         "odd_engine": ("[rules]", "[engine]\nname = 'lcal'\n[rules]"),

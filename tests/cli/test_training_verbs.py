@@ -48,6 +48,25 @@ def test_from_a_name_to_a_mixed_network(run):
     assert run("evaluate", "mixed", "--task", "digits", "--threads", "1", "--integer")[:2] == (0, out)
 
 
+def test_quantizers_are_listed_and_typed_with_their_options(run):
+    code, out, _ = run("list", "quantizers", "--json")
+    listed = json.loads(out)
+    assert (code, list(listed)[:2]) == (0, ["dorefa", "faq"])
+    assert listed["ternary"]["weights"] == "2, 8 bits"
+    assert listed["lq"]["uniform"] == "no"
+    assert listed["pact"]["from"].startswith("Choi et al. 2018")
+    typed = ("quantize", "digits_resnet", "--to", "w2a4", "--task", "digits", "--samples", "64", "-o", "q")
+    assert run(*typed, "--method", "sawb:zero=true,decay=0.001")[0] == 0
+    assert options_of(bitplan.load_checkpoint("q")).method == "sawb:zero=true,decay=0.001"
+    assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
+    code, _, err = run(
+        "plan", "tuned", "--choices", "w2a2,w2a4", "--cost", "bops", "--budget", "80%", "-o", "plan.json"
+    )
+    assert code == 0, err
+    assert run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")[0] == 0
+    assert options_of(bitplan.load_checkpoint("mixed")).method == "sawb:zero=true,decay=0.001"
+
+
 def test_the_same_seed_gives_the_same_weights_and_a_finished_run_is_not_repeated(run):
     for name in ("one", "two"):
         assert run("finetune", "digits_resnet", "--task", "digits", *SHORT, "--seed", "3", "-o", name)[0] == 0

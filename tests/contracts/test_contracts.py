@@ -18,6 +18,7 @@ from bitplan.testing.test_registered import (  # noqa: F401
     test_gain,
     test_layer,
     test_model,
+    test_quantizer,
     test_selector,
 )
 

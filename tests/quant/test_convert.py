@@ -210,7 +210,7 @@ def test_faq_fixes_steps_at_a_percentile(plan):
     assert learned[3].weight_quantizer.step.requires_grad
 
 
-@pytest.mark.parametrize("options", [{"method": "dorefa"}, {"features": "all"}, {"percentile": 0.0}])
+@pytest.mark.parametrize("options", [{"method": "dorifa"}, {"features": "all"}, {"percentile": 0.0}])
 def test_wrong_options_are_one_clear_line(options, plan):
     with pytest.raises(InputError, match=r"^[^\n]+$"):
         quantize(network(), plan(**MIXED), **options)

@@ -53,9 +53,9 @@ def export(
     Of a run it is the network that its page recommends, unless --method, --budget or --seed say otherwise.
     """
     from bitplan.cli.door import Beside, Pick, RunNetwork, what_is
-    from bitplan.cli.inputs import read_options
     from bitplan.core.records import Graph, Plan
     from bitplan.core.store import load
+    from bitplan.core.written import read_options
     from bitplan.exporters.base import check_free, make_exporter
     from bitplan.exporters.base import export as write
 
@@ -95,7 +95,7 @@ def verify(
 ) -> None:
     """Run an exported file beside its checkpoint and compare codes, outputs and scores; exit code 1 if they differ."""
     from bitplan.cli.door import Beside, Pick, what_is
-    from bitplan.cli.inputs import read_options
+    from bitplan.core.written import read_options
     from bitplan.exporters.verify import verify as compare
     from bitplan.tasks.base import load_task
 

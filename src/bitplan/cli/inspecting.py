@@ -33,7 +33,9 @@ def diff(
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, layers, tasks, exporters or engines.")],
+    what: Annotated[
+        str, typer.Argument(help="gains, costs, selectors, models, layers, quantizers, tasks, exporters or engines.")
+    ],
     json: Json = False,
 ) -> None:
     """List what can be exchanged, by name."""
@@ -47,6 +49,12 @@ def list_names(
         from bitplan.models.zoo import model_names
 
         show_names({name: "" for name in model_names()}, as_json=json)
+        return
+    if what == "quantizers":
+        from bitplan.cli.show import show_quantizers
+        from bitplan.quant.methods.base import described
+
+        show_quantizers(described(), as_json=json)
         return
     registry = REGISTRIES[what]
     show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)

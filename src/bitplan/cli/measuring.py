@@ -50,8 +50,8 @@ def measure(
     Killed and typed again, it goes on where it was.
     """
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_options
     from bitplan.core.progress import clock
+    from bitplan.core.written import read_options
     from bitplan.latency.keeping import forget
     from bitplan.latency.measure import How
     from bitplan.latency.measure import measure as measure_layers

@@ -251,6 +251,17 @@ def show_names(names: Mapping[str, str], *, as_json: bool) -> None:
     console().print(rows)
 
 
+def show_quantizers(methods: Mapping[str, Mapping[str, str]], *, as_json: bool) -> None:
+    """Methods of quantization: what each is, its bits, whether it is uniform, its options, where it comes from."""
+    if as_json:
+        _print_json(methods)
+        return
+    rows = table("name", "what it is", "weights", "inputs", "uniform", "options", "from")
+    for name, said in methods.items():
+        rows.add_row(name, *said.values())
+    console().print(rows)
+
+
 def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
     """The layers whose precision differs."""
     names = list(dict.fromkeys([*first.precisions, *second.precisions]))

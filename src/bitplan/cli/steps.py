@@ -68,7 +68,7 @@ class Wanted:
     @cached_property
     def options(self) -> dict[str, Any]:
         """What the method takes."""
-        from bitplan.cli.inputs import read_options
+        from bitplan.core.written import read_options
 
         return read_options(self.option)
 

@@ -143,6 +143,8 @@ TASKS = Registry("task")
 EXPORTERS = Registry("exporter")
 ENGINES = Registry("engine")
 LAYERS = Registry("layer")
+QUANTIZERS = Registry("quantizer")
 REGISTRIES = {
-    registry.what + "s": registry for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS)
+    registry.what + "s": registry
+    for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS)
 }

@@ -24,6 +24,12 @@ _RATES = {"sgd": 0.01, "adamw": 1e-4, "lamb": 1e-3}
 _HARMLESS = {"warmup": 0.1, "move_limit": 0.001}
 
 
+TAUGHT = ("distill", "distill_hidden", "distill_attention")
+"""What of a recipe needs a teacher."""
+FOR_FLOATS = dict.fromkeys((*TAUGHT, "sharpness"), 0.0)
+"""What of a recipe has no meaning for a float network."""
+
+
 class Recipe(Record):
     """How a network is trained: for a number of epochs, or of steps.
 
@@ -33,11 +39,16 @@ class Recipe(Record):
     of the training samples that is not trained on: the weights that score best on it are kept.
 
     `move_limit` is the most that a weight tensor, or a step, may move in one step of the optimizer, as a share of its
-    own size; it follows the schedule, and 0 is none. A recipe without `lr` gets a rate, a warm-up and a limit that do a
+    own size; it follows the schedule, and 0 is none. `distill_hidden` and `distill_attention` are what the mean squared
+    differences from the teacher's hidden states and attention scores count, which TernaryBERT and KDLSQ-BERT add to the
+    loss with 1 (`tune/states.py` says what is compared). `sharpness` is the radius of SAQ's step (`tune/sharpness.py`),
+    0 for plain training. A recipe without `lr` gets a rate, a warm-up and a limit that do a
     trained network no harm (docs/decisions/0015); with one, it does just what it says.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"held_out", "move_limit"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset(
+        {"held_out", "move_limit", "distill_hidden", "distill_attention", "sharpness"}
+    )
 
     epochs: Positive | None = None
     steps: Count | None = None
@@ -55,10 +66,13 @@ class Recipe(Record):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     distill: Annotated[float, Field(ge=0, le=1)] = 0.0
     temperature: Positive = 1.0
+    distill_hidden: NotNegative = 0.0
+    distill_attention: NotNegative = 0.0
     precision: Literal["no", "bf16"] = "no"
     channels_last: bool = True
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     move_limit: NotNegative = 0.0
+    sharpness: NotNegative = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +82,15 @@ class Recipe(Record):
             return told
         rate = _RATES.get(str(told.get("optimizer")), _RATES["sgd"])
         return {"lr": rate, **_HARMLESS} | told
+
+    @property
+    def distills(self) -> bool:
+        """Whether it needs a teacher."""
+        return bool(self.distill or self.distill_hidden or self.distill_attention)
+
+    def for_floats(self) -> Self:
+        """The same for a float network, which has no teacher and no quantized weights."""
+        return self.model_copy(update=FOR_FLOATS)
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

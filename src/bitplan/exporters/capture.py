@@ -23,6 +23,7 @@ from bitplan.quant.integer import settle_
 from bitplan.quant.layers import Adopted, adopt_, family, original, release_
 from bitplan.quant.lsq import MASK, positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.quantizing import why_no_multiples
 
 DOMAIN = "bitplan"
 
@@ -111,9 +112,16 @@ def _mark_input_(module: InputQuantizer, path: str) -> None:
             f"the input step of layer {module.name!r} is not set: call calibrate_(model, batches), or train for one "
             "batch, before the model is exported"
         )
+    why = why_no_multiples(module)
+    if why:
+        raise InputError(
+            f"the input of layer {module.name!r} is not rounded to multiples of a step, as other programs do it: {why}"
+            "; quantize with another method, or keep a checkpoint (save_checkpoint)"
+        )
+    scale = positive(module.step.detach()).item()
     module.__class__ = _Input
     marked = cast(_Input, module)
-    marked.path, marked.limits, marked.scale = path, limits, positive(module.step.detach()).item()
+    marked.path, marked.limits, marked.scale = path, limits, scale
 
 
 def inputs_of(example: Any, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:

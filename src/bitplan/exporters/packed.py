@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -39,7 +39,7 @@ class Codes:
     """Where a packed tensor belongs, and what unpacks it.
 
     A `computed` one is the weight of no module: what it is computed from is in the file too, and the codes are for
-    those who only multiply.
+    those who only multiply. A value is (code + `offset`)·step.
     """
 
     layers: tuple[str, ...]
@@ -48,6 +48,7 @@ class Codes:
     dtype: str
     step: str
     computed: bool = False
+    offset: float = 0.0
 
 
 _ALL_CODES = TypeAdapter(dict[str, Codes])
@@ -69,8 +70,10 @@ class Packed(Exporter):
         tensors, tied = tensors_of(model)
         codes = _codes(model, tied)
         integers = integer_weights(model)
+        steps = _steps_in_use(model)
         for name, about in codes.items():
             tensors[name] = pack(integers[about.layers[0]], about.bits)
+            tensors[about.step] = steps[about.layers[0]].to("cpu", copy=True)
         header = {
             "format": "pt",
             "bitplan": FORMAT,
@@ -126,7 +129,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
                 continue
             whole = _unpacked(tensors[name], about)
             steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
-            tensors[name] = (whole * steps).to(getattr(torch, about.dtype))
+            tensors[name] = ((whole + about.offset) * steps).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
     base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
     with named(source):
@@ -153,19 +156,35 @@ def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
     for layer, weight in weights.items():
         quantizer = quantizers[layer].weight
         assert quantizer is not None
+        if not quantizer.uniform:
+            raise InputError(
+                f"the levels of layer {layer!r} are not equally far apart, so codes and a step cannot say them: keep "
+                "the network as a checkpoint (save_checkpoint)"
+            )
         step, kind = names[id(quantizer.step)], str(weight.dtype)[6:]
+        about = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step, offset=quantizer.offset)
         if id(weight) not in names:
-            found[f"{layer}.codes"] = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step, computed=True)
+            found[f"{layer}.codes"] = replace(about, computed=True)
             continue
         name = names[id(weight)]
-        about = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step)
-        back = (integers[layer] * quantizer.steps_for(weight)).to(weight.dtype)
-        if not torch.equal(quantizer.codes(back), integers[layer]):
-            raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {about.dtype}")
+        _check_survives(layer, quantizer, weight, integers[layer])
         if name in found:
             about = _shared(model, name, found[name], about)
         found[name] = about
     return found
+
+
+def _check_survives(layer: str, quantizer: WeightQuantizer, weight: Tensor, codes: Tensor) -> None:
+    """Refuse a weight whose type cannot hold what its codes stand for."""
+    back = ((codes + quantizer.offset) * quantizer.steps_for(weight)).to(weight.dtype)
+    if not torch.equal(quantizer.pinned(weight).codes(back), codes):
+        raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {str(weight.dtype)[6:]}")
+
+
+def _steps_in_use(model: nn.Module) -> dict[str, Tensor]:
+    """The steps of every quantized weight, also of those that follow from the weight, which a file of codes lacks."""
+    quantizers = quantizers_of(model)
+    return {layer: quantizers[layer].weight.in_use(weight) for layer, weight in weights_of(model).items()}  # type: ignore[union-attr]
 
 
 def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
@@ -176,7 +195,7 @@ def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
             f"layers {', '.join((*first.layers, *second.layers))} share {name} but quantize it differently, so it "
             "cannot be stored as one set of codes: untie them, or give them one precision and one step"
         )
-    return Codes((*first.layers, *second.layers), first.bits, first.shape, first.dtype, first.step)
+    return replace(first, layers=(*first.layers, *second.layers))
 
 
 def _unpacked(packed: Tensor, about: Codes) -> Tensor:

@@ -148,6 +148,11 @@ def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -
                 "step is for: estimate from the model, run once in inference"
             )
         learned = None if step is None else step.floats()
+        if learned is not None and not learned.any():
+            raise InputError(
+                f"{checkpoint.path} was quantized by a method whose levels follow from the weights of layer "
+                f"{layer.name!r}, so the file alone does not tell its codes: estimate from the model (load_checkpoint)"
+            )
         planned = checkpoint.plan.precisions.get(layer.name) if checkpoint.plan else None
         bits = planned.weight_bits if planned else top
         weights[layer.name] = Weights(tensor, names.layout(layer.name, tensor.shape), learned, bits)

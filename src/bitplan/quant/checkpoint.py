@@ -14,6 +14,7 @@ import bitplan
 from bitplan.adapters.networks import find_network
 from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.naming import STEP
 from bitplan.core.parsing import named, parsing
 from bitplan.core.registry import MODELS
 from bitplan.core.store import load, sha256_of, whole_folder
@@ -134,7 +135,11 @@ def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Modul
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is stored: each tensor once, steps as they are in use (positive), and who is tied to whom."""
-    steps = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
+    steps = {
+        id(module._parameters.get(STEP))
+        for module in model.modules()
+        if isinstance(module, InputQuantizer) or (isinstance(module, WeightQuantizer) and not module.follows)
+    }
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}

@@ -22,8 +22,10 @@ from bitplan.quant.factory import Options, Quantizers, Told
 from bitplan.quant.first_run import is_proven, prove_when_run_
 from bitplan.quant.install import call_at, install_, quantizers_at, strip_
 from bitplan.quant.integer_places import find_integers
+from bitplan.quant.methods.base import check_bits, check_integers, read_method
 from bitplan.quant.proof import prove, take_proof_off_
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.quantizing import why_no_multiples
 from bitplan.quant.root import INTEGER, OPTIONS, PLAN, quantized_layers, sites_of
 from bitplan.quant.root import is_quantized as is_quantized
 from bitplan.quant.root import root_of as root_of
@@ -45,11 +47,12 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     Of a model that is quantized already, weights, learned steps and options are kept, and a step is
     multiplied by 2^(b1−b2) where its precision changes. Bits of 16 leave a tensor alone. Input steps are set
     by `calibrate_`, or else by the first training batch. Options, with their defaults: `per_channel` (False:
-    one step per weight tensor), `method` ("lsq" learns steps, "faq" fixes them at a percentile of
-    magnitudes), `percentile` (99.9), `features` ("sample" or "batch": what N in the gradient scale of an
-    input step counts), `fused` (False; True quantizes in one compiled loop on a CPU), `integer` (False; True
-    makes a network that integer kernels compute exactly: biases and the shifts of batch norms on the grid of products,
-    8 bits before residual additions and before float layers that read an integer convolution; docs/decisions/0017).
+    one step per weight tensor), `method` ("lsq", which learns steps; `bitplan list quantizers` shows all, and
+    "pact:decay=0.0002" gives one its own options), `percentile` (99.9, of magnitudes, at which faq and PACT begin),
+    `features` ("sample" or "batch": what N in the gradient scale of an input step counts), `fused` (False; True
+    quantizes in one compiled loop on a CPU), `integer` (False; True makes a network that integer kernels compute
+    exactly: biases and the shifts of batch norms on the grid of products, 8 bits before residual additions and before
+    float layers that read an integer convolution; docs/decisions/0017).
     """
     quantized = copied(model)
     quantize_(quantized, plan, example=example, **options)
@@ -63,6 +66,10 @@ def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: U
     before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     chosen = replace(before, **changes)
+    method = read_method(chosen.method)
+    check_bits(method, plan)
+    if chosen.integer:
+        check_integers(method)
     if chosen.integer and plan.integers is None:
         plan = plan.model_copy(update={"integers": _looked_for(model, example)})
     if chosen.integer:
@@ -166,7 +173,18 @@ def integer_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def weight_steps(model: nn.Module) -> dict[str, Tensor]:
-    """The positive steps of `integer_weights`: scalars, or of a shape that broadcasts against the codes."""
+    """The positive steps of `integer_weights`: scalars, or of a shape that broadcasts against the codes.
+
+    Levels that are no multiples of a step are refused by the layer's name.
+    """
+    for layer, quantizer, _ in _weights(model):
+        why = why_no_multiples(quantizer)
+        if why:
+            method = options_of(model).method
+            raise InputError(
+                f"the weights of layer {layer!r} are no multiples of a step, by which other programs know them: {why} "
+                f"({method}); quantize with another method, or keep a checkpoint (save_checkpoint)"
+            )
     return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model)}
 
 

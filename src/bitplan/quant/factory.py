@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.precision import LEFT_ALONE_BITS
-from bitplan.quant.layers import Channels, channels_of
-from bitplan.quant.quantizers import Features, InputQuantizer, Method, WeightQuantizer, weight_step
+from bitplan.quant.layers import channels_of
+from bitplan.quant.methods.base import Quantizer, read_method
+from bitplan.quant.quantizers import Features, InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import Site
+from bitplan.quant.steps import Shared, check_real
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,14 @@ class Options:
     """How a model is quantized, beside its plan; `quantize` explains them."""
 
     per_channel: bool = False
-    method: Method = "lsq"
+    method: str = "lsq"
     percentile: float = 99.9
     features: Features = "sample"
     fused: bool = False
     integer: bool = field(default=False, repr=False)  # told apart in fingerprints, which hold what is shown
 
     def __post_init__(self) -> None:
-        if self.method not in ("lsq", "faq"):
-            raise InputError(f"the method is lsq or faq, not {self.method!r}")
+        read_method(self.method)
         if self.features not in ("sample", "batch"):
             raise InputError(f"features are counted per sample or batch, not {self.features!r}")
         if not 0 < self.percentile <= 100:
@@ -45,7 +46,7 @@ class Told(TypedDict, total=False):
     """What `quantize` is told of its options; None, like nothing, leaves one as it was."""
 
     per_channel: bool | None
-    method: Method | None
+    method: str | None
     percentile: float | None
     features: Features | None
     fused: bool | None
@@ -84,26 +85,24 @@ class Factory:
         self.options = options
         self.kept = kept
         self.device = device
+        self.method = read_method(options.method)
 
     def weight(self, site: Site, bits: int) -> nn.Module:
         """A quantizer for a site's weight; left alone, an identity."""
         weight = site.weight
         if bits >= LEFT_ALONE_BITS or weight is None:
             return nn.Identity()
+        check_real(weight)
+        shared = Shared(channels_of(site.module, weight) if self.options.per_channel else None)
         kept = self.kept.get(site.layer, NONE).weight
         bits_before = kept.bits if kept else bits
-        first = partial(_first_step, channels=channels_of(site.module, weight), bits=bits_before, options=self.options)
-        step = first(weight)
+        made = self.method.weight(weight, bits_before, shared, self.options)
         if kept is not None:
-            before = kept.step.detach()
-            fits = before.shape == step.shape or before.numel() == 1
-            step = before.expand_as(step) if fits else before.mean()  # from one per channel to one: their mean
-        learned = self.options.method == "lsq"
-        made = WeightQuantizer(bits_before, step, learned=learned, fused=self.options.fused)
+            made.take_(kept)
         made.rescale_(bits)
         made.integer = self.options.integer
-        if site.computed is not False and kept is None:
-            made.first_step = first
+        if site.computed is not False and kept is None and not made.follows:
+            made.first_step = partial(_first_step, self.method, bits=bits, shared=shared, options=self.options)
         return made
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
@@ -115,30 +114,13 @@ class Factory:
 
     def activation(self, layer: str, bits: int, kept: InputQuantizer | None, *, masked: bool = False) -> InputQuantizer:
         """A quantizer for one activation."""
-        made = InputQuantizer(
-            kept.bits if kept else bits,
-            layer,
-            method=self.options.method,
-            percentile=self.options.percentile,
-            features=self.options.features,
-            fused=self.options.fused,
-            masked=masked,
-        )
+        made = self.method.input(kept.bits if kept else bits, layer, self.options, masked=masked)
         if kept is not None:
-            made.load_state_dict(kept.state_dict())
+            made.take_(kept)
         made.rescale_(bits)
         return made.to(self.device)
 
 
-def _first_step(weight: Tensor, *, channels: Channels | None, bits: int, options: Options) -> Tensor:
-    """A scalar; or one step per output channel, then of the weight's dimensions, 1 where a step is shared.
-
-    Within a group channels are numbered from 0 again: (groups · a, b, …) is seen as (groups, a, b, …).
-    """
-    percentile = options.percentile if options.method == "faq" else None
-    if not options.per_channel or channels is None:
-        return weight_step(weight, bits, tuple(range(weight.dim())), percentile)
-    if channels.groups > 1:
-        weight = weight.view(channels.groups, -1, *weight.shape[1:])
-    shared = tuple(axis for axis in range(weight.dim()) if axis not in channels.axes)
-    return weight_step(weight, bits, shared, percentile)
+def _first_step(method: Quantizer, weight: Tensor, *, bits: int, shared: Shared, options: Options) -> Tensor:
+    """The step that a quantizer of this weight begins with."""
+    return method.weight(weight, bits, shared, options).step.detach()

@@ -26,6 +26,7 @@ from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
 from bitplan.quant.lsq import in_use
 from bitplan.quant.proof import named
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
+from bitplan.quant.quantizing import why_no_multiples
 from bitplan.quant.root import INTEGER, root_of, sites_of
 from bitplan.quant.sites import Place, Site
 
@@ -206,6 +207,10 @@ def _why_not(module: Any, weight: WeightQuantizer, inputs: InputQuantizer) -> st
     """Why a quantized layer cannot be given to an integer kernel as it is; empty where it can."""
     if max(weight.bits, inputs.bits) > _HIGHEST_BITS:
         return f"{max(weight.bits, inputs.bits)} bits are more than the 8 of integer kernels"
+    if why := why_no_multiples(weight):
+        return f"{why}, of its weight"
+    if why := why_no_multiples(inputs):
+        return f"{why}, of its input"
     if inputs.range is None:
         return "its input step is not set: calibrate_ the model first"
     if module._parameters.get(OWN_WEIGHT) is None:

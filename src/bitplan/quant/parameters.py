@@ -17,25 +17,34 @@ def parameter_groups(
     step_lr: float | None = None,
     decay_vectors: bool = True,
 ) -> list[dict[str, Any]]:
-    """Named groups for any torch optimizer: steps on their own, without weight decay, at `step_lr` (default: `lr`).
+    """Named groups for any torch optimizer: steps, and whatever else quantizers learn, on their own, without weight
+    decay unless their method has one, at `step_lr` (default: `lr`).
 
     Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors`
     False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out.
     """
-    step_ids = {id(m.step) for m in model.modules() if isinstance(m, WeightQuantizer | InputQuantizer)}
-    matrices, vectors, steps = [], [], []
+    decays = {
+        id(parameter): module.decay
+        for module in model.modules()
+        if isinstance(module, WeightQuantizer | InputQuantizer)
+        for parameter in module.parameters(recurse=False)
+    }
+    matrices, vectors = [], []
+    steps: dict[float, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if id(parameter) in step_ids:
-            steps.append(parameter)
+        if id(parameter) in decays:
+            steps.setdefault(decays[id(parameter)], []).append(parameter)
         elif parameter.dim() < 2 and not decay_vectors:
             vectors.append(parameter)
         else:
             matrices.append(parameter)
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"name": "weights", "params": matrices, "lr": lr, "weight_decay": weight_decay},
         {"name": "vectors", "params": vectors, "lr": lr, "weight_decay": 0.0},
-        {"name": "steps", "params": steps, "lr": lr if step_lr is None else step_lr, "weight_decay": 0.0},
     ]
+    for decay, learned in steps.items():
+        rate = lr if step_lr is None else step_lr
+        groups.append({"name": "steps", "params": learned, "lr": rate, "weight_decay": decay})
     return [group for group in groups if group["params"]]

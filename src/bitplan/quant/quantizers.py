@@ -1,10 +1,13 @@
-"""The two modules that hold a step: one for weights, one for inputs (which linked layers share)."""
+"""The two modules that quantize: one for weights, one for inputs (which linked layers share).
+
+Both are LSQ's, with a learned step. Other methods (`quant/methods/`) derive theirs from them, and say of each how it
+makes codes of values, and which levels the codes stand for.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +16,12 @@ from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.quant.lsq import MASK, codes, first_step, lsq, positive
 from bitplan.quant.observe import Observation
-
-Method = Literal["lsq", "faq"]
-Features = Literal["sample", "batch"]
-
-unseen = torch._C.DisableTorchFunction
-"""A context in which functions of torch are called past the modes that see them (`quant/owners.py`)."""
+from bitplan.quant.quantizing import Features as Features
+from bitplan.quant.quantizing import QuantizingModule, gradient_scale
+from bitplan.quant.quantizing import unseen as unseen
 
 
-class _Quantizer(nn.Module):
-    """What both have in common: a model that is cast to half precision keeps their steps, as codes depend on them."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def wide(tensor: Tensor) -> Tensor:
-            made = fn(tensor)
-            return tensor.to(made.device) if made.dtype in (torch.float16, torch.bfloat16) else made
-
-        super()._apply(wide, recurse)
-        return self
-
-
-class WeightQuantizer(_Quantizer):
+class WeightQuantizer(QuantizingModule):
     """Signed codes with one step, or one per output channel: weight → fake-quantized, of the same shape.
 
     A step with one dimension more than the weight belongs to groups: the weight's first axis is split for it.
@@ -41,6 +29,10 @@ class WeightQuantizer(_Quantizer):
 
     integer = False
     """Whether the bias added to its products is rounded to their grid (`quant/grids.py`)."""
+    offset = 0.0
+    """What is added to a code before it is multiplied by the step: ½ where no level is zero."""
+    follows: ClassVar[bool] = False
+    """Whether levels follow from the weight itself, so that `step` is 0 (`quant/following.py`)."""
 
     def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
         super().__init__()
@@ -66,7 +58,7 @@ class WeightQuantizer(_Quantizer):
             step = self.step if step is None else step
             low, high = self.range
             elements = weight.numel() if numel is None else numel
-            scale = _gradient_scale(elements // max(1, self.step.numel()), high)
+            scale = gradient_scale(elements // max(1, self.step.numel()), high)
             if step.dim() <= weight.dim():
                 return lsq(weight, step, low, high, scale, fused=self.fused)
             return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
@@ -91,14 +83,39 @@ class WeightQuantizer(_Quantizer):
         return rounded.reshape(weight.shape).to(torch.int8 if self.bits <= 8 else torch.int16)
 
     @torch.no_grad()
+    def in_use(self, weight: Tensor) -> Tensor:
+        """The steps that this weight is quantized with, of the shape of `step`."""
+        return positive(self.step.detach())
+
+    def pinned(self, weight: Tensor) -> WeightQuantizer:
+        """What quantizes values that are on the levels of this weight already."""
+        return self
+
+    @torch.no_grad()
+    def levels(self, weight: Tensor) -> Tensor:
+        """What every code of `range` stands for: (codes,) where all of the weight has one set, else (…, codes)."""
+        low, high = self.range
+        codes = torch.arange(low, high + 1, device=weight.device, dtype=torch.float32)
+        return (codes + self.offset) * self.steps_for(weight).unsqueeze(-1)
+
+    @torch.no_grad()
     def steps_for(self, weight: Tensor) -> Tensor:
         """The steps in use, a scalar or of a shape that broadcasts against the weight's codes."""
-        step = positive(self.step.detach())
+        step = self.in_use(weight)
         if step.dim() <= weight.dim():
             return step
         groups = step.shape[0]  # step (groups, 1, …)
         rows_each = weight.shape[0] // groups
         return step.expand(groups, rows_each, *step.shape[2:]).flatten(0, 1)
+
+    @torch.no_grad()
+    def take_(self, kept: WeightQuantizer) -> None:
+        """Go on with the steps of another quantizer of the same bits, where both have such; from one per channel to
+        one, with their mean."""
+        if kept.follows == self.follows and kept.uniform:
+            before = kept.step.detach()
+            fits = before.shape == self.step.shape or before.numel() == 1
+            self.step.copy_(before.expand_as(self.step) if fits else before.mean())
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
@@ -115,7 +132,7 @@ class WeightQuantizer(_Quantizer):
         return f"bits={self.bits}, steps={self.step.numel()}"
 
 
-class InputQuantizer(_Quantizer):
+class InputQuantizer(QuantizingModule):
     """One step for an activation; its value and its sign come from calibration or the first training batch.
 
     The buffer `signed` is −1 until then, afterwards 0 or 1; a buffer follows checkpoints, averages and
@@ -129,25 +146,26 @@ class InputQuantizer(_Quantizer):
         bits: int,
         name: str,
         *,
-        method: Method = "lsq",
-        percentile: float = 99.9,
         features: Features = "sample",
         fused: bool = False,
         masked: bool = False,
+        learned: bool = True,
     ) -> None:
         super().__init__()
         self.bits = bits
         self.name = name
-        self.method = method
-        self.percentile = percentile
         self.features = features
         self.fused = fused
         self.masked = masked
         self.enabled = True
         self.observation: Observation | None = None
-        self.step = nn.Parameter(torch.ones(()), requires_grad=method == "lsq")
+        self._hold_(learned)
         self.register_buffer("signed", torch.tensor(-1.0))
         self._range: tuple[int, int] | None = None
+
+    def _hold_(self, learned: bool) -> None:
+        """Make the tensor that says how far levels are apart."""
+        self.step = nn.Parameter(torch.ones(()), requires_grad=learned)
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -172,30 +190,58 @@ class InputQuantizer(_Quantizer):
             self._start(v)
         if self._range is None:  # nothing was said of its size yet
             return v
-        low, high = self._range
+        with unseen():
+            return self._quantized(v, *self._range, times)
+
+    def _quantized(self, v: Tensor, low: int, high: int, times: int) -> Tensor:
+        """What the levels from `low` to `high` make of values, with gradients for both."""
         count = v.numel() * times
         if self.features == "sample" and v.dim() > 1:
             count //= max(1, v.shape[0])
-        scale = _gradient_scale(count, high)
-        with unseen():
-            return lsq(v, self.step, low, high, scale, fused=self.fused, masked=self.masked)
+        scale = gradient_scale(count, high)
+        return lsq(v, self.step, low, high, scale, fused=self.fused, masked=self.masked)
+
+    @torch.no_grad()
+    def codes(self, v: Tensor) -> Tensor:
+        """The codes of values, as floats."""
+        assert self.range is not None, "it is calibrated before codes are asked for"
+        return codes(v, self.step, *self.range)
+
+    @torch.no_grad()
+    def levels(self) -> Tensor:
+        """What every code of `range` stands for: (codes,)."""
+        assert self.range is not None, "it is calibrated before levels are asked for"
+        low, high = self.range
+        return torch.arange(low, high + 1, device=self.signed.device) * positive(self.step.detach())
 
     def new_observation(self) -> Observation:
-        """An empty memory of what `settle_` asks for: a percentile only for FAQ."""
-        return Observation(self.percentile if self.method == "faq" else None)
+        """An empty memory of what `settle_` asks for."""
+        return Observation(None)
 
     @torch.no_grad()
     def settle_(self, seen: Observation) -> None:
-        """Set sign and step from what was seen: LSQ's first step, or for FAQ a percentile of |v| over Qp."""
+        """Set sign and step from what was seen."""
         signed = seen.lowest < 0
-        low, high = code_range(self.bits, signed)
-        if self.method == "lsq":
-            step = first_step(torch.tensor(seen.mean_magnitude), high)
-        else:
-            step = torch.tensor(seen.percentile_magnitude / high)
-        self.step.fill_(positive(step).item() if step > 0 else 1 / high)
+        _, high = code_range(self.bits, signed)
+        step = self._first_step(seen, high)
+        self._settle_at_(signed, positive(step).item() if step > 0 else 1 / high)
+
+    def _first_step(self, seen: Observation, high: int) -> Tensor:
+        """The step to begin with: LSQ's."""
+        return first_step(torch.tensor(seen.mean_magnitude), high)
+
+    def _settle_at_(self, signed: bool, step: float) -> None:
+        self.step.fill_(step)
         self.signed.fill_(float(signed))
-        self._range = (low, high)
+        self._range = code_range(self.bits, signed)
+
+    @torch.no_grad()
+    def take_(self, kept: InputQuantizer) -> None:
+        """Go on with what another quantizer of the same bits has learned: all of it where it is of this kind."""
+        if self.state_dict().keys() == kept.state_dict().keys():
+            self.load_state_dict(kept.state_dict())
+        elif kept.range is not None and kept.uniform:
+            self._settle_at_(kept.range[0] < 0, positive(kept.step.detach()).item())
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
@@ -249,43 +295,6 @@ class InputQuantizer(_Quantizer):
         return f"bits={self.bits}, {'signed' if lowest else 'unsigned'}"
 
 
-def _gradient_scale(sharing: int, high: int) -> float:
-    """What a step's gradient is multiplied by, 1/√(N·Qp) for N values that share it (LSQ, section 2.2)."""
-    return 1 / math.sqrt(max(1, sharing) * high)
-
-
 def _grouped(weight: Tensor, step: Tensor) -> Tensor:
     """A weight (rows, …) as (groups, rows of each, …) where the step belongs to groups."""
     return weight if step.dim() <= weight.dim() else weight.view(step.shape[0], -1, *weight.shape[1:])
-
-
-def weight_step(weight: Tensor, bits: int, dims: tuple[int, ...], percentile: float | None = None) -> Tensor:
-    """The first step of a weight, reduced over `dims`: LSQ's, or for FAQ a percentile of |w| over Qp.
-
-    Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
-    """
-    if weight.is_complex():
-        raise InputError(
-            "the plan quantizes weights that are complex numbers, which have no steps: make it from a graph of this "
-            "model, with trace(model, example), which leaves them alone"
-        )
-    _, high = code_range(bits, signed=True)
-    fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
-    magnitude = _magnitude(weight.detach(), dims, percentile)
-    magnitude = torch.where(magnitude > 0, magnitude, 1 / math.sqrt(max(1, fan_in)))
-    step = first_step(magnitude, high) if percentile is None else magnitude / high
-    return step.reshape(()) if len(dims) == weight.dim() else step
-
-
-def _magnitude(weight: Tensor, dims: tuple[int, ...], percentile: float | None) -> Tensor:
-    """The mean of |w| over `dims`, or a percentile of it; these axes have length 1 then."""
-    shape = [1 if axis in dims else size for axis, size in enumerate(weight.shape)]
-    if weight.numel() == 0:
-        return torch.zeros(shape)
-    magnitudes = weight.float().abs()
-    if percentile is None:
-        return magnitudes.mean(dim=dims, keepdim=True)
-    kept = [axis for axis in range(weight.dim()) if axis not in dims]
-    rows = magnitudes.permute(*kept, *dims).flatten(len(kept))  # (kept axes …, values that share a step)
-    rank = max(1, math.ceil(rows.shape[-1] * percentile / 100))
-    return rows.kthvalue(rank, dim=-1).values.view(shape)

@@ -59,9 +59,9 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     network = setting.network(study.start.seed)
     high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
     calibrate_(high, some_batches(setting.task, study.recipe.batch_size, 0, 1), forward=setting.task.forward)
-    teacher = network if study.recipe.distill else None
+    teacher = network if study.recipe.distills else None
     pace = _step_seconds(setting, high, study.recipe, teacher)
-    float_pace = _step_seconds(setting, network, study.recipe.model_copy(update={"distill": 0.0}), None)
+    float_pace = _step_seconds(setting, network, study.recipe.for_floats(), None)
     score = _score_seconds(setting, high)
     lines: list[TrialForecast] = []
     for trial in trials(study):
@@ -88,7 +88,7 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
         job = estimation(study, graph.id, method)
         if setting.run.estimates.has(job.id):
             continue
-        teacher = network if job.recipe and job.recipe.distill else None
+        teacher = network if job.recipe and job.recipe.distills else None
         context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
         told = gain.expected(high, graph, study.choices, context)
         if told is not None:

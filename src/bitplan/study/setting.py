@@ -100,7 +100,7 @@ class Setting:
 
     def teacher(self, recipe: Recipe | None) -> nn.Module | None:
         """The float network where a recipe distills."""
-        if recipe is None or not recipe.distill:
+        if recipe is None or not recipe.distills:
             return None
         return self.start(_float_start(self.study.to_json()))
 

@@ -29,7 +29,7 @@ from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
 from bitplan.core.studies import Method, Start, Study
 from bitplan.core.tables import is_table
-from bitplan.core.trials import Recipe
+from bitplan.core.trials import FOR_FLOATS, Recipe
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "references",
@@ -113,7 +113,7 @@ def _method(content: Any, base: Content, home: Path) -> Method:
 
 def _start(content: Content, base: Content, home: Path) -> Start:
     filled = _located(content, ("weights", "checkpoint"), home)
-    for key, changes in (("float_recipe", {"distill": 0.0}), ("recipe", {})):
+    for key, changes in (("float_recipe", FOR_FLOATS), ("recipe", {})):
         if key in content:
             filled[key] = _recipe(_table(content, key), base | changes, f"[start.{key}]")
     start = _section(Start, filled, "[start]")

@@ -44,6 +44,8 @@ def starts(study: Study) -> Starts:
             seed=start.seed,
         )
     _check_teacher(study, floating)
+    if start.options:
+        _check_options(study)
     origin = floating.id if floating else _task_name(study)
     if start.checkpoint is not None:
         made = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
@@ -141,8 +143,21 @@ def _task_name(study: Study) -> str:
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
     recipes = [study.recipe, study.start.recipe, *(gain_recipe(study, method) for method in study.methods)]
-    if floating is None and any(recipe is not None and recipe.distill for recipe in recipes):
+    if floating is None and any(recipe is not None and recipe.distills for recipe in recipes):
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
+
+
+def _check_options(study: Study) -> None:
+    """Refuse options of quantize that there are not, and choices that the method has no bits for."""
+    from bitplan.quant.factory import told_by
+    from bitplan.quant.methods.base import check_has, read_method
+
+    try:
+        method = read_method(told_by(study.start.options).get("method") or "lsq")
+        for choice in study.choices:
+            check_has(method, choice, f"the choice {choice} asks for")
+    except InputError as error:
+        raise InputError(f"[start] options: {error}") from None
 
 
 def _digest_of_weights(start: Start) -> str:

@@ -18,6 +18,7 @@ from bitplan.testing.exporters import check_exporter
 from bitplan.testing.gains import check_gain
 from bitplan.testing.layers import check_layer
 from bitplan.testing.models import check_model
+from bitplan.testing.quantizers import check_quantizer
 from bitplan.testing.selectors import check_selector
 from bitplan.testing.tasks import check_task
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_gain",
     "check_layer",
     "check_model",
+    "check_quantizer",
     "check_selector",
     "check_task",
 ]

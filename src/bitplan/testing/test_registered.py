@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 
 from bitplan.core.errors import FileError, InputError, MissingExtra
-from bitplan.core.registry import COSTS, ENGINES, EXPORTERS, GAINS, LAYERS, MODELS, SELECTORS, TASKS, Registry
+from bitplan.core.registry import (
+    COSTS,
+    ENGINES,
+    EXPORTERS,
+    GAINS,
+    LAYERS,
+    MODELS,
+    QUANTIZERS,
+    SELECTORS,
+    TASKS,
+    Registry,
+)
 from bitplan.testing import (
     BrokenContract,
     NeedsMore,
@@ -24,6 +35,7 @@ from bitplan.testing import (
     check_gain,
     check_layer,
     check_model,
+    check_quantizer,
     check_selector,
     check_task,
 )
@@ -42,6 +54,13 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
 _TABLE = "layer,w2a2,w3a3,w4a4,w8a8\na,0,1,2,3\nb,0,1,2,3\nc,0,2,3,4\n"
 _MOST_SAMPLES = 20_000  # all of them are read a few times
 _WORKERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {"local": ({}, {"workers": 2}), "cluster": ({"cpus": 1},)}
+
+# Of bitplan's own quantizers, options that make other modules.
+_WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "dorefa": ({}, {"zero": True, "scaled": True}),
+    "sawb": ({}, {"zero": True}),
+    "ternary": ({}, {"learned": True}),
+}
 
 
 @pytest.mark.parametrize("name", list(GAINS))
@@ -105,6 +124,12 @@ def test_engine(name: str, options: Mapping[str, Any]) -> None:
 def test_layer(name: str) -> None:
     """Quantized, calibrated, trained, saved, packed and counted."""
     check_layer(LAYERS.get(name))
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, one) for name in QUANTIZERS for one in _WAYS.get(name, ({},))])
+def test_quantizer(name: str, options: Mapping[str, Any]) -> None:
+    """Codes and levels that agree with what is computed; trained, saved, packed and counted."""
+    check_quantizer(_made(QUANTIZERS, name, options))
 
 
 def _made(registry: Registry, name: str, options: Mapping[str, Any]) -> Any:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.trials import Recipe
+from bitplan.core.trials import TAUGHT, Recipe
 from bitplan.tasks.base import Batch, Task
+from bitplan.tune.states import States, difference, watched
 
 Logits = tuple[Tensor, ...]
 
@@ -31,29 +32,45 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
 
 def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -> None:
     """Refuse a teacher without a part in the recipe, and the reverse."""
-    if teacher is None and recipe.distill:
+    if teacher is None and recipe.distills:
+        told = next(name for name in TAUGHT if getattr(recipe, name))
         raise InputError(
-            f"the recipe distills (distill = {recipe.distill:g}) but there is no teacher: give one, --teacher "
+            f"the recipe distills ({told} = {getattr(recipe, told):g}) but there is no teacher: give one, --teacher "
             "(in Python: teacher=…)"
         )
-    if teacher is not None and not recipe.distill:
+    if teacher is not None and not recipe.distills:
         raise InputError("there is a teacher but the recipe does not distill: set distill above 0, or pass no teacher")
     if teacher is model:
         raise InputError("the model cannot be its own teacher: pass a copy of it as it was (copy.deepcopy)")
 
 
-def objective(task: Task, outputs: Any, batch: Batch, teacher: nn.Module | None, recipe: Recipe) -> Tensor:
-    """(1 − distill)·loss + distill·divergence from the teacher."""
+def objective(
+    task: Task, outputs: Any, batch: Batch, teacher: nn.Module | None, recipe: Recipe, states: States | None = None
+) -> Tensor:
+    """(1 − distill)·loss + distill·divergence from the teacher, and how far `states` are from the teacher's.
+
+    The gradient of the divergence is that of soft cross-entropy, which differs from it by what only the teacher says.
+    """
     if teacher is None:
         return task.loss(outputs, batch)
-    with torch.no_grad():
-        taught = task.logits(task.forward(teacher, batch))
-    own = task.logits(outputs)
-    _check_shapes(own, taught)
-    soft = recipe.distill * divergence(own, taught, recipe.temperature)
-    if recipe.distill == 1:
-        return soft
-    return (1 - recipe.distill) * task.loss(outputs, batch) + soft
+    with torch.no_grad(), watched(teacher, recipe) as theirs:
+        answers = task.forward(teacher, batch)
+    if recipe.distill:
+        taught, own = task.logits(answers), task.logits(outputs)
+        _check_shapes(own, taught)
+        loss = recipe.distill * divergence(own, taught, recipe.temperature)
+    else:
+        loss = task.loss(outputs, batch)
+    if 0 < recipe.distill < 1:
+        loss = (1 - recipe.distill) * task.loss(outputs, batch) + loss
+    own_states = states or States()
+    if recipe.distill_hidden:
+        apart = difference(own_states.hidden, theirs.hidden, "hidden states", "distill_hidden")
+        loss = loss + recipe.distill_hidden * apart
+    if recipe.distill_attention:
+        apart = difference(own_states.scores, theirs.scores, "attention scores", "distill_attention")
+        loss = loss + recipe.distill_attention * apart
+    return loss
 
 
 def _check_shapes(student: Logits, teacher: Logits) -> None:

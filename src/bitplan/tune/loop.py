@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import itertools
 import logging
 import math
@@ -29,8 +28,10 @@ from bitplan.tune.judge import Judge, judge_of
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
 from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
-from bitplan.tune.prepare import deterministic, layout, modes
+from bitplan.tune.prepare import deterministic, layout, mixed, modes, seed_
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
+from bitplan.tune.sharpness import at_the_worst, check_sharpness, noted
+from bitplan.tune.states import watched
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ def finetune_(
     The model ends up on the device that accelerate chose. An incomplete last batch of an epoch is left out.
     """
     check_teacher(model, teacher, recipe)
+    check_sharpness(model, recipe.sharpness)
     accelerator = _accelerator(recipe)
     trained_on, judging = _parts(task, recipe)
     pace = _pace(trained_on, recipe, accelerator.num_processes)
@@ -112,8 +114,9 @@ class _Loop:
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Outputs and loss of a batch, in the recipe's precision."""
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            outputs = self.task.forward(self.model, batch)
-            return outputs, objective(self.task, outputs, batch, self.teacher, self.recipe)
+            with watched(self.accelerator.unwrap_model(self.model), self.recipe) as states:
+                outputs = self.task.forward(self.model, batch)
+            return outputs, objective(self.task, outputs, batch, self.teacher, self.recipe, states)
 
     def look(self, step: int) -> None:
         """Let the judge look where it is time; all processes hear what the main one saw."""
@@ -180,20 +183,25 @@ def _conclude_(loop: _Loop, model: nn.Module) -> None:
 def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
     """One step of the optimizer, counted from 0: its loss, score and learning rate."""
     accelerator, recipe = loop.accelerator, loop.recipe
+    model = accelerator.unwrap_model(loop.model)
     lr = rate(recipe, step, loop.pace.total)
     set_rate_(loop.optimizer, recipe, lr)
     losses, scores = 0.0, 0.0
     for piece in range(recipe.accumulate):
         batch = next(batches)
-        draw = _mixed(loop.seed, "step", step, piece, accelerator.process_index)
-        _seed_(draw, accelerator.device)
+        draw = mixed(loop.seed, "step", step, piece, accelerator.process_index)
+        seed_(draw, accelerator.device)
         with accelerator.accumulate(loop.model):
-            outputs, loss = loop.forward(batch)
+            with noted(model, recipe.sharpness) as weights:
+                outputs, loss = loop.forward(batch)
             losses += loss.item()
             if not math.isfinite(losses):
                 _diverge(loop, batch, draw, step, loss.item())
             with torch.no_grad():
                 scores += loop.task.batch_score(outputs, batch)
+            if recipe.sharpness:
+                seed_(draw, accelerator.device)
+                loss = at_the_worst(model, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
             accelerator.backward(loss)
     if recipe.grad_clip is not None:
         accelerator.clip_grad_norm_(loop.model.parameters(), recipe.grad_clip)
@@ -213,7 +221,7 @@ def _batches(loop: _Loop, start: int) -> Iterator[Batch]:
     pieces_per_step = loop.recipe.accumulate * pace.processes
     epoch, skipped = divmod(start, pace.per_epoch)  # skipped: the steps of this epoch that are done already
     while True:
-        pieces = loop.task.batches("train", pace.piece, seed=_mixed(loop.seed, "epoch", epoch))
+        pieces = loop.task.batches("train", pace.piece, seed=mixed(loop.seed, "epoch", epoch))
         first = skipped * pieces_per_step + loop.accelerator.process_index
         end = pace.per_epoch * pieces_per_step
         count = 0
@@ -228,7 +236,7 @@ def _batches(loop: _Loop, start: int) -> Iterator[Batch]:
 
 def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> NoReturn:
     def rerun() -> None:
-        _seed_(draw, loop.accelerator.device)
+        seed_(draw, loop.accelerator.device)
         loop.forward(batch)
 
     culprit = blame(loop.accelerator.unwrap_model(loop.model), rerun, batch)
@@ -284,15 +292,3 @@ def _pace(task: Task, recipe: Recipe, processes: int) -> _Pace:
     per_epoch = samples // recipe.batch_size
     total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
     return _Pace(total, per_epoch, piece, processes)
-
-
-def _mixed(*parts: object) -> int:
-    """A seed of 31 bits that depends on all parts."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
-
-
-def _seed_(seed: int, device: torch.device) -> None:
-    """Seed dropout and the like; per step, so that no generator's state needs to be kept for a resumed run."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

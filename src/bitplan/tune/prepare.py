@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,3 +73,15 @@ def _convolves(model: nn.Module) -> bool:
     """Whether there are images to lay out, none laid out so already."""
     weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
     return bool(weights) and all(weight.is_contiguous() for weight in weights)
+
+
+def mixed(*parts: object) -> int:
+    """A seed of 31 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def seed_(seed: int, device: torch.device) -> None:
+    """Seed dropout and the like; per step, so that no generator's state needs to be kept for a resumed run."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

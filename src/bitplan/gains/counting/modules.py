@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from bitplan.gains.counting.scheme import Weights
 from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
 from bitplan.quant.layers import WeightLayout, kin
 from bitplan.quant.lsq import positive
+from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.weights.torch_tensors import as_tensor
 
 if TYPE_CHECKING:
@@ -28,15 +31,29 @@ def module_weights(model: torch.nn.Module, layers: Sequence[str]) -> dict[str, W
     found: dict[str, Weights] = {}
     for name in layers:
         layout, groups = _described(modules, name)
-        if name in learned:
-            weight, step, bits = learned[name]
-            steps = np.array(step.detach().cpu().float().reshape(-1).numpy(), np.float32)
-        else:
-            weight, steps, bits = _weight(model, modules, name), None, 0
+        weight, quantizer = learned.get(name) or (_weight(model, modules, name), None)
+        counted = _counted(weight, quantizer)
         if groups > 1:
             weight, layout = _ungrouped(weight, groups), "out_in"
-        found[name] = Weights(as_tensor(name, weight), layout, steps, bits)
+        found[name] = Weights(as_tensor(name, weight), layout, *counted)
     return found
+
+
+def _counted(weight: Any, quantizer: WeightQuantizer | None) -> tuple[Any, int, Any]:
+    """The steps of a weight, their bits, and what gives its codes where these do not."""
+    if quantizer is None:
+        return None, 0, None
+    if type(quantizer) is not WeightQuantizer:
+        return np.ones(1, np.float32), quantizer.bits, partial(_codes_at, weight.detach(), quantizer)
+    step = positive(quantizer.step.detach())
+    return np.array(step.cpu().float().reshape(-1).numpy(), np.float32), quantizer.bits, None
+
+
+def _codes_at(weight: Any, quantizer: WeightQuantizer, bits: int) -> Any:
+    """The codes of a weight at so many bits, as where a group is lowered or raised."""
+    made = copy.deepcopy(quantizer)
+    made.rescale_(bits)
+    return made.codes(weight).cpu().numpy()
 
 
 def _described(modules: Mapping[str, torch.nn.Module], layer: str) -> tuple[WeightLayout, int]:
@@ -66,10 +83,10 @@ def _weight(model: torch.nn.Module, modules: dict[str, Any], name: str) -> Any:
     return weight
 
 
-def _learned_weights(model: torch.nn.Module) -> dict[str, tuple[Any, Any, int]]:
-    """Layer → weight, steps and bits of a quantized model; empty for a float one."""
+def _learned_weights(model: torch.nn.Module) -> dict[str, tuple[Any, WeightQuantizer]]:
+    """Layer → weight and quantizer of a quantized model; empty for a float one."""
     if not is_quantized(model):
         return {}
     weights = weights_of(model)
     quantizers = {name: both.weight for name, both in quantizers_of(model).items() if both.weight is not None}
-    return {name: (weights[name], positive(own.step.detach()), own.bits) for name, own in quantizers.items()}
+    return {name: (weights[name], own) for name, own in quantizers.items()}

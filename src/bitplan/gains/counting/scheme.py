@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
 from bitplan.gains.counting import histogram, steps
@@ -24,12 +25,16 @@ Histograms = tuple[Counts, ...]
 
 @dataclass(frozen=True)
 class Weights:
-    """A layer's weights; `learned` are its steps (one, or one per output channel) at `bits` bits."""
+    """A layer's weights; `learned` are its steps (one, or one per output channel) at `bits` bits.
+
+    Where a quantizer makes codes otherwise than by steps, `codes_at` gives those of so many bits.
+    """
 
     tensor: Tensor
     layout: Layout = "out_in"
     learned: Floats | None = None
     bits: int = 0
+    codes_at: Callable[[int], NDArray[np.integer[Any]]] | None = None
 
     def __post_init__(self) -> None:
         if self.learned is None:
@@ -77,7 +82,8 @@ def count_weights(
     ways = [_way(item, scheme) for item in weights]
     advance = _meter(progress, sum(_weights_to_read(item, way) for item, way in zip(weights, ways, strict=True)))
     histograms: dict[int, Histograms] = {}
-    for way in (_count_sixteen, _count_wide, _count_rows):  # layers of one way together: small ones share a job
+    # Layers of one way together: small ones share a job.
+    for way in (_count_given, _count_sixteen, _count_wide, _count_rows):
         places = [place for place, own in enumerate(ways) if own is way]
         if places:
             counted = way([weights[place] for place in places], tuple(bits), scheme, advance)
@@ -94,6 +100,8 @@ TensorSteps = tuple[np.float32, ...]
 
 def _way(item: Weights, scheme: Scheme) -> Way:
     """How a layer is counted with the fewest passes over its weights."""
+    if item.codes_at is not None:
+        return _count_given
     if scheme.by_rows(item):
         return _count_rows
     return _count_sixteen if item.sixteen else _count_wide
@@ -116,6 +124,22 @@ def _meter(progress: Progress | None, total: int) -> Advance:
         progress(done, total, "weights")
 
     return advance
+
+
+def _count_given(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:
+    """The codes that quantizers give."""
+    counted = []
+    for item in items:
+        assert item.codes_at is not None
+        counted.append(tuple(_histogram(item.codes_at(b), b) for b in bits))
+        if advance is not None:
+            advance(item.tensor.size)
+    return counted
+
+
+def _histogram(codes: NDArray[np.integer[Any]], bits: int) -> Counts:
+    low, high = code_range(bits)
+    return np.bincount(codes.ravel().astype(np.int64) - low, minlength=high - low + 1)
 
 
 def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:

@@ -14,11 +14,14 @@ from bitplan.quant.quantizers import WeightQuantizer
 
 
 class EmbeddingLayer(Adopted):
-    """indices → rows; only the rows looked up are quantized, which gives the same rows and gradients."""
+    """indices → rows; only the rows looked up are quantized where that gives the same rows and gradients."""
 
     def forward(self, indices: Tensor) -> Tensor:
         """Look up, then quantize."""
         layer: Any = self
+        quantizer = layer.weight_quantizer
+        if isinstance(quantizer, WeightQuantizer) and quantizer.follows:
+            return self._from_whole(indices, quantizer)
         rows = F.embedding(
             indices,
             layer.weight,
@@ -28,12 +31,19 @@ class EmbeddingLayer(Adopted):
             layer.scale_grad_by_freq,
             layer.sparse,
         )
-        quantizer = layer.weight_quantizer
         if not isinstance(quantizer, WeightQuantizer):
             return rows
         steps = quantizer.step[indices] if quantizer.step.numel() > 1 else quantizer.step
         out: Tensor = quantizer(rows, numel=layer.weight.numel(), step=steps)
         return out
+
+    def _from_whole(self, indices: Tensor, quantizer: WeightQuantizer) -> Tensor:
+        """Quantize, then look up: of a method whose levels follow from all of the table."""
+        layer: Any = self
+        if layer.max_norm is not None:
+            with torch.no_grad():
+                torch.embedding_renorm_(layer.weight.detach(), indices.contiguous(), layer.max_norm, layer.norm_type)
+        return F.embedding(indices, quantizer(layer.weight), layer.padding_idx)
 
 
 class WholeTable(Adopted):

@@ -1,0 +1,46 @@
+"""What all modules that quantize have in common, whichever method they are of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+Features = Literal["sample", "batch"]
+"""What N counts in the gradient scale of an input step."""
+
+unseen = torch._C.DisableTorchFunction
+"""A context in which functions of torch are called past the modes that see them (`quant/owners.py`)."""
+
+
+class QuantizingModule(nn.Module):
+    """A model that is cast to half precision keeps their steps, as codes depend on them."""
+
+    uniform = True
+    """Whether levels are multiples of a step (plus `offset` of it), and the code of an input is the nearest of them."""
+    decay = 0.0
+    """The weight decay of what is learned here, which is that of no other parameter."""
+    bits: int
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def wide(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if made.dtype in (torch.float16, torch.bfloat16) else made
+
+        super()._apply(wide, recurse)
+        return self
+
+
+def gradient_scale(sharing: int, high: int) -> float:
+    """What a step's gradient is multiplied by, 1/√(N·Qp) for N values that share it (LSQ, section 2.2)."""
+    return 1 / math.sqrt(max(1, sharing) * high)
+
+
+def why_no_multiples(quantizer: QuantizingModule) -> str:
+    """Why levels are not the multiples of a step that other programs know; empty where they are."""
+    if not quantizer.uniform:
+        return "its levels are not equally far apart"
+    return "none of its levels is zero, with zero=true one is" if getattr(quantizer, "offset", 0.0) else ""
