@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitplan.core.errors import InputError
+from bitplan.core.options import named_with_options
+from bitplan.core.options import read_options as read_options
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
 from bitplan.core.trials import Recipe
@@ -49,28 +51,6 @@ def with_data(example: Any) -> Any:
         return torch.randn(tensor.shape, generator=numbers).to(tensor.dtype)
 
     return tree_map_only(torch.Tensor, drawn, example)
-
-
-def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:
-    """Read KEY=VALUE texts; numbers and true/false become what they say."""
-    options: dict[str, Any] = {}
-    for text in written:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise InputError(f"{flag} {text!r} is not KEY=VALUE")
-        options[key] = _value(value)
-    return options
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def read_task(name: str, written: Sequence[str]) -> Any:
@@ -115,5 +95,4 @@ def read_engine(written: str) -> Engine:
     """Read "local:workers=2,threads=1": an engine and its options."""
     from bitplan.engines.base import make_engine
 
-    name, _, options = written.partition(":")
-    return make_engine(name, read_options(options.split(",") if options else (), "--engine"))
+    return make_engine(*named_with_options(written, "--engine"))

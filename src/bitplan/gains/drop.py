@@ -86,7 +86,7 @@ class Drop(Gain):
         every = [{}, *one_at_a_time(graph, choices)]
         jobs = lowered_jobs(Dropped, model, graph, context, every, self.samples, self.batch_size)
         done = finish(Measure(model, task), jobs, Losses, context, "drop")
-        measured = np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
+        measured = np.array([batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
         good = sign_of(self.by, task) * measured
         low = good[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.broadcast_to(good[0], (len(low), 1, low.shape[2]))  # the network as it is, alike for all groups
@@ -167,7 +167,8 @@ def _mixed(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"drop {seed}".encode()).digest()[:4], "big") >> 1
 
 
-def _batchwise(outcome: Losses, by: By) -> tuple[float, ...]:
+def batchwise(outcome: Losses, by: By) -> tuple[float, ...]:
+    """The measure that is asked for, of each batch."""
     if by == "loss":
         return outcome.losses
     if outcome.scores is None:

@@ -18,6 +18,7 @@ from bitplan.testing.exporters import check_exporter
 from bitplan.testing.gains import check_gain
 from bitplan.testing.layers import check_layer
 from bitplan.testing.models import check_model
+from bitplan.testing.searches import check_judge, check_search
 from bitplan.testing.selectors import check_selector
 from bitplan.testing.tasks import check_task
 
@@ -28,8 +29,10 @@ __all__ = [
     "check_engine",
     "check_exporter",
     "check_gain",
+    "check_judge",
     "check_layer",
     "check_model",
+    "check_search",
     "check_selector",
     "check_task",
 ]

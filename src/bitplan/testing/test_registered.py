@@ -14,7 +14,19 @@ from typing import Any
 import pytest
 
 from bitplan.core.errors import FileError, InputError, MissingExtra
-from bitplan.core.registry import COSTS, ENGINES, EXPORTERS, GAINS, LAYERS, MODELS, SELECTORS, TASKS, Registry
+from bitplan.core.registry import (
+    COSTS,
+    ENGINES,
+    EXPORTERS,
+    GAINS,
+    JUDGES,
+    LAYERS,
+    MODELS,
+    SEARCHES,
+    SELECTORS,
+    TASKS,
+    Registry,
+)
 from bitplan.testing import (
     BrokenContract,
     NeedsMore,
@@ -22,8 +34,10 @@ from bitplan.testing import (
     check_engine,
     check_exporter,
     check_gain,
+    check_judge,
     check_layer,
     check_model,
+    check_search,
     check_selector,
     check_task,
 )
@@ -39,6 +53,11 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "regression": {"steps": 1},
     "table": {"path": "gains.csv"},
 }
+_QUICK_JUDGES: Mapping[str, Mapping[str, Any]] = {
+    "drift": {"samples": 32, "batch_size": 16},
+    "drop": {"samples": 32, "batch_size": 16},
+    "finetuned": {"steps": 2},
+}
 _TABLE = "layer,w2a2,w3a3,w4a4,w8a8\na,0,1,2,3\nb,0,1,2,3\nc,0,2,3,4\n"
 _MOST_SAMPLES = 20_000  # all of them are read a few times
 _WORKERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {"local": ({}, {"workers": 2}), "cluster": ({"cpus": 1},)}
@@ -50,6 +69,18 @@ def test_gain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gains.csv").write_text(_TABLE)
     check_gain(_made(GAINS, name, _QUICK.get(name, {})))
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_search(name: str) -> None:
+    """The best plan that it saw, within the budget, for no more than may be spent; the same for a seed."""
+    check_search(_made(SEARCHES, name, {}))
+
+
+@pytest.mark.parametrize("name", list(JUDGES))
+def test_judge(name: str) -> None:
+    """A finite score for each plan, the same again; the model as it was."""
+    check_judge(_made(JUDGES, name, _QUICK_JUDGES.get(name, {})))
 
 
 @pytest.mark.parametrize("name", list(COSTS))
