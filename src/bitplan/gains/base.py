@@ -77,12 +77,11 @@ class Gain(Protocol):
     the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
     to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
     network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
-    quantized and calibrated for it. `bound` says that its gains hold for one budget, that of the context's aim.
+    quantized and calibrated for it. `bound = True` says that its gains hold for one budget, that of the context's aim.
     """
 
     selector: ClassVar[str] = "exact"
     structural: ClassVar[bool] = False
-    bound: ClassVar[bool] = False
 
     @abstractmethod
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -169,7 +168,7 @@ def looks_at_model(gain: Gain | type[Gain]) -> bool:
 
 def is_bound(gain: Gain | type[Gain]) -> bool:
     """Tell whether a method's gains hold for one budget, which it must then be given."""
-    return gain.bound
+    return bool(getattr(gain, "bound", False))
 
 
 def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:

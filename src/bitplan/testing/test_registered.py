@@ -44,6 +44,7 @@ from bitplan.testing import (
 
 # Of bitplan's own, what is quick.
 _QUICK: Mapping[str, Mapping[str, Any]] = {
+    "adaptive": {"samples": 32, "batch_size": 16, "levels": 2},
     "alps": {"steps": 2},
     "alps_racing": {"steps": 2, "rounds": 2, "budgets": "70%", "samples": 32, "batch_size": 16},
     "drop": {"samples": 32, "batch_size": 16},
