@@ -4,13 +4,17 @@ import statistics
 
 import numpy as np
 import pytest
+import torch
 from additive import PRICE, best_of_all, found, problem
 
+from bitplan.core.errors import InputError
 from bitplan.core.registry import CHOOSERS, GAINS, SEARCHES
 from bitplan.core.spend import PassMeter
 from bitplan.searches.base import as_rows, search
+from bitplan.searches.haq import Agent, Haq, Walk, choice_of, states_of
 
-METHODS = {name: SEARCHES.make(name, {}) for name in SEARCHES}
+QUICK = {"haq": {"hidden": 64}}
+METHODS = {name: SEARCHES.make(name, QUICK.get(name, {})) for name in SEARCHES}
 OTHERS = sorted(METHODS.keys() - {"random_search"})
 
 
@@ -26,7 +30,7 @@ def test_it_finds_the_best_of_all_plans(name):
 def test_it_beats_random_plans_at_equal_evaluations(name):
     """On 2¹⁶ plans, in the median of ten seeds."""
     mine, control = (
-        statistics.median(found(METHODS[one], 16, 160, seed).score for seed in range(10))
+        statistics.median(found(METHODS[one], 16, 80, seed).score for seed in range(10))
         for one in (name, "random_search")
     )
     assert mine > control
@@ -46,7 +50,7 @@ def test_nothing_exceeds_the_budget_and_no_plan_is_judged_twice(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_it_repeats_for_a_seed(name):
-    first, again, other = (found(METHODS[name], 12, 60, seed) for seed in (1, 1, 2))
+    first, again, other = (found(METHODS[name], 12, 40, seed) for seed in (1, 1, 2))
     assert (first.best, first.scores) == (again.best, again.scores)
     assert first.scores != other.scores
 
@@ -74,3 +78,46 @@ def test_the_table_of_a_plan_has_it_as_the_only_best():
 def test_no_search_is_called_like_a_gain():
     assert not set(SEARCHES) & set(GAINS)
     assert set(CHOOSERS) == {*SEARCHES, *GAINS}
+
+
+# HAQ
+
+
+def test_actions_from_0_to_1_are_choices_from_the_lowest_to_the_highest():
+    for choices in (1, 2, 3, 7):
+        picks = [choice_of(action, choices) for action in np.linspace(0, 1, 1001)]
+        assert (picks[0], picks[-1]) == (0, choices - 1)
+        assert sorted(picks) == picks
+        counts = np.bincount(picks, minlength=choices)
+        assert counts.max() - counts.min() <= 2  # each has the same share
+
+
+def test_a_state_tells_groups_apart_in_columns_from_0_to_1():
+    graph, aim, _ = problem(6)
+    states = states_of(graph, aim)
+    assert float(states.min()) == 0
+    assert float(states.max()) == 1
+    assert len({tuple(row) for row in states.tolist()}) == 6
+
+
+def test_an_actor_learns_which_action_is_rewarded():
+    """With two groups, of which the first is best at 1 and the second at 0."""
+    draw = torch.Generator().manual_seed(0)
+    agent = Agent.of(Haq(hidden=32), 2, 2, draw)
+    features = torch.eye(2)
+    for _ in range(100):
+        actions = torch.rand(2, generator=draw)
+        states = torch.cat([features, torch.tensor([[0.0], [float(actions[0])]])], dim=1)
+        agent.remember_(Walk(states, torch.roll(states, -1, 0), actions), float(actions[0] - actions[1]))
+    for _ in range(150):
+        agent.learn_(draw)
+    with torch.no_grad():
+        first, second = (float(agent.actor(torch.cat([row, torch.tensor([0.5])]))) for row in features)
+    assert first > 0.8
+    assert second < 0.2
+
+
+@pytest.mark.parametrize("options", [{"warmup": 1}, {"hidden": 0}, {"updates": 0}, {"rate": 0.0}, {"discount": 2.0}])
+def test_an_agent_that_cannot_learn_is_refused(options):
+    with pytest.raises(InputError, match="haq"):
+        Haq(**options)
