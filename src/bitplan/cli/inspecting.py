@@ -33,7 +33,10 @@ def diff(
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="gains, costs, selectors, models, layers, tasks, exporters or engines.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="gains, costs, selectors, models, searches, judges, tasks, layers …"),
+    ],
     json: Json = False,
 ) -> None:
     """List what can be exchanged, by name."""
@@ -49,6 +52,11 @@ def list_names(
         show_names({name: "" for name in model_names()}, as_json=json)
         return
     registry = REGISTRIES[what]
+    if what in ("gains", "searches", "judges"):
+        from bitplan.cli.show_methods import show_methods
+
+        show_methods({name: registry.get(name) for name in registry}, as_json=json)
+        return
     show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Noise, Noised
 from bitplan.core.precision import Precision
@@ -29,9 +30,10 @@ _SMALLEST = 2.0**-7  # the first level of noise, in standard deviations of the w
 
 @dataclass(frozen=True)
 class Adaptive(Gain):
-    """Zhou et al. 2018, "Adaptive Quantization for Deep Neural Network", recalled and as others report it, not read.
+    """The noise that a group's bits make of the answers, over the noise there that costs a given score.
 
-    The noise that quantizing a group's weights to b bits makes of the last features falls as p·4^(−b); t is the noise
+    Zhou et al. 2018, "Adaptive Quantization for Deep Neural Network", recalled and as others report it, not read. The
+    noise that quantizing a group's weights to b bits makes of the last features falls as p·4^(−b); t is the noise
     there, made by perturbing that group alone, at which the score falls by `fall`. The optimum has p·4^(−b)/(t·size)
     equal for all groups, so that value(c) = (p/t)·(4^(−b0) − 4^(−b)), with b the bits of c's weights. p is measured
     once, between the group's weights as they are and at the highest choice; t from uniform noise at `levels` levels,
@@ -39,6 +41,7 @@ class Adaptive(Gain):
     of 4^(−b) is one of fine grids: it is wrong at 2 bits. Labels, no training.
     """
 
+    about: ClassVar[About] = About(True, True, passes="N·G·(2 + levels)", source="Zhou et al. 2018")
     calibrates: ClassVar[bool] = True
 
     samples: int = 256

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from torch import nn
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
@@ -63,6 +64,7 @@ class Drop(Gain):
     between batches. `by` "score" takes the score instead. The loss is the task's own, without a teacher.
     """
 
+    about: ClassVar[About] = About(True, True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
 
     samples: int = 512

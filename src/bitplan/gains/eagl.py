@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from bitplan.core.about import About
 from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
@@ -32,6 +33,8 @@ class Eagl(Gain):
     "mse"; a float model must say. The paper validates learned steps, one per tensor. `bootstrap` samples
     give standard errors.
     """
+
+    about: ClassVar[About] = About(source="the paper: Bablani et al. 2023")
 
     steps: Literal["learned", "lsq", "mse", "absmax"] | None = None
     per: Per = "tensor"

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
@@ -25,18 +26,20 @@ _FEATURES = 512  # about so many of each layer
 
 @dataclass(frozen=True)
 class Imprint(Gain):
-    """Liu et al. 2021, "Layer Importance Estimation with Imprinting for Neural Network Quantization".
+    """What a layer adds to telling classes apart by their mean features. For the greedy selector.
 
-    Behind each layer, its norm and its activation, features are averaged to about 512: images to a side of
-    round(√(512/channels)), tokens to one. The template of a class is the mean over its samples, normalized, and A_i the
-    share of samples whose class has the greatest product of template and features; A_0 is chance. A layer, in the order
-    of execution, gains A_i − A_{i−1} at the highest choice, a proportional part of it between, whatever the choices
-    are: it is what a layer adds, not what bits cost it, and may be below 0. What gains least is lowered first (greedy).
-    Labels, for classification only, and no gradient. The quantization code was not found: this is after the authors'
-    code for pruning and after summaries of others. Here templates come of one half of the samples and A of the other,
-    so that classes which mean nothing are told apart by chance alone.
+    Liu et al. 2021, "Layer Importance Estimation with Imprinting for Neural Network Quantization". Behind each layer,
+    its norm and its activation, features are averaged to about 512: images to a side of round(√(512/channels)), tokens
+    to one. The template of a class is the mean over its samples, normalized, and A_i the share of samples whose class
+    has the greatest product of template and features; A_0 is chance. A layer, in the order of execution, gains A_i −
+    A_{i−1} at the highest choice, a proportional part of it between, whatever the choices are: it is what a layer adds,
+    not what bits cost it, and may be below 0. What gains least is lowered first (greedy). Labels, for classification
+    only, and no gradient. The quantization code was not found: this is after the authors' code for pruning and after
+    summaries of others. Here templates come of one half of the samples and A of the other, so that classes which mean
+    nothing are told apart by chance alone.
     """
 
+    about: ClassVar[About] = About(True, True, passes="N", source="Liu et al. 2021")
     selector: ClassVar[str] = "greedy"
 
     samples: int = 1024

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
@@ -26,17 +27,19 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ompq(Gain):
-    """Ma et al. 2023, "OMPQ: Orthogonal Mixed Precision Quantization".
+    """What a layer gives out, compared with what the others do: the less alike, the more it is worth.
 
-    One batch of `samples` without labels runs through the network as it is. X_i is what layer i gives out, flattened,
-    K_i = X_i·X_iᵀ with centred rows and columns; ORM_ij = ⟨K_i, K_j⟩/(‖K_i‖·‖K_j‖), the linear CKA of two layers;
-    γ_i = Σ_{j≠i} ORM_ij, θ_i = e^(−βγ_i), and a layer's importance is the mean of θ_j over it and those behind it.
-    value(c) = importance · (bits of c − bits of c0), bits being those of weights, or of inputs where only these differ.
-    Published β: 3.3 (ResNet-50), 10 and 100 (ResNet-18), 1e-9 (MobileNetV2, at which all layers count the same to
-    eight digits). θ is divided by its greatest value, which changes no plan; the layers are those that can be chosen
-    for, and `exact` selects in place of a real-valued solver whose rounding may exceed a budget. After the authors'
-    code; its batch of 64 is as others report it.
+    Ma et al. 2023, "OMPQ: Orthogonal Mixed Precision Quantization". One batch of `samples` without labels runs through
+    the network as it is. X_i is what layer i gives out, flattened, K_i = X_i·X_iᵀ with centred rows and columns; ORM_ij
+    = ⟨K_i, K_j⟩/(‖K_i‖·‖K_j‖), the linear CKA of two layers; γ_i = Σ_{j≠i} ORM_ij, θ_i = e^(−βγ_i), and a layer's
+    importance is the mean of θ_j over it and those behind it. value(c) = importance · (bits of c − bits of c0), bits
+    being those of weights, or of inputs where only these differ. Published β: 3.3 (ResNet-50), 10 and 100 (ResNet-18),
+    1e-9 (MobileNetV2, at which all layers count the same to eight digits). θ is divided by its greatest value, which
+    changes no plan; the layers are those that can be chosen for, and `exact` selects in place of a real-valued solver
+    whose rounding may exceed a budget. After the authors' code; its batch of 64 is as others report it.
     """
+
+    about: ClassVar[About] = About(True, passes="N", source="Ma et al. 2023")
 
     samples: int = 64
     beta: float = 3.3

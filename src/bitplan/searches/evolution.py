@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph
 from bitplan.plan.aim import Aim, Picks
@@ -21,6 +23,8 @@ class RandomSearch(Search):
     `together` plans are judged at once.
     """
 
+    about: ClassVar[About] = About(True, passes="P · judge, per budget", source="a control")
+
     together: int = 8
 
     def __post_init__(self) -> None:
@@ -34,13 +38,16 @@ class RandomSearch(Search):
 
 @dataclass(frozen=True)
 class Evolution(Search):
-    """The tournaments of JASQ (Chen et al. 2018, "Joint Neural Architecture Search and Quantization"), for bits alone.
+    """Plans that descend from the best of a few that are drawn, by another choice at one group.
 
-    Of a `population` of random plans, `tournament` are drawn; the best of these gets another choice at one group, its
+    The tournaments of JASQ (Chen et al. 2018, "Joint Neural Architecture Search and Quantization"), for bits alone. Of
+    a `population` of random plans, `tournament` are drawn; the best of these gets another choice at one group, its
     child is judged and joins, and the worst of all is dropped. `together` children are judged at once. Recalled, not
     read: the sizes, and that a plan above the limit had its fitness divided by the excess. Here a child is made to fit
     instead: groups in a random order are lowered until it does, and then others raised as far as the budget goes.
     """
+
+    about: ClassVar[About] = About(True, passes="P · judge, per budget", source="JASQ, Chen et al. 2018")
 
     population: int = 64
     tournament: int = 16

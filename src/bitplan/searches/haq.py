@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph
 from bitplan.plan.aim import Aim, Picks, Repair
@@ -30,13 +31,14 @@ _TRIES = 8  # at a plan that was not judged yet, each with more noise
 
 @dataclass(frozen=True)
 class Haq(Search):
-    """Wang et al. 2019, "HAQ: Hardware-Aware Automated Quantization with Mixed Precision", after the authors' code.
+    """An agent (DDPG) that walks through the groups and gives each a choice, rewarded for the whole plan.
 
-    DDPG: an actor sees a group (its sizes, its place, the action before) and answers a number a from 0 to 1, which is
-    choice round(a·C − ½). Plans above the budget lose one choice from the last group backwards, again and again. The
-    reward of a plan goes to every group of it. After `warmup` random plans, normal noise of 0.5·0.99^n is added, and
-    actor and critic, of two layers of `hidden`, learn from the last 128 plans, with slow copies that follow by 0.01 and
-    a moving baseline: `updates` times per plan, the actor at `rate`, the critic at ten times that.
+    Wang et al. 2019, "HAQ: Hardware-Aware Automated Quantization with Mixed Precision", after the authors' code. DDPG:
+    an actor sees a group (its sizes, its place, the action before) and answers a number a from 0 to 1, which is choice
+    round(a·C − ½). Plans above the budget lose one choice from the last group backwards, again and again. The reward of
+    a plan goes to every group of it. After `warmup` random plans, normal noise of 0.5·0.99^n is added, and actor and
+    critic, of two layers of `hidden`, learn from the last 128 plans, with slow copies that follow by 0.01 and a moving
+    baseline: `updates` times per plan, the actor at `rate`, the critic at ten times that.
 
     Otherwise than there: the reward is the judge's score in standard deviations of the warm-up's, which has no unit,
     where HAQ's is a tenth of the score that is lost after an epoch. `discount` is 0: with the reward at every group,
@@ -47,6 +49,7 @@ class Haq(Search):
     group the most, which the repair takes back from the last ones.
     """
 
+    about: ClassVar[About] = About(True, passes="P · judge, per budget", source="Wang et al. 2019")
     usual: ClassVar[int] = 600
     repair: ClassVar[Repair] = "last"
 

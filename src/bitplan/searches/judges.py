@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from bitplan.core.about import About
 from bitplan.core.jobs import Drifted, Drifts, Dropped, Losses, Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
@@ -32,6 +33,8 @@ class DriftJudge(PlanJudge):
 
     2·samples passes for a plan.
     """
+
+    about: ClassVar[About] = About(True, passes="2·N", source="the gain drift")
 
     samples: int = Drift.samples
     batch_size: int = Drift.batch_size
@@ -61,6 +64,8 @@ class DropJudge(PlanJudge):
     One pass over `samples` for a plan.
     """
 
+    about: ClassVar[About] = About(True, True, passes="N", source="the gain drop")
+
     samples: int = Drop.samples
     batch_size: int = Drop.batch_size
     by: By = Drop.by
@@ -88,6 +93,8 @@ class FinetunedJudge(PlanJudge):
     It lasts for `steps`, or for `epochs`, one unless said, by the context's recipe at `lr_factor` of its rate. Three
     passes for each sample that it sees, and one more where the recipe distills.
     """
+
+    about: ClassVar[About] = About(True, True, True, "3·T·epochs", "ALPS")
 
     by: By = "loss"
     epochs: float | None = None
