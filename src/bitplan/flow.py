@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from bitplan.costs.base import price_for
 from bitplan.gains.base import Context, Gain, estimate
 from bitplan.gains.started import with_data
 from bitplan.graph.trace import trace
+from bitplan.plan.aim import Aim
 from bitplan.plan.base import select
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def choose(
     context = with_data(Context(), batches, None)
     shown = context.task.example() if example is None and context.task is not None else example
     graph = trace(model, shown, rules=(rules or Rules()).for_choices(precisions))
-    gains = estimate(gain, model, graph, choices=precisions, context=context)
     written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
     costs = price_for([Budget.parse(one) for one in written], [cost], graph, precisions)
+    aimed = replace(context, aim=Aim.of(graph, precisions, costs, written))
+    gains = estimate(gain, model, graph, choices=precisions, context=aimed)
     return select(graph, gains, costs, budget=written)

@@ -11,6 +11,7 @@ import broken_gains
 import broken_layers
 import broken_models
 import broken_quantizers
+import broken_searches
 import broken_selectors
 import broken_tasks
 import pytest
@@ -20,8 +21,8 @@ from bitplan.testing import BrokenContract, NeedsMore, check_gain, check_model, 
 from bitplan.testing.contract import Contract
 
 ROOMS = (
-    broken_gains, broken_selectors, broken_models, broken_tasks, broken_exporters, broken_engines, broken_layers,
-    broken_quantizers,
+    broken_gains, broken_searches, broken_selectors, broken_models, broken_tasks, broken_exporters, broken_engines,
+    broken_layers, broken_quantizers,
 )  # fmt: skip
 BROKEN = [(clause, try_it) for room in ROOMS for clause, try_it in room.BROKEN]
 

@@ -16,9 +16,11 @@ from bitplan.testing.test_registered import (  # noqa: F401
     test_engine,
     test_exporter,
     test_gain,
+    test_judge,
     test_layer,
     test_model,
     test_quantizer,
+    test_search,
     test_selector,
 )
 

@@ -46,7 +46,7 @@ def torchvision(purpose: str = "this model") -> ModuleType:
 
 @contextmanager
 def _without_the_compiler() -> Iterator[None]:
-    """Keep torchvision from importing torch's compiler, which takes longer than torch, for one function of one operator.
+    """Keep torchvision from importing torch's compiler, which takes longer than torch, for one operator.
 
     The function asks the compiler when it is called.
     """

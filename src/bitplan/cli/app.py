@@ -10,6 +10,7 @@ import typer
 from bitplan.cli import exporting, inspecting, measuring, reporting, studies, training
 from bitplan.cli.options import (
     Budgets,
+    BudgetsOfSearches,
     Choices,
     Cost,
     Data,
@@ -45,6 +46,7 @@ from bitplan.cli.options import (
 from bitplan.cli.steps import (
     Using,
     Wanted,
+    aimed,
     check_asked,
     emit,
     estimated,
@@ -52,6 +54,7 @@ from bitplan.cli.steps import (
     only,
     priced,
     read_rules,
+    refuse_bound,
     sureness,
     told_graph,
     weights_and_graph,
@@ -134,7 +137,7 @@ def plan(
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs = priced(graph, cost, budget, choices, selector)
-    gains = estimated(wanted, on_device(weights, device), graph, using)
+    gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
@@ -173,6 +176,7 @@ def frontier(
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
+    refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
     for budget in budgets:
@@ -235,6 +239,8 @@ def estimate(
     graph: Annotated[Path, typer.Argument(help="A graph file.")],
     model: Annotated[str | None, typer.Option(help="The model, for methods that look at it.")] = None,
     trust: Trust = False,
+    budget: BudgetsOfSearches = [],
+    cost: Cost = [COST],
     choices: Choices = CHOICES,
     option: Option = [],
     seed: Seed = 0,
@@ -262,7 +268,8 @@ def estimate(
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
-    gains = estimated(Wanted(method, choices, option), weights, loaded, using)
+    aim = aimed(loaded, priced(loaded, cost, budget, choices, None), budget, choices) if budget else None
+    gains = estimated(Wanted(method, choices, option), weights, loaded, using, aim)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 

@@ -34,7 +34,8 @@ def diff(
 
 def list_names(
     what: Annotated[
-        str, typer.Argument(help="gains, costs, selectors, models, layers, quantizers, tasks, exporters or engines.")
+        str,
+        typer.Argument(help="gains, searches, judges, costs, selectors, models, layers, quantizers, tasks …"),
     ],
     json: Json = False,
 ) -> None:
@@ -57,6 +58,11 @@ def list_names(
         show_quantizers(described(), as_json=json)
         return
     registry = REGISTRIES[what]
+    if what in ("gains", "searches", "judges"):
+        from bitplan.cli.show_methods import show_methods
+
+        show_methods({name: registry.get(name) for name in registry}, as_json=json)
+        return
     show_names({name: (registry.get(name).__doc__ or "").split("\n")[0] for name in registry}, as_json=json)
 
 

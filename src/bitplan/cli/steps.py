@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.core.rules import Rules
     from bitplan.gains.base import Context
+    from bitplan.plan.aim import Aim
     from bitplan.plan.confidence import Confidence
 
 
@@ -166,7 +167,7 @@ def on_device(weights: Any, device: str) -> Any:
     return weights.to(place) if hasattr(weights, "to") else weights
 
 
-def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using) -> Gains:
+def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using, aim: Aim | None = None) -> Gains:
     """Estimate, telling how far it is; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
     from bitplan.gains.base import looks_at_model
@@ -174,7 +175,7 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using) -> Gai
     if weights is None and wanted.method != AUTO and looks_at_model(wanted.gain):
         raise InputError(f"{wanted.method} looks at the network: give it too, --model")
     limit_threads(setting.threads)
-    context = setting.context()
+    context = replace(setting.context(), aim=aim)
     _announce(wanted, weights, graph, context)
     with showing_progress("estimating") as progress, fitting(weights, context.task):
         told = replace(context, progress=progress)
@@ -206,6 +207,25 @@ def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> N
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
     tell(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}")
+
+
+def refuse_bound(wanted: Wanted) -> None:
+    """Refuse a method that chooses within one budget where many are asked for."""
+    from bitplan.gains.base import is_bound
+
+    if wanted.method != AUTO and is_bound(wanted.gain):
+        raise InputError(
+            f"{wanted.method} chooses within one budget, and a frontier asks for many: bitplan plan … --gain "
+            f"{wanted.method} --budget 70%, once for each"
+        )
+
+
+def aimed(graph: Graph, costs: Sequence[Costs], budgets: Sequence[str], choices: str) -> Aim:
+    """What must be met, for methods that choose within a budget."""
+    from bitplan.core.precision import parse_choices
+    from bitplan.plan.aim import Aim
+
+    return Aim.of(graph, parse_choices(choices), costs, budgets)
 
 
 def priced(

@@ -116,6 +116,24 @@ class Slopes(Record):
     seconds: NotNegative = 0.0
 
 
+class Noised(Dropped):
+    """A job: the noise that a group's quantized weights make of the answers, and how much of it costs the score `fall`.
+
+    Nothing is lowered: `layers` names the group's at the precision that they have.
+    """
+
+    levels: Count
+    fall: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Noise(Record):
+    """Mean squared distances of answers: what a group's own quantization makes, and what the score bears."""
+
+    own: NotNegative
+    borne: NotNegative
+    seconds: NotNegative = 0.0
+
+
 class Losses(Record):
     """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
 

@@ -126,8 +126,11 @@ class _PerGroup(_Noted):
 class Gains(_PerGroup):
     """What each group gains at each choice over the lowest one, by one method.
 
-    `seconds` are those of work: of jobs on all workers together, whether done now or found in a store.
+    `seconds` are those of work: of jobs on all workers together, whether done now or found in a store. `budgets` are
+    those that a method chose within and that its gains hold for; none where they hold for all.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"budgets"}
 
     method: Name
     options: dict[str, JsonValue] = {}
@@ -137,6 +140,7 @@ class Gains(_PerGroup):
     counts: dict[str, Count] = {}
     selector: Name = "exact"
     seed: int = 0
+    budgets: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @property

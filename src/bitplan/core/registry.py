@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Registry:
     """One kind of exchangeable thing."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        self.group = f"bitplan.{what}s"
+    def __init__(self, what: str, several: str = "") -> None:
+        self.what, self.several = what, several or f"{what}s"
+        self.group = f"bitplan.{self.several}"
         self._registered: dict[str, Any] = {}
 
     @cached_property
@@ -76,7 +76,7 @@ class Registry:
         if name in self._registered:
             return self._registered[name]
         if name not in self._installed:
-            raise UnknownName(self.what, name, self, hint=f"`bitplan list {self.what}s` shows all")
+            raise UnknownName(self.what, name, self, hint=f"`bitplan list {self.several}` shows all")
         point = self._installed[name]
         try:
             return point.load()
@@ -104,6 +104,33 @@ class Registry:
                 return name
         own = f"{kind.__module__}:{kind.__qualname__}"
         return next((name for name, point in self._installed.items() if point.value == own), kind.__name__.lower())
+
+
+class Registries:
+    """Several kinds whose entries go by one name: whoever names one need not know of which kind it is."""
+
+    def __init__(self, *kinds: Registry) -> None:
+        self.kinds = kinds
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in kind for kind in self.kinds)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({name for kind in self.kinds for name in kind}))
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+        """The thing of that name, of whichever kind; an unknown one is said beside all that are there."""
+        kind = next((kind for kind in self.kinds if name in kind), None)
+        if kind is None:
+            first = self.kinds[0]
+            lists = " and ".join(f"`bitplan list {kind.several}`" for kind in self.kinds)
+            raise UnknownName(first.what, name, self, hint=f"{lists} show all")
+        return kind.make(name, options)
+
+    def name_of(self, thing: Any) -> str:
+        """The name that a thing's class is registered under; of one that is not, the class's own in lower case."""
+        names = [kind.name_of(thing) for kind in self.kinds]
+        return next((name for name, kind in zip(names, self.kinds, strict=True) if name in kind), names[0])
 
 
 def _check_kinds(name: str, factory: Any, options: Mapping[str, Any]) -> None:
@@ -136,6 +163,10 @@ _PLAIN: Mapping[Any, Callable[[Any], bool]] = {
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 GAINS = Registry("gain")
+SEARCHES = Registry("search", "searches")
+CHOOSERS = Registries(GAINS, SEARCHES)
+"""All that `estimate` knows by name."""
+JUDGES = Registry("judge")
 COSTS = Registry("cost")
 SELECTORS = Registry("selector")
 MODELS = Registry("model")
@@ -145,6 +176,6 @@ ENGINES = Registry("engine")
 LAYERS = Registry("layer")
 QUANTIZERS = Registry("quantizer")
 REGISTRIES = {
-    registry.what + "s": registry
-    for registry in (GAINS, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS)
+    registry.several: registry
+    for registry in (GAINS, SEARCHES, JUDGES, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS)
 }

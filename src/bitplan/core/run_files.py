@@ -44,6 +44,11 @@ def is_own(name: PurePath) -> bool:
     return name.parts[0] in own
 
 
+def title_at(title: str, budgets: tuple[str, ...]) -> str:
+    """What the gains of a method are called; of one that chooses within budgets they hold for these alone."""
+    return " at ".join([title, *budgets])
+
+
 def gains_file(title: str) -> str:
     """Where the gains of a method are, from the run's folder; two titles never share a file."""
     name = quote_plus(title)

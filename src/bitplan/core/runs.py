@@ -3,7 +3,7 @@
 RUN/
 ├── study.json  agenda.json  what is compared, and the trials that this takes
 ├── graph.json  costs.json
-├── gains/TITLE.json         one per method, for people: a copy of its estimate
+├── gains/TITLE.json         one per method, for people: a copy of its estimate (of a search: TITLE at BUDGET)
 ├── plans/ID.json
 ├── trials/ID.json           the Result of a trial that is done
 ├── failures/ID.json         a trial that failed
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ from bitplan.core.errors import FileError
 from bitplan.core.places import Places
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.run_files import FILES, LEASES, RunPart, gains_file, is_own
+from bitplan.core.run_files import FILES, LEASES, RunPart, gains_file, is_own, title_at
 from bitplan.core.shelf import Shelf, keep_record
 from bitplan.core.store import ASIDE, load
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
@@ -176,6 +177,16 @@ class RunFolder:
         """The gains of each method that is done, by its title."""
         found = {method.title: self.gains_of(method.title) for method in self.study.methods}
         return {title: gains for title, gains in found.items() if gains is not None}
+
+    @property
+    def bound_gains(self) -> dict[str, dict[str, Gains]]:
+        """Of the methods that choose within a budget, the gains at each that is done, by title and budget."""
+        found: dict[str, dict[str, Gains]] = {}
+        for method, budget in product(self.study.methods, self.study.budgets):
+            gains = self.gains_of(title_at(method.title, (budget,)))
+            if gains is not None:
+                found.setdefault(method.title, {})[budget] = gains
+        return found
 
     def gains_of(self, title: str) -> Gains | None:
         """The gains of a method by its title, if they are there."""

@@ -182,7 +182,12 @@ class Agenda(Record):
 
 
 class Estimation(Record):
-    """One estimate of gains: everything that they depend on. `start` is the id of the network's trial."""
+    """One estimate of gains: everything that they depend on. `start` is the id of the network's trial.
+
+    `budgets` and `cost` are said where a method chooses within a budget.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost"})
 
     start: str
     graph: str
@@ -191,6 +196,8 @@ class Estimation(Record):
     choices: tuple[Precision, ...]
     recipe: Recipe | None = None
     seed: int = 0
+    budgets: tuple[str, ...] = ()
+    cost: str = ""
 
 
 class Training(Record):

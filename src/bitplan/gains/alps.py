@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
@@ -33,6 +34,8 @@ class Alps(Gain):
     over its own length; `lr_factor` multiplies the recipe's rate (1/4 suits 40 to 80 steps). Where the recipe distills,
     so do these, and the loss is that one. More than one of `seeds` gives standard errors.
     """
+
+    about: ClassVar[About] = About(True, True, True, "3·T·epochs·G·(C − 1)", "the paper: Bablani et al. 2023")
 
     by: By = "loss"
     offset: bool = False

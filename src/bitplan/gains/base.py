@@ -5,23 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from bitplan.core.budget import BudgetLike
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
 from bitplan.core.protocols import check_is
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
-from bitplan.core.registry import GAINS
+from bitplan.core.registry import CHOOSERS
 from bitplan.core.shelf import Shelf
 from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
+from bitplan.gains.aims import check_aim, with_aim
 from bitplan.gains.auto import taken_for
+from bitplan.plan.aim import Aim
 from bitplan.plan.feasible import check_selectable
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class Context:
 
     `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
     `engine`; their outcomes are kept in `store`, a folder or a shelf of a run, from where a killed estimate goes on.
+    `aim` is what must be met, for methods that choose within a budget.
     """
 
     task: Any = None
@@ -43,6 +47,7 @@ class Context:
     engine: Engine | None = None
     store: str | Path | Shelf[Record] | None = None
     progress: Progress | None = None
+    aim: Aim | None = None
 
     @property
     def shelf(self) -> Shelf[Record] | None:
@@ -54,7 +59,7 @@ class Context:
 class LayerGains:
     """What a method found: for every selectable layer one value per choice, 0 at the lowest.
 
-    `work` is the seconds of its jobs, on whichever workers and whenever they were done.
+    `work` is the seconds of its jobs, on whichever workers and whenever they were done; `notes` are for people.
     """
 
     values: Mapping[str, tuple[float, ...]]
@@ -62,6 +67,7 @@ class LayerGains:
     histograms: Mapping[str, tuple[int, ...]] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     work: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 class Gain(Protocol):
@@ -71,7 +77,7 @@ class Gain(Protocol):
     the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
     to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
     network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
-    quantized and calibrated for it.
+    quantized and calibrated for it. `bound = True` says that its gains hold for one budget, that of the context's aim.
     """
 
     selector: ClassVar[str] = "exact"
@@ -95,15 +101,17 @@ def estimate(
     context: Context | None = None,
     batches: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    budget: BudgetLike | Sequence[BudgetLike] | None = None,
     **options: Any,
 ) -> Gains:
     """Estimate the gains of all groups: the sums over their layers.
 
-    `method` is a registered name with its options, the path of a table of numbers, or a `Gain` itself; "auto" takes the
-    best for what is there and says in the record's notes what that was, and why. `model` may be None where the method
-    does not look at it. Methods that run the network do so on the context's task, or on `batches`: a DataLoader, a
-    Dataset, or any iterable of batches (`bitplan.task` says how they are read), with `loss(outputs, labels)` for those
-    that look at it, unless the model returns its own.
+    `method` is a registered name with its options, of a gain or of a search, the path of a table of numbers, or a
+    `Gain` itself; "auto" takes the best for what is there and says in the record's notes what that was, and why.
+    Searches choose within `budget`, which may name its cost ("memory=60%"); others do not look at it. `model` may be
+    None where the method does not look at it. Methods that run the network do so on the context's task, or on
+    `batches`: a DataLoader, a Dataset, or any iterable of batches (`bitplan.task` says how they are read), with
+    `loss(outputs, labels)` for those that look at it, unless the model returns its own.
     """
     check_selectable(graph)
     precisions, setting = parse_choices(choices), context or Context()
@@ -113,6 +121,9 @@ def estimate(
         setting = with_data(setting, batches, loss)
     taken = taken_for(method, options, model, graph, precisions, setting.task)
     gain, name = make_gain(taken.method, taken.options)
+    if is_bound(gain):
+        setting = with_aim(setting, graph, precisions, budget)
+        check_aim(setting.aim, name, graph, precisions)
     start = time.perf_counter()
     notes = [taken.note] if taken.note else []
     if getattr(gain, "calibrates", False):
@@ -123,7 +134,8 @@ def estimate(
     found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
     record = as_record(gain, name, found, graph, precisions, setting.seed, seconds)
-    return record.model_copy(update={"notes": tuple(notes)})
+    held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
+    return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held})
 
 
 def as_record(
@@ -154,14 +166,19 @@ def looks_at_model(gain: Gain | type[Gain]) -> bool:
     return not gain.structural
 
 
+def is_bound(gain: Gain | type[Gain]) -> bool:
+    """Tell whether a method's gains hold for one budget, which it must then be given."""
+    return bool(getattr(gain, "bound", False))
+
+
 def make_gain(method: str | Gain, options: Mapping[str, Any]) -> tuple[Gain, str]:
     """The method of that name with these options, and the name it goes by."""
     if not isinstance(method, str):
         check_is(method, Gain, "gain")
-        return method, GAINS.name_of(method)
+        return method, CHOOSERS.name_of(method)
     if is_table(method):
         method, options = "table", {"path": method, **options}
-    gain: Gain = GAINS.make(method, options)
+    gain: Gain = CHOOSERS.make(method, options)
     check_is(gain, Gain, "gain")
     return gain, method
 

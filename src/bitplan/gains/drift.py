@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
@@ -36,6 +37,7 @@ class Drift(Gain):
     takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between batches.
     """
 
+    about: ClassVar[About] = About(True, passes="2·N·G·(C − 1)", source="bitplan")
     calibrates: ClassVar[bool] = True
 
     samples: int = 512

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from torch import nn
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
@@ -63,6 +64,7 @@ class Drop(Gain):
     between batches. `by` "score" takes the score instead. The loss is the task's own, without a teacher.
     """
 
+    about: ClassVar[About] = About(True, True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
 
     samples: int = 512
@@ -86,7 +88,7 @@ class Drop(Gain):
         every = [{}, *one_at_a_time(graph, choices)]
         jobs = lowered_jobs(Dropped, model, graph, context, every, self.samples, self.batch_size)
         done = finish(Measure(model, task), jobs, Losses, context, "drop")
-        measured = np.array([_batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
+        measured = np.array([batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
         good = sign_of(self.by, task) * measured
         low = good[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.broadcast_to(good[0], (len(low), 1, low.shape[2]))  # the network as it is, alike for all groups
@@ -167,7 +169,8 @@ def _mixed(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"drop {seed}".encode()).digest()[:4], "big") >> 1
 
 
-def _batchwise(outcome: Losses, by: By) -> tuple[float, ...]:
+def batchwise(outcome: Losses, by: By) -> tuple[float, ...]:
+    """The measure that is asked for, of each batch."""
     if by == "loss":
         return outcome.losses
     if outcome.scores is None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from bitplan.core.about import About
 from bitplan.core.codes import entropies
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
@@ -34,6 +35,8 @@ class Eagl(Gain):
     "mse"; a float model must say. The paper validates learned steps, one per tensor. `bootstrap` samples
     give standard errors.
     """
+
+    about: ClassVar[About] = About(source="the paper: Bablani et al. 2023")
 
     steps: Literal["learned", "lsq", "mse", "absmax"] | None = None
     per: Per = "tensor"

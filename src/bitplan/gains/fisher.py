@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
@@ -49,6 +50,7 @@ class Fisher(Gain):
     parts of `part` samples.
     """
 
+    about: ClassVar[About] = About(True, passes="3·N", source="Chen et al. 2021")
     calibrates: ClassVar[bool] = True
 
     samples: int = 512

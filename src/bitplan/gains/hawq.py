@@ -6,11 +6,12 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from bitplan.core.about import About
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
@@ -84,6 +85,8 @@ class _ByTrace(Gain):
 class Hawq(_ByTrace):
     """HAWQ-v3 as in the paper: average Hessian trace × ‖Q_c(W) − Q_c0(W)‖², c0 the lowest (docs/decisions/0009, 3)."""
 
+    about: ClassVar[About] = About(True, True, passes="N·(3 + 4·probes)", source="HAWQ-V3, Yao et al. 2021")
+
     def _distances(self, weight: Tensor, choices: Sequence[Precision]) -> list[float]:
         lowest = absmax_quantized(weight, choices[0].weight_bits)
         return [_squared(absmax_quantized(weight, choice.weight_bits) - lowest) for choice in choices]
@@ -93,6 +96,8 @@ class Hawq(_ByTrace):
 @dataclass(frozen=True)
 class HawqV2(_ByTrace):
     """HAWQ-v2: how much less of average Hessian trace × ‖Q_c(W) − W‖² there is than at the lowest choice."""
+
+    about: ClassVar[About] = About(True, True, passes="N·(3 + 4·probes)", source="Dong et al. 2020")
 
     def _distances(self, weight: Tensor, choices: Sequence[Precision]) -> list[float]:
         errors = [_squared(absmax_quantized(weight, choice.weight_bits) - weight) for choice in choices]
@@ -107,6 +112,8 @@ class HawqV1(Gain):
     Every layer takes Hessian products of its own, so this costs as many times more than the traces as there are layers.
     The network is taken as by HAWQ-v3; an eigenvalue below 0 counts as 0.
     """
+
+    about: ClassVar[About] = About(True, True, passes="N·(3 + 4·iterations·G) at most", source="Dong et al. 2019")
 
     iterations: int = 30
     tolerance: float = 0.01

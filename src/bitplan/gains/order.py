@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bitplan.core.about import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
@@ -16,6 +17,7 @@ from bitplan.gains.base import Context, Gain, LayerGains
 class Uniform(Gain):
     """Every layer is worth the same; a link as much as its layers together."""
 
+    about: ClassVar[About] = About(source="the paper: Bablani et al. 2023")
     structural: ClassVar[bool] = True
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -28,6 +30,7 @@ class Uniform(Gain):
 class FirstToLast(Gain):
     """Lower the first layers first: a later layer is worth more. For the greedy selector."""
 
+    about: ClassVar[About] = About(source="the paper: Bablani et al. 2023")
     structural: ClassVar[bool] = True
     selector: ClassVar[str] = "greedy"
 
@@ -40,6 +43,7 @@ class FirstToLast(Gain):
 class LastToFirst(Gain):
     """Lower the last layers first: an earlier layer is worth more. For the greedy selector."""
 
+    about: ClassVar[About] = About(source="the paper: Bablani et al. 2023")
     structural: ClassVar[bool] = True
     selector: ClassVar[str] = "greedy"
 
@@ -53,6 +57,7 @@ class LastToFirst(Gain):
 class Random(Gain):
     """A value between 0 and 1 for every group, the same for the same seed."""
 
+    about: ClassVar[About] = About(source="a control")
     structural: ClassVar[bool] = True
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from bitplan.core.about import About
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError, UnknownName
@@ -44,6 +45,10 @@ class AlpsRacing(Gain):
     scale of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
     `alps`; more than one of `seeds` gives better errors.
     """
+
+    about: ClassVar[About] = About(
+        True, True, True, "2·N·G·(C − 1), and up to spend·3·T·G·(C − 1)", "bitplan, after ALPS"
+    )
 
     budgets: str | float | Sequence[str | float] = ()
     cost: str = COST

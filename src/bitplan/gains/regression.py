@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
@@ -49,6 +50,8 @@ class Regression(Gain):
     `held_out` is the share that is not fitted. Groups are lowered to the lowest choice; choices between get their share
     of the coefficient by bits (weights' plus activations').
     """
+
+    about: ClassVar[About] = About(True, True, True, "3·T·epochs·networks", "the paper: Bablani et al. 2023")
 
     per_level: int = 3
     networks: int | None = None

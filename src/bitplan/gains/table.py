@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from bitplan.core.about import About
 from bitplan.core.errors import FileError, UnknownName, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Group
@@ -16,6 +17,8 @@ from bitplan.gains.base import Context, Gain, LayerGains
 @dataclass(frozen=True)
 class TableGain(Gain):
     """Numbers per layer or per group (by its first layer); those of fixed layers are ignored."""
+
+    about: ClassVar[About] = About(source="numbers of your own")
 
     path: str
     structural: ClassVar[bool] = True

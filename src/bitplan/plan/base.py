@@ -259,5 +259,13 @@ def make_plan(
         },
         uses=graph.uses,
         integers=graph.integers,
-        notes=(*graph.notes, *gains.notes),
+        notes=(*graph.notes, *gains.notes, *_elsewhere(gains, budgets)),
     )
+
+
+def _elsewhere(gains: Gains, budgets: Sequence[Budget]) -> tuple[str, ...]:
+    """What is to say where gains that hold for one budget are selected from at another."""
+    held, asked = (", ".join(map(str, every)) for every in (map(Budget.parse, gains.budgets), budgets))
+    if not gains.budgets or held == asked:
+        return ()
+    return (f"gains: {gains.method} chose for {held}, and this plan is what {asked} leaves of that: estimate again",)

@@ -78,6 +78,11 @@ class Subject:
 def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     """A run as far as it got; `budget` is the study's middle one unless given."""
     study, graph, costs, gains = run.study, run.graph, run.costs, run.gains
+    if not gains and run.bound_gains:
+        raise InputError(
+            f"every method of {study.name} that is done chose within one budget, and a page needs gains that hold for "
+            "all: add a method to the study, such as uniform; `bitplan compare` and `bitplan tables` show the scores"
+        )
     if graph is None or costs is None or not gains:
         missing = "graph" if graph is None else "costs" if costs is None else "gains of any method"
         raise FileError(f"{run.path} has no {missing} yet, so there is nothing to show: go on with `bitplan sweep`")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.run_files import title_at
 from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
@@ -79,7 +80,10 @@ def _best(
 def costs(run: RunFolder) -> Table:
     """What each method took to estimate: seconds, epochs of training data, samples, trainings."""
     rows: list[tuple[Value, ...]] = []
-    for title, gains in run.gains.items():
+    within = {
+        title_at(title, (budget,)): gains for title, every in run.bound_gains.items() for budget, gains in every.items()
+    }
+    for title, gains in (run.gains | within).items():
         samples, per_epoch = gains.counts.get("samples", 0), gains.counts.get("samples_per_epoch")
         epochs: float | None = None  # not known where a method does not say how many samples an epoch has
         if per_epoch:

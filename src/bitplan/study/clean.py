@@ -12,7 +12,7 @@ from bitplan.core.store import ASIDE, remove
 from bitplan.core.studies import Study
 from bitplan.core.temporary import left_behind
 from bitplan.engines.lease import left_markers, read_lease
-from bitplan.study.trials import estimation, starts, trials
+from bitplan.study.trials import estimations, starts, trials
 
 Needed = dict[RunPart, set[str]]
 """Part of the run → the ids in it that somebody needs."""
@@ -66,7 +66,10 @@ def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     graph = run.graph
     if graph is not None:
         needed[RunPart.ESTIMATES] = {
-            estimation(study, graph.id, method).id for study in studies for method in study.methods
+            job.id
+            for study in studies
+            for method in study.methods
+            for job in estimations(study, graph.id, method).values()
         }
     return needed
 

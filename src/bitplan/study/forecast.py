@@ -19,7 +19,7 @@ from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import estimation, starts, trials
+from bitplan.study.trials import estimations, starts, trials
 from bitplan.tune.loop import finetune_, steps_of
 
 STEPS = 3
@@ -82,17 +82,17 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
 
 def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
     """Seconds of the methods that can tell beforehand and are not done."""
-    study, seconds = setting.study, {}
+    study, seconds = setting.study, dict[str, float]()
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
-        job = estimation(study, graph.id, method)
-        if setting.run.estimates.has(job.id):
-            continue
-        teacher = network if job.recipe and job.recipe.distills else None
-        context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
-        told = gain.expected(high, graph, study.choices, context)
-        if told is not None:
-            seconds[method.title] = float(told.seconds)
+        for job in estimations(study, graph.id, method).values():
+            if setting.run.estimates.has(job.id):
+                continue
+            teacher = network if job.recipe and job.recipe.distills else None
+            context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
+            told = gain.expected(high, graph, study.choices, context)
+            if told is not None:
+                seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)
     return seconds
 
 

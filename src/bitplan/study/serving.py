@@ -15,6 +15,11 @@ def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
     return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
 
 
+def served_by(budgets: tuple[str, ...], trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that gains for these budgets are for; those for none are for all."""
+    return [trial for trial in trials if not budgets or trial.budgets == budgets]
+
+
 def plans_of(
     graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
 ) -> dict[str, Plan]:  # fmt: skip

@@ -29,6 +29,7 @@ from bitplan.costs.base import add_limited, price
 from bitplan.engines.base import Engine, make_engine
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
+from bitplan.plan.aim import Aim
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.trials import starts
 from bitplan.tasks.base import Task, load_task
@@ -92,6 +93,10 @@ class Setting:
         own = price(self.study.cost, graph, self.study.choices)
         budgets = [Budget.parse(budget) for budget in self.study.budgets]
         return add_limited([own], budgets, graph, self.study.choices)
+
+    def aim(self, budgets: tuple[str, ...]) -> Aim | None:
+        """What a method that chooses within these budgets must meet; None without budgets."""
+        return Aim.of(self.graph, self.study.choices, self.costs(self.graph), budgets) if budgets else None
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from bitplan.core.errors import Damaged, InputError, UnknownName, WriteError
 from bitplan.core.progress import Progress
 from bitplan.core.records import Costs, Graph, Plan
+from bitplan.core.run_files import title_at
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Training
 from bitplan.core.temporary import remove_quietly
@@ -20,11 +21,11 @@ from bitplan.gains.base import estimate
 from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
 from bitplan.study.jobs import Estimate, Train
-from bitplan.study.serving import plans_of, references, result_of, trainings_of
+from bitplan.study.serving import plans_of, references, result_of, served_by, trainings_of
 from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import MakeStart, Started, check_same
 from bitplan.study.tally import Tally
-from bitplan.study.trials import agenda, estimation, starts
+from bitplan.study.trials import agenda, estimations, starts
 
 _PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
@@ -186,22 +187,24 @@ class _Sweeper:
                 own[self.study.title_of(trial)].append(trial)
         jobs: dict[str, tuple[Estimation, list[Method]]] = {}  # methods that differ only in their selector share one
         for method in self.study.methods:
-            if any(not self._skipped(trial) for trial in own[method.title]):
-                job = estimation(self.study, graph.id, method)
-                jobs.setdefault(job.id, (job, []))[1].append(method)
+            for budgets, job in estimations(self.study, graph.id, method).items():
+                if any(not self._skipped(trial) for trial in served_by(budgets, own[method.title])):
+                    jobs.setdefault(job.id, (job, []))[1].append(method)
         if jobs:
-            titles = ", ".join(method.title for _, methods in jobs.values() for method in methods)
+            titles = ", ".join(dict.fromkeys(method.title for _, methods in jobs.values() for method in methods))
             self.tally.tell(f"estimating gains: {titles}")
         work = Estimate(self.setting, self.engine, self.tally.now_and_then())
         plans: dict[str, Plan] = {}
         for job, outcome in run_jobs(work, [job for job, _ in jobs.values()], shelf=self.run.estimates):
             for method in jobs[job.id][1]:
+                served = served_by(job.budgets, own[method.title])
                 if isinstance(outcome, Failure):
-                    self._fail(own[method.title], outcome)
+                    self._fail(served, outcome)
                     continue
-                self.run.keep_gains(method.title, outcome)
-                self.tally.tell(f"{method.title}: gains estimated, {outcome.seconds:.1f} s of work")
-                plans |= plans_of(graph, outcome, costs, method, own[method.title])
+                title = title_at(method.title, job.budgets)
+                self.run.keep_gains(title, outcome)
+                self.tally.tell(f"{title}: gains estimated, {outcome.seconds:.1f} s of work")
+                plans |= plans_of(graph, outcome, costs, method, served)
         return plans
 
     def _train(self, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:

@@ -14,7 +14,7 @@ from bitplan.core.store import open_file
 from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.core.trust import names_code
-from bitplan.gains.base import make_gain
+from bitplan.gains.base import is_bound, make_gain
 from bitplan.study.spec import DATA
 
 _NO_PART = ("workers",)  # options of a task that no score depends on
@@ -111,8 +111,18 @@ def gain_recipe(study: Study, method: Method) -> Recipe:
     return method.recipe or study.start.recipe or study.recipe
 
 
-def estimation(study: Study, graph: str, method: Method) -> Estimation:
-    """What the gains of a method depend on; `graph` is the graph's id."""
+def estimations(study: Study, graph: str, method: Method) -> dict[tuple[str, ...], Estimation]:
+    """What the gains of a method depend on; `graph` is the graph's id.
+
+    A method that chooses within a budget has an estimate for each of the study's, by budget; others have one for all.
+    """
+    gain, _ = make_gain(method.name, method.options)
+    every: list[tuple[str, ...]] = [(budget,) for budget in study.budgets] if is_bound(gain) else [()]
+    return {budgets: estimation(study, graph, method, budgets) for budgets in every}
+
+
+def estimation(study: Study, graph: str, method: Method, budgets: tuple[str, ...] = ()) -> Estimation:
+    """What one estimate depends on."""
     return Estimation(
         start=starts(study).high.id,
         graph=graph,
@@ -121,6 +131,8 @@ def estimation(study: Study, graph: str, method: Method) -> Estimation:
         choices=study.choices,
         recipe=gain_recipe(study, method),
         seed=study.gain_seed,
+        budgets=budgets,
+        cost=study.cost if budgets else "",
     )
 
 

@@ -19,9 +19,11 @@ from bitplan.core.registry import (
     ENGINES,
     EXPORTERS,
     GAINS,
+    JUDGES,
     LAYERS,
     MODELS,
     QUANTIZERS,
+    SEARCHES,
     SELECTORS,
     TASKS,
     Registry,
@@ -33,15 +35,18 @@ from bitplan.testing import (
     check_engine,
     check_exporter,
     check_gain,
+    check_judge,
     check_layer,
     check_model,
     check_quantizer,
+    check_search,
     check_selector,
     check_task,
 )
 
 # Of bitplan's own, what is quick.
 _QUICK: Mapping[str, Mapping[str, Any]] = {
+    "adaptive": {"samples": 32, "batch_size": 16, "levels": 2},
     "alps": {"steps": 2},
     "alps_racing": {"steps": 2, "rounds": 2, "budgets": "70%", "samples": 32, "batch_size": 16},
     "drop": {"samples": 32, "batch_size": 16},
@@ -50,6 +55,11 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "hawq_v2": {"probes": 3, "min_probes": 2},
     "regression": {"steps": 1},
     "table": {"path": "gains.csv"},
+}
+_QUICK_JUDGES: Mapping[str, Mapping[str, Any]] = {
+    "drift": {"samples": 32, "batch_size": 16},
+    "drop": {"samples": 32, "batch_size": 16},
+    "finetuned": {"steps": 2},
 }
 _TABLE = "layer,w2a2,w3a3,w4a4,w8a8\na,0,1,2,3\nb,0,1,2,3\nc,0,2,3,4\n"
 _MOST_SAMPLES = 20_000  # all of them are read a few times
@@ -69,6 +79,18 @@ def test_gain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gains.csv").write_text(_TABLE)
     check_gain(_made(GAINS, name, _QUICK.get(name, {})))
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_search(name: str) -> None:
+    """The best plan that it saw, within the budget, for no more than may be spent; the same for a seed."""
+    check_search(_made(SEARCHES, name, {}))
+
+
+@pytest.mark.parametrize("name", list(JUDGES))
+def test_judge(name: str) -> None:
+    """A finite score for each plan, the same again; the model as it was."""
+    check_judge(_made(JUDGES, name, _QUICK_JUDGES.get(name, {})))
 
 
 @pytest.mark.parametrize("name", list(COSTS))

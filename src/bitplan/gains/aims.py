@@ -1,0 +1,48 @@
+"""The aim of a method that chooses within a budget, from what users write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.defaults import COST
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph
+from bitplan.costs.base import price_for
+from bitplan.plan.aim import Aim
+
+if TYPE_CHECKING:
+    from bitplan.gains.base import Context
+
+
+def aim_within(
+    graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike], cost: str = COST
+) -> Aim:
+    """What a budget, or several at once, allows by the cost of that name, or those that budgets name themselves."""
+    written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
+    return Aim.of(graph, choices, price_for([Budget.parse(one) for one in written], [cost], graph, choices), written)
+
+
+def with_aim(
+    context: Context, graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike] | None
+) -> Context:
+    """The context with the aim that a budget makes; one of them is enough."""
+    if budget is None:
+        return context
+    if context.aim is not None:
+        raise InputError("there are a budget and an aim in the context: give one of them")
+    return replace(context, aim=aim_within(graph, choices, budget))
+
+
+def check_aim(aim: Aim | None, method: str, graph: Graph, choices: tuple[Precision, ...]) -> Aim:
+    """The aim, where there is one, for these groups and choices."""
+    if aim is None:
+        raise InputError(
+            f"{method} chooses within a budget: say which, --budget 70% (in Python: estimate(…, budget='70%'))"
+        )
+    if aim.groups != tuple(group.name for group in graph.selectable) or aim.choices != choices:
+        raise InputError(f"the aim of {method} is for other groups or choices than it is to choose for: make it again")
+    return aim

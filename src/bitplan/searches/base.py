@@ -1,0 +1,156 @@
+"""What a search is: it proposes plans, a judge scores them, it learns. One loop for all of them."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from bitplan.core.errors import InputError
+from bitplan.core.precision import Precision
+from bitplan.core.progress import Progress
+from bitplan.core.records import Graph
+from bitplan.core.registry import CHOOSERS
+from bitplan.core.spend import PassMeter
+from bitplan.gains.aims import check_aim
+from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.finetuned import Expected
+from bitplan.gains.lowering import by_first_layer
+from bitplan.plan.aim import Aim, Picks, Repair
+from bitplan.searches.judging import Bench, judge_of
+
+Scored = Sequence[tuple[Picks, float]]
+"""Plans and how good they are; more is better."""
+
+_FRUITLESS = 50  # rounds in which nothing new is proposed, before a search is over
+
+
+class Proposer(Protocol):
+    """A search under way. It draws all its random numbers from the seed that it was started with."""
+
+    @abstractmethod
+    def propose(self) -> Sequence[Picks]:
+        """Plans to be judged next, at once, on as many workers as there are; how many does not depend on these."""
+
+    @abstractmethod
+    def learn_(self, scored: Scored) -> None:
+        """Take in how good they are: those within the budgets that came of what was proposed, known ones included."""
+
+
+@dataclass(frozen=True)
+class Search(Gain):
+    """A frozen dataclass derived from this class, whose fields are its options, and which can be started.
+
+    `judge` says how good a plan is: a registered name, with options behind a colon ("drift:samples=256"). `spend` is
+    what may be spent, in passes of one sample through the network (backwards counts 2); where it is not said, what
+    `usual` evaluations take. The loop repairs what exceeds the budgets, judges no plan twice, stops where the next
+    evaluation would exceed `spend`, and gives the best plan that it saw as gains for which that plan is the best
+    selection. Its evaluations are jobs with ids, so that a killed search goes on from the context's store.
+    """
+
+    calibrates: ClassVar[bool] = True
+    bound: ClassVar[bool] = True
+    usual: ClassVar[int] = 256
+    repair: ClassVar[Repair] = "exact"
+
+    judge: str = "drift"
+    spend: float | None = None
+
+    def __post_init__(self) -> None:
+        judge_of(self.judge)
+        if self.spend is not None and not 0 < self.spend < math.inf:
+            raise InputError(f"{self._name}: spend is a number of passes above 0, not {self.spend}")
+
+    @abstractmethod
+    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+        """Begin, for an aim."""
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """Search, and give the best plan as gains."""
+        aim = check_aim(context.aim, self._name, graph, choices)
+        bench = self._bench(model, graph, choices, context)
+        meter = self._meter(bench)
+        meter.check(bench.price, f"one evaluation by {self.judge}")
+        found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
+        size = {} if context.task is None else {"samples_per_epoch": int(context.task.size("train"))}
+        spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
+        return LayerGains(
+            by_first_layer(graph, as_rows(aim, found.best)),
+            counts=meter.spent.counts | size,
+            work=found.seconds,
+            notes=(f"gains: {self._name} gives the best of {spent}, for {', '.join(aim.budgets)} alone",),
+        )
+
+    def expected(
+        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> Expected | None:  # fmt: skip
+        """What the judge's trainings are going to take at most; None where it trains nothing."""
+        bench = self._bench(model, graph, choices, context)
+        return bench.expected(self._meter(bench).room(bench.price))
+
+    def _bench(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Bench:
+        return judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
+
+    def _meter(self, bench: Bench) -> PassMeter:
+        return PassMeter(self.usual * bench.price.passes if self.spend is None else self.spend)
+
+    @property
+    def _name(self) -> str:
+        return CHOOSERS.name_of(self)
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    """The best plan, how good it is, how good every plan was in the order of judging, and the seconds of judging."""
+
+    best: Picks
+    score: float
+    scores: tuple[float, ...]
+    seconds: float
+
+
+def search(
+    method: Search,
+    aim: Aim,
+    graph: Graph,
+    bench: Bench,
+    meter: PassMeter,
+    *,
+    seed: int,
+    progress: Progress | None = None,
+) -> FoundPlan:
+    """Propose, judge, learn, until there is nothing left to spend or nothing new is proposed."""
+    proposer, seen, seconds, fruitless = method.start(aim, graph, seed), dict[Picks, float](), 0.0, 0
+    total = min(meter.room(bench.price), aim.plans)
+    while meter.room(bench.price) and len(seen) < aim.plans and fruitless < _FRUITLESS:
+        asked = [aim.repair(picks, method.repair) for picks in proposer.propose()]
+        new = list(dict.fromkeys(picks for picks in asked if picks not in seen))[: meter.room(bench.price)]
+        fruitless = 0 if new else fruitless + 1
+        meter.charge(bench.price, len(new))
+        for picks, judged in zip(new, bench.judged([lowered(aim, picks) for picks in new]), strict=True):
+            seen[picks] = judged.score
+            seconds += judged.seconds
+        proposer.learn_([(picks, seen[picks]) for picks in asked if picks in seen])
+        if progress is not None and new:
+            progress(len(seen), total, f"best {max(seen.values()):.6g}")
+    best = max(seen, key=lambda picks: seen[picks])  # of equals the first
+    return FoundPlan(best, seen[best], tuple(seen.values()), seconds)
+
+
+def lowered(aim: Aim, picks: Picks) -> dict[str, Precision]:
+    """The groups of a plan that are below the highest choice, and what they are at."""
+    top = len(aim.choices) - 1
+    return {name: aim.choices[pick] for name, pick in zip(aim.groups, picks, strict=True) if pick < top}
+
+
+def as_rows(aim: Aim, picks: Picks) -> Mapping[str, tuple[float, ...]]:
+    """Gains, (G, C), by which this plan and no other is the best: 1 at its choices, −1 beside its lowest ones."""
+    return {
+        name: tuple(
+            1.0 if choice == pick > 0 else 0.0 if pick > 0 or choice == 0 else -1.0
+            for choice in range(len(aim.choices))
+        )
+        for name, pick in zip(aim.groups, picks, strict=True)
+    }
