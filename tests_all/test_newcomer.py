@@ -39,9 +39,9 @@ example = torch.randn(1, 20)
 model = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2)
 example = torch.randn(1, 16, 64)
 """,
-    "timm's": """
-import timm
-model, example = timm.create_model("resnet10t"), torch.randn(1, 3, 64, 64)
+    "timm's, by name": """
+import bitplan  # which also imports torchvision where its binary does not fit a CPU's torch
+model, example = bitplan.load_model("timm/resnet10t")[0], torch.randn(1, 3, 64, 64)
 """,
     "her own factory's": """
 from package.module import factory
