@@ -107,6 +107,7 @@ class N2uq(Quantizer):
 
     source: ClassVar[str] = "Liu et al. 2022, Nonuniform-to-uniform quantization; recalled, not read"
     uniform: ClassVar[bool] = False
+    percentile: ClassVar[bool] = True
     weight_bits: ClassVar[Sequence[int]] = range(2, 9)
     input_bits: ClassVar[Sequence[int]] = range(2, 9)
 

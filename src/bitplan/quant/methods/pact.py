@@ -49,6 +49,7 @@ class PactInputs(Quantizer):
     """
 
     inside: ClassVar[bool] = False
+    percentile: ClassVar[bool] = True
 
     decay: float = 0.0
     start: float = 0.0
