@@ -329,7 +329,7 @@ def test_from_a_file_alone_codes_that_follow_from_weights_are_not_guessed(tmp_pa
         bitplan.estimate("eagl", str(path), graph)
 
 
-@pytest.mark.parametrize("method", ["pact:zero=true", "sawb:zero=true", "q8bert", "ternary"])
+@pytest.mark.parametrize("method", ["sawb:zero=true", "ternary"])
 def test_multiples_of_a_step_run_elsewhere(method, tmp_path):
     model = quantized(method, "w2a8").eval()
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=IMAGES)
