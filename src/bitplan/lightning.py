@@ -184,16 +184,16 @@ def _check_optimizers(part: nn.Module, optimizers: Iterable[torch.optim.Optimize
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     decays = {id(parameter): group.get("weight_decay", 0) for group in groups for parameter in group["params"]}
     steps = {
-        inside(path, name): parameter
+        inside(path, name): (parameter, module.decay)
         for path, module in part.named_modules()
-        if isinstance(module, WeightQuantizer | InputQuantizer) and not module.decay
+        if isinstance(module, WeightQuantizer | InputQuantizer)
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad
     }
-    left_out = [name for name, step in steps.items() if id(step) not in decays]
+    left_out = [name for name, (step, _) in steps.items() if id(step) not in decays]
     if groups and left_out:
         raise InputError(f"no optimizer has {left_out[0]} or {len(left_out) - 1} more of the learned steps: {_GROUPS}")
-    decaying = [name for name, step in steps.items() if decays.get(id(step))]
+    decaying = [name for name, (step, own) in steps.items() if decays.get(id(step), 0) > own]
     if decaying:
         _log.warning("the optimizer lets %d learned steps decay: %s", len(decaying), _GROUPS)
 

@@ -155,7 +155,8 @@ def test_ttq_learns_its_two_levels_from_the_weights_that_have_them():
     quantizer = weight_quantizer("ternary:learned=true", weight.detach(), 2)
     assert quantizer.levels(weight).tolist() == pytest.approx([-0.6, 0.0, 0.95])
     quantizer(weight).backward(torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0]))
-    assert (quantizer.above.grad.item(), quantizer.below.grad.item()) == (20.0, -10.0)
+    gradients = (quantizer.above.grad.item(), quantizer.below.grad.item())
+    assert gradients == pytest.approx((20 / 5**0.5, -10 / 5**0.5))
     assert weight.grad.tolist() == pytest.approx([1.0, 2 * 0.6, 4 * 0.95, 8 * 0.6, 16 * 0.95])
 
 
@@ -273,6 +274,27 @@ def test_embeddings_and_attention_are_packed_and_come_back(method, tmp_path):
     assert torch.isfinite(again.train()(ids)).all()
 
 
+@pytest.mark.parametrize("method", list(QUANTIZERS))
+def test_how_values_lie_in_memory_does_not_matter(method):
+    quantizer = read_method(method).input(4, "layer", Options(), masked=False).train()
+    x = gaussian(60).view(6, 10)
+    quantizer(x)  # sets its levels
+    assert torch.equal(quantizer.eval()(x.T), quantizer(x).T)
+    weight = weight_quantizer(method, x.T, 2).eval()
+    assert torch.equal(weight(x.T), weight(x).T)
+
+
+@pytest.mark.parametrize("method", ["sawb", "ternary"])
+def test_channels_that_are_numbered_within_groups_have_levels_of_their_own(method, tmp_path):
+    network, x = nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2)), torch.randn(2, 4, 5, 5)
+    graph = bitplan.trace(network, x, rules=RULES)
+    model = quantize(network, bitplan.Plan.uniform(graph, "w2a8"), method=method, per_channel=True)
+    bitplan.calibrate_(model, [x])
+    assert model[0].weight_quantizer.in_use(model[0].weight).numel() == 6
+    packed = bitplan.load_packed(bitplan.export(model, tmp_path / "net.safetensors", "packed"), network)
+    assert torch.equal(packed.eval()(x), model.eval()(x))
+
+
 def test_what_one_method_learned_is_where_another_begins():
     model = quantized("lsq")
     step = model.head.input_quantizer.step.item()
@@ -307,7 +329,7 @@ def test_from_a_file_alone_codes_that_follow_from_weights_are_not_guessed(tmp_pa
         bitplan.estimate("eagl", str(path), graph)
 
 
-@pytest.mark.parametrize("method", ["pact:zero=true", "sawb:zero=true", "q8bert", "ternary"])
+@pytest.mark.parametrize("method", ["sawb:zero=true", "ternary"])
 def test_multiples_of_a_step_run_elsewhere(method, tmp_path):
     model = quantized(method, "w2a8").eval()
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=IMAGES)

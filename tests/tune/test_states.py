@@ -159,7 +159,7 @@ def test_the_objective_adds_what_the_recipe_says():
 
 def test_training_brings_the_states_nearer_and_a_stopped_one_goes_on_as_if_not(tmp_path):
     task, teacher = Rows(), tokens()
-    recipe = BOTH.model_copy(update={"steps": 24, "lr": 0.05, "distill_attention": 0.5})
+    recipe = BOTH.model_copy(update={"steps": 16, "lr": 0.05, "distill_attention": 0.5})
     other = tokens()
     with torch.no_grad():
         other.encoder.layers[1].linear2.weight.mul_(-1)

@@ -183,8 +183,15 @@ def _in_integers(model: Any, task: Any) -> Any:
 def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None, percentile: float | None) -> None:
     if (plan is None) == (to is None):
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
-    if percentile is not None and method == "lsq":
-        raise InputError("--percentile is for --method faq, and lsq learns its steps: leave one of them out")
+    if percentile is not None and method is not None:
+        from bitplan.core.registry import QUANTIZERS
+        from bitplan.quant.methods.base import read_method
+
+        if not read_method(method).percentile:
+            users = [name for name in QUANTIZERS if getattr(QUANTIZERS.get(name), "percentile", False)]
+            raise InputError(
+                f"--percentile is for --method {', '.join(users)}, and {method} has no use for it: leave one out"
+            )
 
 
 def _only_warns(unreached: str) -> bool:

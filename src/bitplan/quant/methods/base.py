@@ -38,6 +38,8 @@ class Quantizer(ABC):
     """Whether the levels of weights and inputs are equally far apart, so that exporters can say them."""
     weight_bits: ClassVar[Sequence[int]] = ALL_BITS
     input_bits: ClassVar[Sequence[int]] = ALL_BITS
+    percentile: ClassVar[bool] = False
+    """Whether steps or limits begin at a percentile of magnitudes, `percentile` of quantize."""
     integers: ClassVar[bool] = False
     """Whether steps are stored and zero is a level, so that integer=True can put biases on the grid of products."""
 

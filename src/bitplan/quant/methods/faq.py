@@ -39,6 +39,7 @@ class Faq(Quantizer):
 
     source: ClassVar[str] = "McKinstry et al. 2019, FAQ; its details are recalled, not read"
     integers: ClassVar[bool] = True
+    percentile: ClassVar[bool] = True
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
         """A step that is a percentile of |w| over Qp."""

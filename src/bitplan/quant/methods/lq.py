@@ -39,7 +39,7 @@ def levels_of(basis: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 def nearest(values: Tensor, levels: Tensor) -> Tensor:
     """The place of the nearest of ascending levels for each value."""
-    return torch.bucketize(values, ((levels[1:] + levels[:-1]) / 2).contiguous())
+    return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
 def fitted(values: Tensor, basis: Tensor, *, signed: bool) -> Tensor:

@@ -82,8 +82,9 @@ class ThresholdInput(LimitedInput):
         widths = self.widths.clamp_min(LEAST).to(x.dtype)
         left = self.start + torch.cat([widths.new_zeros(1), widths.cumsum(0)])  # the edges of intervals
         with torch.no_grad():
-            inside = torch.bucketize(x, left[1:-1].contiguous())
-            exact = torch.bucketize(x, (left[:-1] + widths / 2).contiguous()).to(x.dtype) + low
+            values = x.contiguous()
+            inside = torch.bucketize(values, left[1:-1].contiguous())
+            exact = torch.bucketize(values, left[:-1] + widths / 2).to(x.dtype) + low
             outside = (x <= left[0]) | (x >= left[-1])
         line = (x - left[inside]) / widths[inside]  # from 0 to 1 over its interval
         return straight_through(torch.where(outside, 0.0, line), exact)
@@ -107,6 +108,7 @@ class N2uq(Quantizer):
 
     source: ClassVar[str] = "Liu et al. 2022, Nonuniform-to-uniform quantization; recalled, not read"
     uniform: ClassVar[bool] = False
+    percentile: ClassVar[bool] = True
     weight_bits: ClassVar[Sequence[int]] = range(2, 9)
     input_bits: ClassVar[Sequence[int]] = range(2, 9)
 

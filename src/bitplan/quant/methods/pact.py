@@ -49,6 +49,7 @@ class PactInputs(Quantizer):
     """
 
     inside: ClassVar[bool] = False
+    percentile: ClassVar[bool] = True
 
     decay: float = 0.0
     start: float = 0.0
@@ -73,11 +74,15 @@ class PactInputs(Quantizer):
 @final
 @dataclass(frozen=True)
 class Pact(PactInputs):
-    """Inputs clipped at a learned α, weights as DoReFa's; `scaled` keeps the size of weights."""
+    """Inputs clipped at a learned α, weights as DoReFa's.
+
+    Weights keep their size, `scaled`, which is ours: without it, as published, the statistics of norms in a trained
+    network are wrong at first, and every α that calibration finds by them. `pact:scaled=false,start=8` is as published.
+    """
 
     source: ClassVar[str] = "Choi et al. 2018, PACT: Parameterized clipping activation"
 
-    scaled: bool = False
+    scaled: bool = True
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
         """DoReFa's levels."""

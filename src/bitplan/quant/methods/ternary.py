@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
@@ -51,7 +52,8 @@ def _threshold(magnitudes: Tensor, dims: tuple[int, ...]) -> Tensor:
 class LearnedTernaryWeight(TernaryWeight):
     """TTQ: W₊ where w > t, −W₋ where w < −t, else 0, with t = 0.05·max|w|; both are learned, and start at their means.
 
-    The gradient of a weight is that of its level, times W₊ or W₋ where it has one. Recalled, not read.
+    The gradient of a weight is that of its level, times W₊ or W₋ where it has one. Recalled, not read. Those of W₊ and
+    W₋ are sums over N weights, here divided by √N as LSQ's are: without that they leap at any usual rate.
     """
 
     def __init__(self, weight: Tensor, bits: int, shared: Shared) -> None:
@@ -114,7 +116,9 @@ class _TwoLevels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         signs, above, below = ctx.saved_tensors
         size = torch.where(signs > 0, above, torch.where(signs < 0, below, 1.0)).to(grad.dtype)
-        return grad * size, (grad * (signs > 0)).sum().to(above.dtype), -(grad * (signs < 0)).sum().to(below.dtype)
+        share = 1 / math.sqrt(max(1, grad.numel()))
+        sums = (grad * (signs > 0)).sum() * share, (grad * (signs < 0)).sum() * -share
+        return grad * size, sums[0].to(above.dtype), sums[1].to(below.dtype)
 
 
 @final
