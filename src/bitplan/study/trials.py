@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.registry import TASKS
+from bitplan.core.registry import CHOOSERS, TASKS
 from bitplan.core.store import open_file
 from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
@@ -115,9 +115,13 @@ def gain_recipe(study: Study, method: Method) -> Recipe:
 
 def _lots(study: Study, method: Method, seed: int) -> dict[str, Any]:
     """What a method that chooses within a budget, and draws lots, begins with for a seed of training."""
-    if not is_bound(make_gain(method.name, method.options)[0]):
+    if not _chooses_within_budget(method):
         return {}
     return {"gain_seed": study.gain_seed + seed, "gain_spend": _spend(study, method)}
+
+
+def _chooses_within_budget(method: Method) -> bool:
+    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))  # else it is a table's path
 
 
 def _spend(study: Study, method: Method) -> float | None:
@@ -131,7 +135,7 @@ def estimations(study: Study, graph: str, method: Method) -> list[Estimation]:
     A method that chooses within a budget has an estimate for each budget and seed of the study; others have one.
     """
     one = estimation(study, graph, method)
-    if not is_bound(make_gain(method.name, method.options)[0]):
+    if not _chooses_within_budget(method):
         return [one]
     alike = {"cost": study.cost, "spend": _spend(study, method)}
     return [
