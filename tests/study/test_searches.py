@@ -6,6 +6,7 @@ import pytest
 from tiny import STUDY
 from typer.testing import CliRunner
 
+import bitplan
 from bitplan.cli.app import app
 from bitplan.core.runs import RunFolder
 from bitplan.reports.tables import make as table
@@ -14,6 +15,7 @@ from bitplan.study.clean import find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
+from bitplan.study.trials import trials
 
 SEARCH = """
 [[methods]]
@@ -39,15 +41,18 @@ def swept(tmp_path_factory):
 def test_it_is_estimated_for_each_budget(swept):
     study, run, told = swept
     assert list(run.gains) == ["eagl"]
-    found = run.bound_gains["lots"]
-    assert {budget: gains.budgets for budget, gains in found.items()} == {"85%": ("85%",), "70%": ("70%",)}
+    found = run.bound_gains
+    assert {title: (gains.budgets, gains.seed) for title, gains in found.items()} == {
+        f"lots at {budget}, seed {seed}": ((budget,), seed) for budget in ("85%", "70%") for seed in (0, 1)
+    }
     assert {gains.counts["spend"] for gains in found.values()} == {192}
     assert told.methods == {}
     plans = run.plans
     for result in run.results:
         if study.title_of(result.trial) == "lots":
             plan = plans[result.plan]
-            assert plan.sources["gains"] == found[result.trial.budgets[0]].id
+            title = f"lots at {result.trial.budgets[0]}, seed {result.trial.seed}"
+            assert plan.sources["gains"] == found[title].id
             assert all(limit.cost <= limit.capacity for limit in plan.limits)
 
 
@@ -57,7 +62,7 @@ def test_what_reads_a_run_takes_it(swept, tmp_path):
     kept = [path for path in find_waste(run.path, [study]).paths if path.parent.name == "estimates"]
     assert kept == []
     rows = {row[0]: row for row in table("costs", run, plain=False).rows}
-    assert set(rows) == {"eagl", "lots at 85%", "lots at 70%"}
+    assert set(rows) == {"eagl", *run.bound_gains}
     assert "lots" in {row[0] for row in table("frontier", run, plain=False).rows}
     for words in (["compare", str(run.path)], ["report", str(run.path), "-o", str(tmp_path / "page.html")]):
         done = CliRunner().invoke(app, words)
@@ -68,3 +73,23 @@ def test_what_reads_a_run_takes_it(swept, tmp_path):
 def test_a_sweep_again_does_nothing(swept):
     study, run, _ = swept
     assert sweep(study, run.path, trust=True).trained == 0
+
+
+def test_a_study_says_once_what_searches_may_spend(write, tmp_path):
+    """In epochs of training, of three passes of each of the 1,437 samples; options of a method count instead."""
+    more = 'spend = 0.05\nseeds = [0]\nbudgets = ["70%"]'
+    changes = [("seeds = [0, 1]", more), ('budgets = ["85%", "70%"]\n', "")]
+    search = SEARCH + '[[methods]]\nname = "evolution"\noptions = { judge = "drift:samples=32" }\n'
+    path = write(*changes, ('[[methods]]\nname = "uniform"\n', search))
+    study = read_study(path)
+    assert study.spend == 0.05
+    sweep(study, tmp_path / "run", trust=True, only=["lots", "evolution"])
+    spent = {title: gains.counts["spend"] for title, gains in RunFolder(tmp_path / "run").bound_gains.items()}
+    size = bitplan.load_task("digits").size("train")
+    room = int(0.05 * 3 * size / 64)
+    assert spent["lots at 70%, seed 0"] == 192
+    assert 0 < spent["evolution at 70%, seed 0"] <= 64 * room
+    unsaid = read_study(write(*[(old, new.replace("spend = 0.05\n", "")) for old, new in changes],
+                              ('[[methods]]\nname = "uniform"\n', search), name="unsaid.toml"))  # fmt: skip
+    with_it, without = ({trial.id: trial.method for trial in trials(one)} for one in (study, unsaid))
+    assert {with_it.get(name, without.get(name)) for name in with_it.keys() ^ without.keys()} == {"evolution"}

@@ -99,13 +99,21 @@ def fault_of(error: BaseException) -> Fault:
     return "input" if isinstance(error, InputError) else "code"
 
 
+_LESS_LIKELY = 0.15  # by so much less alike than the best, and a name is not meant
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Say which known names are near `name`, or, where none is, which there are."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
-        return f"; did you mean {' or '.join(close)}?"
+        best = _likeness(name, close[0])
+        return f"; did you mean {' or '.join(one for one in close if _likeness(name, one) > best - _LESS_LIKELY)}?"
     if not names:
         return "; there are none"
     shown = ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")
     return f"; there is {shown}"
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, name).ratio()

@@ -118,14 +118,21 @@ class Registries:
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({name for kind in self.kinds for name in kind}))
 
-    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+    def get(self, name: str) -> Any:
         """The thing of that name, of whichever kind; an unknown one is said beside all that are there."""
+        return self._kind(name).get(name)
+
+    def make(self, name: str, options: Mapping[str, Any]) -> Any:
+        """The same with these options."""
+        return self._kind(name).make(name, options)
+
+    def _kind(self, name: str) -> Registry:
         kind = next((kind for kind in self.kinds if name in kind), None)
         if kind is None:
             first = self.kinds[0]
             lists = " and ".join(f"`bitplan list {kind.several}`" for kind in self.kinds)
             raise UnknownName(first.what, name, self, hint=f"{lists} show all")
-        return kind.make(name, options)
+        return kind
 
     def name_of(self, thing: Any) -> str:
         """The name that a thing's class is registered under; of one that is not, the class's own in lower case."""

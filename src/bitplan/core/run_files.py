@@ -44,9 +44,9 @@ def is_own(name: PurePath) -> bool:
     return name.parts[0] in own
 
 
-def title_at(title: str, budgets: tuple[str, ...]) -> str:
-    """What the gains of a method are called; of one that chooses within budgets they hold for these alone."""
-    return " at ".join([title, *budgets])
+def title_at(title: str, budgets: tuple[str, ...], seed: int) -> str:
+    """What the gains of a method are called; of one that chooses within budgets they hold for these and a seed."""
+    return f"{title} at {' and '.join(budgets)}, seed {seed}" if budgets else title
 
 
 def gains_file(title: str) -> str:

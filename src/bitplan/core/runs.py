@@ -3,7 +3,7 @@
 RUN/
 ├── study.json  agenda.json  what is compared, and the trials that this takes
 ├── graph.json  costs.json
-├── gains/TITLE.json         one per method, for people: a copy of its estimate (of a search: TITLE at BUDGET)
+├── gains/TITLE.json         one per method, for people: a copy of its estimate (of a search: TITLE at BUDGET, seed N)
 ├── plans/ID.json
 ├── trials/ID.json           the Result of a trial that is done
 ├── failures/ID.json         a trial that failed
@@ -179,14 +179,13 @@ class RunFolder:
         return {title: gains for title, gains in found.items() if gains is not None}
 
     @property
-    def bound_gains(self) -> dict[str, dict[str, Gains]]:
-        """Of the methods that choose within a budget, the gains at each that is done, by title and budget."""
-        found: dict[str, dict[str, Gains]] = {}
-        for method, budget in product(self.study.methods, self.study.budgets):
-            gains = self.gains_of(title_at(method.title, (budget,)))
-            if gains is not None:
-                found.setdefault(method.title, {})[budget] = gains
-        return found
+    def bound_gains(self) -> dict[str, Gains]:
+        """Of the methods that choose within a budget, the gains that are done, by title, budget and seed in words."""
+        study = self.study
+        every = product(study.methods, study.budgets, study.seeds)
+        titles = [title_at(method.title, (budget,), study.gain_seed + seed) for method, budget, seed in every]
+        found = {title: self.gains_of(title) for title in titles}
+        return {title: gains for title, gains in found.items() if gains is not None}
 
     def gains_of(self, title: str) -> Gains | None:
         """The gains of a method by its title, if they are there."""

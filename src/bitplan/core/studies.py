@@ -16,7 +16,7 @@ from bitplan.core.precision import Precision, why_not_choices
 from bitplan.core.record import Record, Upgrade, Value
 from bitplan.core.records import Name
 from bitplan.core.rules import Rules
-from bitplan.core.trials import OLD_RUN, Count, LogLines, NotNegative, Recipe, Trial
+from bitplan.core.trials import OLD_RUN, Count, LogLines, NotNegative, Positive, Recipe, Trial
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -67,13 +67,16 @@ class Study(Record):
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
     the networks with all layers at the lowest and at the highest choice, trained alike. `keep_networks` keeps every
-    network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
+    network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
+    each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
+    A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
 
     name: Name
     task: Name
@@ -90,6 +93,7 @@ class Study(Record):
     references: bool = True
     keep_networks: bool = False
     gain_seed: int = 0
+    spend: Positive | None = None
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}
 
@@ -184,10 +188,10 @@ class Agenda(Record):
 class Estimation(Record):
     """One estimate of gains: everything that they depend on. `start` is the id of the network's trial.
 
-    `budgets` and `cost` are said where a method chooses within a budget.
+    `budgets`, `cost` and `spend` are said where a method chooses within a budget.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend"})
 
     start: str
     graph: str
@@ -198,6 +202,7 @@ class Estimation(Record):
     seed: int = 0
     budgets: tuple[str, ...] = ()
     cost: str = ""
+    spend: Positive | None = None
 
 
 class Training(Record):

@@ -136,12 +136,13 @@ class Trial(Record):
 
     `method` is the name of a gain where the trial is a choice, and else what people call it; `precision` is that of all
     layers of a start or a reference. Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are
-    what the method estimated with.
+    what the method estimated with, `gain_spend` what a search could spend, in epochs.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend"})
 
     task: Name
     model: Name
@@ -158,6 +159,7 @@ class Trial(Record):
     seed: int
     gain_recipe: Recipe | None = None
     gain_seed: int = 0
+    gain_spend: Positive | None = None
 
     @model_validator(mode="after")
     def _as_its_role_says(self) -> Self:

@@ -37,7 +37,8 @@ class Context:
 
     `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
     `engine`; their outcomes are kept in `store`, a folder or a shelf of a run, from where a killed estimate goes on.
-    `aim` is what must be met, for methods that choose within a budget.
+    `aim` is what must be met, for methods that choose within a budget, and `epochs` what they may spend unless their
+    options say so: of training, three passes of every sample each.
     """
 
     task: Any = None
@@ -48,6 +49,7 @@ class Context:
     store: str | Path | Shelf[Record] | None = None
     progress: Progress | None = None
     aim: Aim | None = None
+    epochs: float | None = None
 
     @property
     def shelf(self) -> Shelf[Record] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.run_files import title_at
 from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
@@ -80,10 +79,7 @@ def _best(
 def costs(run: RunFolder) -> Table:
     """What each method took to estimate: seconds, epochs of training data, samples, trainings."""
     rows: list[tuple[Value, ...]] = []
-    within = {
-        title_at(title, (budget,)): gains for title, every in run.bound_gains.items() for budget, gains in every.items()
-    }
-    for title, gains in (run.gains | within).items():
+    for title, gains in (run.gains | run.bound_gains).items():
         samples, per_epoch = gains.counts.get("samples", 0), gains.counts.get("samples_per_epoch")
         epochs: float | None = None  # not known where a method does not say how many samples an epoch has
         if per_epoch:

@@ -13,7 +13,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import PassMeter
+from bitplan.core.spend import PassMeter, Spend
 from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
@@ -24,6 +24,7 @@ from bitplan.searches.judging import Bench, judge_of
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
 
+_EPOCH = Spend(forwards=1, backwards=1)  # of one sample, in training
 _FRUITLESS = 50  # rounds in which nothing new is proposed, before a search is over
 
 
@@ -44,10 +45,11 @@ class Search(Gain):
     """A frozen dataclass derived from this class, whose fields are its options, and which can be started.
 
     `judge` says how good a plan is: a registered name, with options behind a colon ("drift:samples=256"). `spend` is
-    what may be spent, in passes of one sample through the network (backwards counts 2); where it is not said, what
-    `usual` evaluations take. The loop repairs what exceeds the budgets, judges no plan twice, stops where the next
-    evaluation would exceed `spend`, and gives the best plan that it saw as gains for which that plan is the best
-    selection. Its evaluations are jobs with ids, so that a killed search goes on from the context's store.
+    what may be spent, in passes of one sample through the network (backwards counts 2); where it is not said, the
+    epochs of the context, or what `usual` evaluations take. The loop repairs what exceeds the budgets, judges no plan
+    twice, stops where the next evaluation would exceed `spend`, and gives the best plan that it saw as gains for which
+    that plan is the best selection. Its evaluations are jobs with ids, so that a killed search goes on from the
+    context's store.
     """
 
     calibrates: ClassVar[bool] = True
@@ -71,7 +73,7 @@ class Search(Gain):
         """Search, and give the best plan as gains."""
         aim = check_aim(context.aim, self._name, graph, choices)
         bench = self._bench(model, graph, choices, context)
-        meter = self._meter(bench)
+        meter = self._meter(bench, context)
         meter.check(bench.price, f"one evaluation by {self.judge}")
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
         size = {} if context.task is None else {"samples_per_epoch": int(context.task.size("train"))}
@@ -88,13 +90,18 @@ class Search(Gain):
     ) -> Expected | None:  # fmt: skip
         """What the judge's trainings are going to take at most; None where it trains nothing."""
         bench = self._bench(model, graph, choices, context)
-        return bench.expected(self._meter(bench).room(bench.price))
+        return bench.expected(self._meter(bench, context).room(bench.price))
 
     def _bench(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Bench:
         return judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
 
-    def _meter(self, bench: Bench) -> PassMeter:
-        return PassMeter(self.usual * bench.price.passes if self.spend is None else self.spend)
+    def _meter(self, bench: Bench, context: Context) -> PassMeter:
+        """What the options allow, else the context's epochs, else what is usual."""
+        if self.spend is not None:
+            return PassMeter(self.spend)
+        if context.epochs is not None and context.task is not None:
+            return PassMeter(context.epochs * _EPOCH.passes * context.task.size("train"))
+        return PassMeter(self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:

@@ -66,10 +66,7 @@ def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     graph = run.graph
     if graph is not None:
         needed[RunPart.ESTIMATES] = {
-            job.id
-            for study in studies
-            for method in study.methods
-            for job in estimations(study, graph.id, method).values()
+            job.id for study in studies for method in study.methods for job in estimations(study, graph.id, method)
         }
     return needed
 

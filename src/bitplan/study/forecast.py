@@ -85,11 +85,11 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
     study, seconds = setting.study, dict[str, float]()
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
-        for job in estimations(study, graph.id, method).values():
+        for job in estimations(study, graph.id, method):
             if setting.run.estimates.has(job.id):
                 continue
             teacher = network if job.recipe and job.recipe.distills else None
-            context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed)
+            context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend)
             told = gain.expected(high, graph, study.choices, context)
             if told is not None:
                 seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)

@@ -94,6 +94,7 @@ class Estimate:
             store=setting.run.jobs,
             progress=lambda done, total, what: self.progress(done, total, f"{job.method}: {what}"),
             aim=setting.aim(job.budgets),
+            epochs=job.spend,
         )
         model, options = setting.start(job.start), dict[str, Any](job.options)
         return estimate(job.method, model, setting.graph, choices=job.choices, context=context, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.studies import Method, Study, Trained, Training
+from bitplan.core.studies import Estimation, Method, Study, Trained, Training
 from bitplan.core.trials import Result, Trial
 from bitplan.plan.base import select_each
 
@@ -15,9 +15,10 @@ def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
     return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
 
 
-def served_by(budgets: tuple[str, ...], trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that gains for these budgets are for; those for none are for all."""
-    return [trial for trial in trials if not budgets or trial.budgets == budgets]
+def served_by(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials of a method that an estimate of it is for: those of its budget and seed, or all."""
+    of_job = job.budgets, job.seed
+    return [trial for trial in trials if not job.budgets or (trial.budgets, trial.gain_seed) == of_job]
 
 
 def plans_of(

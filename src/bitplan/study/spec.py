@@ -32,10 +32,10 @@ from bitplan.core.tables import is_table
 from bitplan.core.trials import FOR_FLOATS, Recipe
 
 _TOP = (
-    "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "references",
+    "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
     "keep_networks", "rules", "start", "recipe", "methods", "engine",
 )  # fmt: skip
-_PLAIN = ("name", "model", "gain_seed", "references", "keep_networks")
+_PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
 DATA = ("data", "tokenizer")
 """Options of tasks that are paths."""
 _LENGTHS = ("epochs", "steps")

@@ -187,8 +187,8 @@ class _Sweeper:
                 own[self.study.title_of(trial)].append(trial)
         jobs: dict[str, tuple[Estimation, list[Method]]] = {}  # methods that differ only in their selector share one
         for method in self.study.methods:
-            for budgets, job in estimations(self.study, graph.id, method).items():
-                if any(not self._skipped(trial) for trial in served_by(budgets, own[method.title])):
+            for job in estimations(self.study, graph.id, method):
+                if any(not self._skipped(trial) for trial in served_by(job, own[method.title])):
                     jobs.setdefault(job.id, (job, []))[1].append(method)
         if jobs:
             titles = ", ".join(dict.fromkeys(method.title for _, methods in jobs.values() for method in methods))
@@ -197,11 +197,11 @@ class _Sweeper:
         plans: dict[str, Plan] = {}
         for job, outcome in run_jobs(work, [job for job, _ in jobs.values()], shelf=self.run.estimates):
             for method in jobs[job.id][1]:
-                served = served_by(job.budgets, own[method.title])
+                served = served_by(job, own[method.title])
                 if isinstance(outcome, Failure):
                     self._fail(served, outcome)
                     continue
-                title = title_at(method.title, job.budgets)
+                title = title_at(method.title, job.budgets, job.seed)
                 self.run.keep_gains(title, outcome)
                 self.tally.tell(f"{title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= plans_of(graph, outcome, costs, method, served)

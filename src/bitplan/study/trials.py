@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.registry import TASKS
+from bitplan.core.registry import CHOOSERS, TASKS
 from bitplan.core.store import open_file
 from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
@@ -86,7 +86,11 @@ def trials(study: Study) -> list[Trial]:
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
         }
-        own = [Trial(**chosen, budgets=(budget,), seed=seed) for budget in study.budgets for seed in study.seeds]
+        own = [
+            Trial(**chosen | _lots(study, method, seed), budgets=(budget,), seed=seed)
+            for budget in study.budgets
+            for seed in study.seeds
+        ]
         same = first_of.setdefault(own[0].id, method.title)
         if same != method.title:
             unsaid = f"{method.name} selects by {own[0].selector} unless said"
@@ -111,18 +115,40 @@ def gain_recipe(study: Study, method: Method) -> Recipe:
     return method.recipe or study.start.recipe or study.recipe
 
 
-def estimations(study: Study, graph: str, method: Method) -> dict[tuple[str, ...], Estimation]:
+def _lots(study: Study, method: Method, seed: int) -> dict[str, Any]:
+    """What a method that chooses within a budget, and draws lots, begins with for a seed of training."""
+    if not _chooses_within_budget(method):
+        return {}
+    return {"gain_seed": study.gain_seed + seed, "gain_spend": _spend(study, method)}
+
+
+def _chooses_within_budget(method: Method) -> bool:
+    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))  # else it is a table's path
+
+
+def _spend(study: Study, method: Method) -> float | None:
+    """The study's, unless the method has its own."""
+    return None if "spend" in method.options else study.spend
+
+
+def estimations(study: Study, graph: str, method: Method) -> list[Estimation]:
     """What the gains of a method depend on; `graph` is the graph's id.
 
-    A method that chooses within a budget has an estimate for each of the study's, by budget; others have one for all.
+    A method that chooses within a budget has an estimate for each budget and seed of the study; others have one.
     """
-    gain, _ = make_gain(method.name, method.options)
-    every: list[tuple[str, ...]] = [(budget,) for budget in study.budgets] if is_bound(gain) else [()]
-    return {budgets: estimation(study, graph, method, budgets) for budgets in every}
+    one = estimation(study, graph, method)
+    if not _chooses_within_budget(method):
+        return [one]
+    alike = {"cost": study.cost, "spend": _spend(study, method)}
+    return [
+        one.model_copy(update={"budgets": (budget,), "seed": study.gain_seed + seed, **alike})
+        for budget in study.budgets
+        for seed in study.seeds
+    ]
 
 
-def estimation(study: Study, graph: str, method: Method, budgets: tuple[str, ...] = ()) -> Estimation:
-    """What one estimate depends on."""
+def estimation(study: Study, graph: str, method: Method) -> Estimation:
+    """What one estimate depends on, whatever the budget."""
     return Estimation(
         start=starts(study).high.id,
         graph=graph,
@@ -131,8 +157,6 @@ def estimation(study: Study, graph: str, method: Method, budgets: tuple[str, ...
         choices=study.choices,
         recipe=gain_recipe(study, method),
         seed=study.gain_seed,
-        budgets=budgets,
-        cost=study.cost if budgets else "",
     )
 
 
