@@ -1,29 +1,32 @@
 """Every line of `docs/performance.md`, measured here and now: `make bench`.
 
-    python -m benchmarks                   everything; the page is written anew
-    python -m benchmarks select eagl       these only; their sections of the page are replaced
+    python -m benchmarks                         everything; the page is written anew
+    python -m benchmarks select eagl             these only; their sections of the page are replaced
+    python -m benchmarks --write page.md eagl    another page than docs/performance.md
 
-Each benchmark runs in a process of its own; what fails is said in the page with its reason, and the others go on.
+Each benchmark runs in a process of its own; what fails is said in the page with its reason, and the others go on. The
+page begins with how many targets are met and which are not, counted from its own tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
-import importlib
 import os
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.rows import Row, table
+from benchmarks.rows import cells_of, measured, table
 
 ALL = ("select", "trace", "startup", "eagl", "hawq", "qat_step", "finetune", "engines", "export", "integer")
 ALL += ("capture", "latency", "matmulnbits", "page", "calibrate", "big_run")
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+FAILED = "did not run here:"
 HEAD = """# Performance
 
 Written by `make bench` (`python -m benchmarks`; `python -m benchmarks NAME` measures one section again). Each line is
@@ -33,17 +36,42 @@ busy the machine was.
 """
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure, print, and put into the page; of a whole run nothing old is left."""
-    unknown = sorted(set(names) - set(ALL))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, and write the page.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
+    parser.add_argument("--write", type=Path, default=PAGE, metavar="PAGE", help="docs/performance.md unless given")
+    asked = parser.parse_args(arguments)
+    unknown = sorted(set(asked.names) - set(ALL))
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
-    old = _sections(PAGE.read_text()) if PAGE.exists() and names else {}
-    for name in names or ALL:
-        old[name] = section(name)
-        print(old[name], flush=True)
-        ordered = [old[one] for one in ALL if one in old]
-        PAGE.write_text("\n".join([HEAD, *ordered]))
+    sections = _sections(asked.write.read_text()) if asked.write.exists() and asked.names else {}
+    for name in asked.names or ALL:
+        sections[name] = section(name)
+        print(sections[name], flush=True)
+        asked.write.write_text(page(sections))
+    print(summary(sections))
+
+
+def page(sections: Mapping[str, str]) -> str:
+    """The whole page: what it is, what came of it, and the sections in their order."""
+    ordered = {name: sections[name] for name in ALL if name in sections}
+    return "\n".join([HEAD, f"{summary(ordered)}\n", *ordered.values()])
+
+
+def summary(sections: Mapping[str, str]) -> str:
+    """How many targets are met, and the lines that do not meet theirs."""
+    lines = [(name, *cells) for name, text in sections.items() for cells in cells_of(text)]
+    judged = [line for line in lines if line[-1] in ("yes", "no")]
+    missed = [line for line in judged if line[-1] == "no"]
+    silent = [name for name, text in sections.items() if FAILED in text]
+    said = [f"{len(lines)} lines, {len(judged)} of them with a target; {len(judged) - len(missed)} meet it."]
+    said += [f"Did not run: {', '.join(silent)}."] if silent else []
+    said += ["", "Not met:", ""] if missed else []
+    for name, what, ours, peer, ratio, target, _ in missed:
+        found = f"{ratio} of {peer}" if ratio != "–" else ours
+        said.append(f"- {name}: {what}: {found}, target {target}")
+    return "\n".join(said)
 
 
 def section(name: str) -> str:
@@ -51,18 +79,12 @@ def section(name: str) -> str:
     busy = os.getloadavg()[0]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         try:
-            title, rows = alone.submit(_measured, name).result()
+            title, rows = alone.submit(measured, name).result()
             body = table(rows)
         except Exception as error:  # one that fails must not lose the others
-            title, body = name, f"did not run here: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            title, body = name, f"{FAILED} {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     when = f"{datetime.date.today()}, {_machine()}, load {busy:.1f} before and {os.getloadavg()[0]:.1f} after"
     return f"## {name}\n\n{title} `python -m benchmarks.{name}` ({when}).\n\n{body}\n"
-
-
-def _measured(name: str) -> tuple[str, list[Row]]:
-    """The first line of a benchmark's text, and its rows; run in a new process."""
-    module = importlib.import_module(f"benchmarks.{name}")
-    return (module.__doc__ or name).splitlines()[0], list(module.rows())
 
 
 def _machine() -> str:

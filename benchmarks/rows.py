@@ -9,6 +9,8 @@ A ratio is what ours takes of what the peer takes, so that less is better and a 
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,17 +61,30 @@ class Row:
         )
 
 
+def measured(name: str) -> tuple[str, list[Row]]:
+    """The first line of a benchmark's text, and its rows: here, since a new process imports no `__main__`."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    return (module.__doc__ or name).splitlines()[0], list(module.rows())
+
+
 HEADER = ("what", "ours", "peer", "ours ÷ peer", "target", "met")
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a table in Markdown, padded so that it reads in a terminal as well."""
-    lines = [HEADER, *(row.cells() for row in rows)]
+    lines = [HEADER, *(tuple(cell.replace("|", r"\|") for cell in row.cells()) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(HEADER))]
     lines.insert(1, tuple("-" * width for width in widths))
     return "\n".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     )
+
+
+def cells_of(text: str) -> list[tuple[str, ...]]:
+    """The cells of every row of the tables that `table` wrote, wherever they stand in a text."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and line.endswith(" |")]
+    rows = [tuple(cell.strip() for cell in re.split(r"(?<!\\) \| ", line[2:-2])) for line in lines]
+    return [row for row in rows if len(row) == len(HEADER) and row != HEADER and set(row[0]) != {"-"}]
 
 
 def number(value: float) -> str:

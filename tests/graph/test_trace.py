@@ -143,6 +143,32 @@ def test_recurrent_layers_are_their_matrices():
     }
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 11])
+@pytest.mark.parametrize("kind", ["lstm", "projected", "gru", "rnn", "packed"])
+def test_a_few_steps_stand_for_all_of_a_sequence(kind, length):
+    """By shapes a few are looked at; with values all are taken."""
+    builds = {"gru": nn.GRU, "rnn": nn.RNN}
+    more = {"proj_size": 3} if kind == "projected" else {}
+    recurrent = builds.get(kind, nn.LSTM)(8, 6, 2, batch_first=True, bidirectional=True, **more)
+    width = 2 * (more.get("proj_size", 6))
+
+    def forward(net, x):
+        if kind != "packed":
+            return net.head(net.recurrent(x)[0])
+        lengths = torch.tensor([length, max(1, length - 2)])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return net.head(nn.utils.rnn.pad_packed_sequence(net.recurrent(packed)[0], batch_first=True)[0])
+
+    model, x = Net(forward, recurrent=recurrent, head=nn.Linear(width, 4)), torch.randn(2, length, 8)
+    whole = bitplan.trace(model, x, rules=None, values=True)
+    found = whole if kind == "packed" else bitplan.trace(model, x, rules=None)
+    assert [(layer.name, layer.macs) for layer in found.layers] == [(layer.name, layer.macs) for layer in whole.layers]
+    assert found.links == whole.links
+    hidden = {layer.name: layer for layer in found.layers}["recurrent.weight_hh_l0"]
+    rows = 2 * length if kind != "packed" else length + max(1, length - 2)
+    assert hidden.macs == rows * hidden.weights
+
+
 def test_learned_queries_pass_through_layers_and_low_rank_updates_do_not_count():
     class LowRank(nn.Module):
         def __init__(self):

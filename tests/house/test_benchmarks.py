@@ -1,6 +1,8 @@
 """The rows that benchmarks offer, and the page that is made of them."""
 
 import importlib
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +62,57 @@ def test_what_fails_is_said_and_not_raised(monkeypatch):
     assert not broken.exists()
     assert "did not run here: ModuleNotFoundError" in main.section("no_such_benchmark")
     assert "benchmarks.no_such_benchmark" not in sys.modules
+
+
+def test_the_page_begins_with_what_is_met_and_what_is_not(tmp_path, monkeypatch, capsys):
+    main, rows = bench()
+    row = rows.Row
+    made = {
+        "select": [row("one budget", 2.0, 4.0, "HiGHS", "ms", 1.2), row("two budgets", 9.0, 3.0, "HiGHS", "ms", 1.2)],
+        "trace": [row("a network | in parts", 1.0), row("a slow one", 7.0, target=3.1)],
+    }  # fmt: skip
+    monkeypatch.setattr(main, "PAGE", tmp_path / "not this one.md")
+    monkeypatch.setattr(main, "ALL", ("select", "trace", "eagl"))
+    failed = "did not run here: ImportError: no peer"
+
+    def section(name):
+        return f"## {name}\n\nWhat it is.\n\n{rows.table(made[name]) if name in made else failed}\n"
+
+    monkeypatch.setattr(main, "section", section)
+    page = tmp_path / "page.md"
+    main.main(["--write", str(page)])
+    text = page.read_text()
+    head = text[: text.index("## select")]
+    assert "4 lines, 3 of them with a target; 1 meet it." in head
+    assert "Did not run: eagl." in head
+    assert "- select: two budgets: 3.00 of 3.00 ms (HiGHS), target ≤ 1.20" in head
+    assert "- trace: a slow one: 7.00 s, target ≤ 3.10 s" in head
+    assert "one budget" not in head
+    assert not main.PAGE.exists()
+    made["select"][1] = row("two budgets", 1.0, 3.0, "HiGHS", "ms", 1.2)
+    main.main(["--write", str(page), "select"])
+    again = page.read_text()
+    assert "4 lines, 3 of them with a target; 2 meet it." in again
+    assert again.count("# Performance") == again.count("## trace") == 1
+    assert "two budgets" not in again[: again.index("## select")]
+    assert "2 meet it" in capsys.readouterr().out
+
+
+def test_the_command_measures_in_processes_of_their_own_and_writes_the_page(tmp_path):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    for name in ("__init__.py", "__main__.py", "rows.py"):
+        shutil.copy(ROOT / "benchmarks" / name, folder)
+    (folder / "select.py").write_text(
+        '"""Made up."""\nfrom benchmarks.rows import Row\n'
+        'def rows():\n    return [Row("a line", 2.0, 4.0, "a peer", target=0.6)]\n'
+    )
+    (folder / "eagl.py").write_text('"""Broken."""\ndef rows():\n    raise ValueError("no such peer")\n')
+    command = [sys.executable, "-m", "benchmarks", "--write", "page.md", "select", "eagl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    page = (tmp_path / "page.md").read_text()
+    assert "Made up. `python -m benchmarks.select`" in page
+    assert "| a line | 2.00 s | 4.00 s (a peer) | 0.50        | ≤ 0.600 | yes |" in page
+    assert "did not run here: ValueError: no such peer" in page
+    assert "1 lines, 1 of them with a target; 1 meet it." in page
+    assert "Did not run: eagl." in done.stdout

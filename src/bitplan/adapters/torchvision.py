@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,7 +19,6 @@ _SCHEMAS = {
     "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_COMPILER = "torch._dynamo.utils"
 
 
 def installed() -> bool:
@@ -34,33 +31,13 @@ def torchvision(purpose: str = "this model") -> ModuleType:
     """Import torchvision; the operators it lacks are declared only when the plain import fails."""
     if not installed():
         raise MissingExtra("torchvision", "vision", purpose)
-    with _without_the_compiler():
-        try:
-            import torchvision as module
-        except RuntimeError as error:
-            if "torchvision::nms does not exist" not in str(error):
-                raise
-            module = _import_with_declared_operators()
-    return module
-
-
-@contextmanager
-def _without_the_compiler() -> Iterator[None]:
-    """Keep torchvision from importing torch's compiler, which takes longer than torch, for one operator.
-
-    The function asks the compiler when it is called.
-    """
-    if _COMPILER in sys.modules:
-        yield
-        return
-    stand_in: Any = ModuleType(_COMPILER)
-    stand_in.is_compile_supported = lambda device: importlib.import_module(_COMPILER).is_compile_supported(device)
-    sys.modules[_COMPILER] = stand_in
     try:
-        yield
-    finally:
-        if sys.modules.get(_COMPILER) is stand_in:
-            del sys.modules[_COMPILER]
+        import torchvision as module
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+        module = _import_with_declared_operators()
+    return module
 
 
 def _import_with_declared_operators() -> ModuleType:

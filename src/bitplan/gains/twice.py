@@ -73,7 +73,7 @@ def _convolved(  # the signature is torch's
         out: Tensor = convolve(input, weight, bias, stride, padding, dilation, groups)
         return out
     geometry = _Geometry(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
-    made: Tensor = _Convolution.apply(input, weight, geometry)
+    made: Tensor = _TwiceConvolved.apply(input, weight, geometry)
     return made if bias is None else made + bias.view(1, -1, *(1,) * axes)
 
 
@@ -99,7 +99,7 @@ def _backward(
     return of_x, of_weight
 
 
-class _Convolution(torch.autograd.Function):
+class _TwiceConvolved(torch.autograd.Function):
     """y = x ∗ W."""
 
     @staticmethod

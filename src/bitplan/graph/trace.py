@@ -50,7 +50,8 @@ def trace(
     if example is None:
         raise InputError("an example input is needed to trace a model: trace(model, example)")
     shadow = Shadow(model, values=values)
-    watch, integers = Watch(shadow.model, shadow.parameters), IntegerWatch(shadow.model)
+    watch = Watch(shadow.model, shadow.parameters, few_steps=not shadow.follows_values)
+    integers = IntegerWatch(shadow.model)
     _run(shadow, watch, integers, example)
     if not watch.layers:
         raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")

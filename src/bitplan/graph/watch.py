@@ -30,7 +30,7 @@ from bitplan.quant.functions import (
     with_operands_in_place,
 )
 from bitplan.quant.layers import original
-from bitplan.quant.recurrence import OPENED, plain
+from bitplan.quant.recurrence import OPENED, FewSteps, Products, plain
 
 aten = torch.ops.aten
 
@@ -72,7 +72,10 @@ class _Origin:
 class Watch:
     """The layers of one forward pass, in the order of their first call."""
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], *, few_steps: bool = False) -> None:
+        """With `few_steps` a few of a recurrent layer stand for all: right where tensors have shapes and no values."""
+        self.products: Products = FewSteps(self.counting) if few_steps else plain
+        self._times = 1
         self.values = Values()
         self.layers: dict[str, SeenLayer] = {}
         self.last_weighted: str | None = None
@@ -133,6 +136,15 @@ class Watch:
             self._function, self._moves = _UNSEEN, False
             self._product_name = inside(call.path, _UNSEEN)
 
+    @contextmanager
+    def counting(self, times: int) -> Iterator[None]:
+        """What is multiplied now counts so many times."""
+        self._times, before = times, self._times
+        try:
+            yield
+        finally:
+            self._times = before
+
     def _given_weight(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether an operand of a multiplication comes from parameters."""
         multiplication = MULTIPLICATIONS.get(func)
@@ -191,7 +203,7 @@ class Watch:
             return False
         kind = "attention" if self._function == ATTENTION else "product"
         seen = self._layer(self._product_name, product, 0, kind)
-        seen.macs += product.macs
+        seen.macs += product.macs * self._times
         seen.uses[Use(module=self._stack[-1].path, function=self._function_of(product))] = None
         return True
 
@@ -219,7 +231,7 @@ class Watch:
         use = Use(module=shared[-1].path, function=self._function_of(product), computed=origin.computed)
         for seen, (name, size) in zip(layers, parts.items(), strict=True):
             seen.parameter = name
-            seen.macs += product.macs * size // sum(parts.values())
+            seen.macs += product.macs * self._times * size // sum(parts.values())
             seen.uses[use] = None
         return layers
 
@@ -275,7 +287,7 @@ class _Functions(TorchFunctionMode):
                 return open_attention(*args, **(kwargs or {}))
         if func in OPENED:
             with self:
-                return OPENED[func](plain, *args, **(kwargs or {}))
+                return OPENED[func](self._watch.products, *args, **(kwargs or {}))
         if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
             equation, operands = operands_of_einsum(args)
             result = operands[0]

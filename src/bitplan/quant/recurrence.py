@@ -8,10 +8,12 @@ is quantized once, however many steps there are (docs/decisions/0013-recurrent.m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +36,27 @@ class Products(Protocol):
 def plain(weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
     """The product itself."""
     return lambda x: F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True)
+class FewSteps:
+    """Plain products where only shapes are looked at: all steps are alike, so a few are taken, and the last counts.
+
+    `counting(times)` is the context in which what is multiplied counts so many times.
+    """
+
+    counting: Callable[[int], AbstractContextManager[None]]
+    steps: ClassVar[int] = 3  # the first, one that follows one, and one for all others
+
+    def __call__(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """A product that is used for a few steps where there are more."""
+        product, numbers = plain(weight, bias), itertools.count(1)
+
+        def counted(x: Tensor) -> Tensor:
+            with self.counting(times - self.steps + 1 if next(numbers) == self.steps else 1):
+                return product(x)
+
+        return counted
 
 
 def _lstm(given: Tensor, hidden: Tensor, state: State) -> State:
@@ -104,16 +127,20 @@ class _Direction:
         of_input, of_hidden, *rest = self.weights
         bias_input, bias_hidden = rest[:2] if self.has_biases else (None, None)
         projection = rest[2:] if self.has_biases else rest
-        steps = sequences.steps(self.products(of_input, bias_input), x)
-        remember = self.products(of_hidden, bias_hidden, times=len(steps))
-        project = self.products(projection[0], None, times=len(steps)) if projection else None
+        few = isinstance(self.products, FewSteps) and sequences.packed is None  # packed steps are not alike
+        products = plain if isinstance(self.products, FewSteps) and not few else self.products
+        steps = sequences.steps(products(of_input, bias_input), x)
+        remember = products(of_hidden, bias_hidden, times=len(steps))
+        project = products(projection[0], None, times=len(steps)) if projection else None
         outputs: list[Tensor] = []
-        for given in self._in_time(steps):
+        ahead = self._in_time(steps)
+        for given in ahead[: FewSteps.steps] if few else ahead:
             running = tuple(_first(part, given) for part in state)
             hidden, *cell = self.rule(given, remember(running[0]), running)
             new = (project(hidden) if project else hidden, *cell)
             outputs.append(new[0])
             state = tuple(_with_rest(part, before) for part, before in zip(new, state, strict=True))
+        outputs += outputs[-1:] * (len(ahead) - len(outputs))
         return sequences.joined(self._in_time(outputs)), state
 
     def _in_time(self, steps: Sequence[Tensor]) -> list[Tensor]:
