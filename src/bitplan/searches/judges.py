@@ -109,7 +109,7 @@ class FinetunedJudge(PlanJudge):
         recipe = recipe_for(method, context, epochs=self.epochs, steps=self.steps, lr_factor=self.lr_factor)
         tuner = Tuner.of(method, model, graph, choices, context, recipe, by=self.by)
         samples = steps_of(tuner.work.task, recipe) * recipe.batch_size
-        taught = samples if recipe.distill else 0
+        taught = samples if recipe.distills else 0
         sign = sign_of(self.by, tuner.work.task)
         return JobBench[Lowered, Tuned](
             Spend(samples + taught, samples, trainings=1, evaluations=1), method, context, tuner.work, Tuned, tuner.job,
