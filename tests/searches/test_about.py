@@ -14,7 +14,7 @@ import bitplan
 from bitplan.cli.app import app
 from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
-from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, SEARCHES
+from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, SEARCHES
 from bitplan.gains.base import Context
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -65,6 +65,21 @@ def test_the_page_says_of_each_what_it_says_of_itself(kind, name):
     told = [[cell.strip() for cell in row.strip("| ").split(" | ")][-5:] for row in rows]
     yes = ["yes" if one else "no" for one in (about.data, about.labels, about.trains)]
     assert [*yes, about.passes, about.source] in told
+
+
+@pytest.mark.parametrize("name", list(QUANTIZERS))
+def test_the_page_has_the_bits_of_every_quantizer(name):
+    row = re.search(rf"^\| `{re.escape(name)}`.*$", PAGE, re.MULTILINE)[0]
+    *_, bits, uniform, source = (cell.strip() for cell in row.strip("| ").split(" | "))
+    method = QUANTIZERS.get(name)
+    assert uniform == ("yes" if method.uniform else "no")
+    assert bits == f"{shown_bits(method.weight_bits)}; {shown_bits(method.input_bits)}"
+    assert source.split()[0] in method.source
+
+
+def shown_bits(bits):
+    whole = list(bits) == list(range(bits[0], bits[-1] + 1))
+    return f"{bits[0]} to {bits[-1]}" if whole else ", ".join(map(str, bits))
 
 
 @pytest.mark.parametrize("name", [name for name in CHOOSERS if name != "table"])
