@@ -35,7 +35,7 @@ def diff(
 def list_names(
     what: Annotated[
         str,
-        typer.Argument(help="gains, searches, judges, costs, selectors, models, layers, quantizers, tasks …"),
+        typer.Argument(help="gains, costs, selectors, models, searches, judges, layers, quantizers, tasks …"),
     ],
     json: Json = False,
 ) -> None:
