@@ -220,7 +220,7 @@ SPOILT = {
     "no order": (written(lambda q: q.update(layers=3)), "does not list its layers"),
     "a key": (written(lambda q: q.update(plam=1)), "unknown key 'plam'; did you mean plan"),
     "an option": (written(lambda q: q["options"].update(per_chanel=True)), "did you mean per_channel"),
-    "an option's value": (written(lambda q: q["options"].update(method="gptq")), "method.*not 'gptq'"),
+    "an option's value": (written(lambda q: q["options"].update(method="gptq")), "unknown quantizer 'gptq'"),
     "options": (written(lambda q: q.update(options=[1])), "its options are a list"),
     "a step is gone": (stored(lambda t: t.pop(STEP)), f"lacks {STEP}, which the plan .* needs: write it again"),
     "a step too many": (
