@@ -7,7 +7,7 @@ WORKERS ?= 2
 
 .PHONY: demo test test-all check bench clean
 
-demo: $(READY)  ## compare methods on handwritten digits, in about five minutes
+demo: $(READY)  ## compare methods on handwritten digits, in about two minutes
 	$(BIN)/bitplan demo
 
 test: $(READY) check  ## the checks, then every test

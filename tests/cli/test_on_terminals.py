@@ -155,4 +155,8 @@ def test_the_time_left_is_of_the_work_at_hand(time):
     assert rest.of(0, 10) == "", "another kind of work"
     time.now += 3
     assert rest.of(1, 10) == " · about 0:27 left"
+    rest.of(0, 117)
+    time.now += 60
+    assert rest.of(11, 117) == "", "the first of many may be slower than the rest"
+    assert rest.of(12, 117) == " · about 8:45 left"
     assert rest.of(10, 10) == ""

@@ -12,7 +12,8 @@ from bitplan.core.progress import Progress, clock
 
 _SOONEST, _LATEST = 5.0, 60.0  # seconds between two lines: few of them for short work, and for long
 _SHARE = 0.1  # in between, of the time since the beginning
-_ENOUGH = 2.0  # seconds of work that tell how long the rest takes
+_ENOUGH = 2.0  # seconds of work that tell how long the rest takes …
+_PART, _MOST = 0.1, 20  # … once so much of it is done, or so many: what comes first may be slower than the rest
 
 
 class TimeLeft:
@@ -26,7 +27,8 @@ class TimeLeft:
         now = time.monotonic()
         if total != self._total or done < self._done:
             self._begun, self._done, self._total = now, done, total
-        if now - self._begun < _ENOUGH or not self._done < done < total:
+        told = done - self._done >= min(_MOST, max(1, _PART * (total - self._done)))
+        if now - self._begun < _ENOUGH or not told or done >= total:
             return ""
         return f" · about {clock((now - self._begun) / (done - self._done) * (total - done))} left"
 
