@@ -1,5 +1,6 @@
 """Published weights into float models: every format, a new head, and what does not fit."""
 
+import copy
 import json
 import logging
 import pickle
@@ -205,3 +206,26 @@ def test_a_published_classifier_is_the_backbone_of_a_network_around_it(tmp_path)
     bitplan.load_weights_(network, tmp_path / "resnet18.pth", fresh=["pyramid.*", "head.*", "auxiliary.*"])
     expected = {name: value for name, value in published.state_dict().items() if not name.startswith("fc.")}
     assert same(state(network.backbone), expected)
+
+
+class Versioned(nn.Sequential):
+    """Refuses a state that does not say which version of its code wrote it, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, about, *rest):
+        if about.get("version") != 2:
+            raise ValueError("version should be 2")
+        super()._load_from_state_dict(state, prefix, about, *rest)
+
+
+def test_networks_that_ask_for_the_version_of_a_state_are_loaded(tmp_path):
+    model = Versioned(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    graph = bitplan.trace(model, torch.randn(1, 8))
+    quantized = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))
+    bitplan.calibrate_(quantized, [torch.randn(4, 8)])
+    bitplan.save_checkpoint(quantized, tmp_path / "q")
+    again = bitplan.load_checkpoint(tmp_path / "q", copy.deepcopy(model))
+    assert torch.equal(again(torch.ones(1, 8)), quantized(torch.ones(1, 8)))
+    torch.save(dict(model.state_dict()), tmp_path / "float.pth")
+    bitplan.load_weights_(copy.deepcopy(model), tmp_path / "float.pth")

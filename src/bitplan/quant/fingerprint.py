@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -52,3 +54,16 @@ def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
         else:
             first[id(value)], own[name] = name, value
     return own, tied
+
+
+def put_state_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model all of its tensors.
+
+    A state dict says which version of each module's code wrote it, and files do not: some networks, such as
+    torchvision's MNASNet, refuse a state without it. Theirs is that of the code that is here.
+    """
+    state = OrderedDict(tensors)
+    versions = getattr(model.state_dict(), "_metadata", None)
+    if versions is not None:
+        state._metadata = versions  # type: ignore[attr-defined]
+    model.load_state_dict(state)

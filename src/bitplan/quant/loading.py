@@ -15,7 +15,7 @@ from bitplan.core.naming import layer_of_quantizer, uncompiled
 from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 from bitplan.quant.convert import is_quantized
-from bitplan.quant.fingerprint import state_once
+from bitplan.quant.fingerprint import put_state_, state_once
 from bitplan.quant.sharing import further_names
 from bitplan.weights.torch_tensors import TorchTensors, read_weights
 
@@ -69,7 +69,7 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
         raise FileError(f"{source} has {name}, which the model lacks{suggestion(name, expected)}")
     for name, tensor in complete.items():
         _check_fits(name, tensor, expected[name], source)
-    model.load_state_dict(complete)
+    put_state_(model, complete)
 
 
 def read_for(model: nn.Module, source: Path) -> TorchTensors:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bitplan.adapters.torch import modes_kept
 from bitplan.core.trials import Recipe
-from bitplan.quant.fingerprint import state_once
+from bitplan.quant.fingerprint import put_state_, state_once
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
 from bitplan.tasks.measured import draw, measure_
@@ -76,7 +76,7 @@ class Judge:
         """Give the model its best weights, if they were kept; the answer is empty, or says that training did harm."""
         if self.best:
             own, tied = state_once(model)
-            model.load_state_dict({name: self.best[tied.get(name, name)] for name in (*own, *tied)})
+            put_state_(model, {name: self.best[tied.get(name, name)] for name in (*own, *tied)})
         if len(self.looks) < 2 or self.looks[0].step:  # nobody knows how good it was at first
             return ""
         first, *others, last = self.looks

@@ -22,7 +22,7 @@ from bitplan.core.parsing import first_line, parse_json, parsing
 from bitplan.core.store import load, save, whole_file
 from bitplan.core.temporary import clear_left
 from bitplan.core.trials import Recipe, Run
-from bitplan.quant.fingerprint import fingerprint, hash_of_weights, state_once
+from bitplan.quant.fingerprint import fingerprint, hash_of_weights, put_state_, state_once
 from bitplan.tasks.base import Task, title_of
 from bitplan.tune.judge import Judge, Look
 from bitplan.tune.log import LOG, hash_of_lines, read_log
@@ -100,7 +100,7 @@ class TrainingFolder:
         with parsing(self._state, "a checkpoint of this run", f"delete {self.path} to begin anew"):
             own, tied = state_once(model)
             weights = {name: tensors[f"model/{name}"] for name in own}
-            model.load_state_dict(weights | {name: weights[first] for name, first in tied.items()})
+            put_state_(model, weights | {name: weights[first] for name, first in tied.items()})
             _fill_optimizer_(optimizer, tensors, about["optimizer"])
             judge.best = {name: tensors[f"best/{name}"] for name in own if f"best/{name}" in tensors}
             judge.looks = [Look(step, tuple(scores)) for step, *scores in about.get("looks", ())]
