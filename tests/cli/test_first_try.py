@@ -89,6 +89,18 @@ def test_the_frontier_sees_data_too(run, mine):
         assert "70%" in out
 
 
+def test_a_file_is_verified_on_data_of_hers(run, mine):
+    run("quantize", f"{mine}:net", "--to", "w4a4", "--data", f"{mine}:loader", "-o", "start")
+    run("export", "start", "--model", f"{mine}:net", "--to", "onnx", "-o", "net.onnx")
+    words = ("verify", "net.onnx", "--against", "start", "--model", f"{mine}:net")
+    code, out, err = run(*words, "--data", f"{mine}:loader", "--speed")
+    assert code == 0, err
+    assert "x the speed of float" in out
+    assert "the file does what the model does" in out
+    code, _, err = run(*words, "--data", f"{mine}:loader", "--task", "digits")
+    assert (code, "--data and --task are both" in err) == (2, True)
+
+
 def test_methods_that_need_a_loss_take_a_task_of_the_users(run, mine):
     network = f"{mine}:net"
     words = ("plan", network, "--gain", "drop", "--option", "samples=16", "--budget", "70%")

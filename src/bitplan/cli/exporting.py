@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Input, Json, Threads, Trust
+from bitplan.cli.options import Data, Input, Json, Threads, Trust
 from bitplan.cli.steps import fitting
 from bitplan.cli.terminal import say, say_json, tell
 from bitplan.core.errors import InputError
@@ -86,6 +86,7 @@ def verify(
     budget: Budget = None,
     seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
+    data: Data = None,
     model: Own = None,
     trust: Trust = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Compare about this many samples; no scores then.")] = None,
@@ -95,24 +96,40 @@ def verify(
 ) -> None:
     """Run an exported file beside its checkpoint and compare codes, outputs and scores; exit code 1 if they differ."""
     from bitplan.cli.door import Beside, Pick, what_is
-    from bitplan.core.written import read_options
     from bitplan.exporters.verify import verify as compare
-    from bitplan.tasks.base import load_task
 
-    data = load_task(task, **read_options(option)) if task else None
+    given = _samples(task, option, data)
     thing = what_is(against, Beside(model=model, trust=trust), Pick(method, budget, seed, threads))
     network = thing.quantized
-    data = data or thing.task
-    if data is None:
-        raise InputError("say whose test split to run both on: --task NAME (`bitplan list tasks`)")
-    with fitting(network, data):
-        verdict = compare(exported, network, data, limit=limit, speed=speed)
+    given = given or thing.task
+    if given is None:
+        yours = "--data package.module:loader for batches of yours"
+        raise InputError(f"say whose test split to run both on: --task NAME (`bitplan list tasks`), or {yours}")
+    if data is not None:
+        limit = limit or given.size("test")  # which have no score
+    with fitting(network, given):
+        verdict = compare(exported, network, given, limit=limit, speed=speed)
     if json:
         say_json(verdict.to_json())
     else:
         _show(verdict)
     if not verdict.passed:
         raise typer.Exit(1)
+
+
+def _samples(task: str | None, option: list[str], data: str | None) -> Any:
+    """The task of that name, or one whose test split are the batches that `--data` names; None if neither is typed."""
+    from dataclasses import replace
+
+    from bitplan.cli.inputs import read_data
+    from bitplan.core.written import read_options
+    from bitplan.tasks.base import load_task
+    from bitplan.tasks.loaded import Loaded
+
+    if data is None:
+        return load_task(task, **read_options(option)) if task else None
+    found = read_data(task, (), data)
+    return replace(found, test=found.train) if isinstance(found, Loaded) and found.test is None else found
 
 
 def _show(verdict: Verdict) -> None:
