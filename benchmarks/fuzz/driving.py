@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import random
 import select
@@ -48,15 +49,16 @@ class Done:
     found: list[Finding] = field(default_factory=list)
 
 
-def drive(readers: list[str], corpus: Path, *, seed: int, seconds: float) -> Done:
-    """Damage and read files for so long; the corpus itself is read first, every file of it once."""
+def drive(readers: list[str], corpus: Path, *, seed: int, seconds: float = math.inf, rounds: float = math.inf) -> Done:
+    """Damage and read files for so long, or so many rounds; the corpus itself is read first, every file of it once."""
     done, until, start = Done(), time.monotonic() + seconds, 0
     with TemporaryDirectory() as scratch:
         first = True
         while first or time.monotonic() < until:
             left = max(0.0, until - time.monotonic())
-            command = [sys.executable, "-m", "benchmarks.fuzz.driving", *map(str, (corpus, seed, start, left, scratch))]
-            ended, start = _watch([*command, ",".join(readers)], done, corpus, Path(scratch), start)
+            told = map(str, (corpus, seed, start, left, rounds, scratch, ",".join(readers)))
+            command = [sys.executable, "-m", "benchmarks.fuzz.driving", *told]
+            ended, start = _watch(command, done, corpus, Path(scratch), start)
             first = False
             if ended:
                 break
@@ -115,8 +117,8 @@ class _Slow(BaseException):
     """One file took too long; no reader catches this."""
 
 
-def _work(corpus: Path, seed: int, start: int, seconds: float, scratch: Path, names: list[str]) -> None:
-    """In the process: read every file of the corpus, then damaged ones in rounds until time is up."""
+def _work(corpus: Path, seed: int, start: int, seconds: float, rounds: float, scratch: Path, names: list[str]) -> None:
+    """In the process: read every file of the corpus, then damaged ones in rounds until time is up or all are done."""
     logging.disable()  # nobody reads what would be told about each file, and a full pipe would wait for ever
     readers = {name: READERS[name] for name in names}
     files = {name: sorted(path for path in (corpus / name).glob("*") if path.is_file()) for name in names}
@@ -130,7 +132,7 @@ def _work(corpus: Path, seed: int, start: int, seconds: float, scratch: Path, na
             _say(reader=name, round=0)
             _round(name, reader, [path.read_bytes() for path in files[name]], scratch)
     turn = start
-    while time.monotonic() < until:
+    while time.monotonic() < until and turn < rounds:
         turn += 1
         name = names[turn % len(names)]
         _say(reader=name, round=turn)
@@ -208,5 +210,6 @@ def _say(**what: Any) -> None:
 
 
 if __name__ == "__main__":
-    corpus_, seed_, start_, seconds_, scratch_, names_ = sys.argv[1:]
-    _work(Path(corpus_), int(seed_), int(start_), float(seconds_), Path(scratch_), names_.split(","))
+    corpus_, seed_, start_, seconds_, rounds_, scratch_, names_ = sys.argv[1:]
+    limits = float(seconds_), float(rounds_)
+    _work(Path(corpus_), int(seed_), int(start_), *limits, Path(scratch_), names_.split(","))

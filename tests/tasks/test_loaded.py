@@ -2,7 +2,9 @@
 
 import pickle
 import random
-import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,20 +79,18 @@ def test_a_task_of_what_users_have_keeps_the_contract(name):
     check_task(made(name))
 
 
-@pytest.fixture
-def signals_as_before(monkeypatch):
-    """torch handles SIGCHLD once a loader had workers; after Ray, some later child's end then crashed this process."""
-    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
-    before = signal.getsignal(signal.SIGCHLD)
-    yield
-    signal.signal(signal.SIGCHLD, before)
-
-
-def test_workers_change_nothing(signals_as_before):
+def compare_with_and_without_workers():
     drawn_anew = Jittered(TRAIN)
     with_workers, without = (bitplan.task(train=DataLoader(drawn_anew, num_workers=count)) for count in (1, 0))
     for one, other in zip(with_workers.batches("train", 16, 3), without.batches("train", 16, 3), strict=True):
         assert all(map(torch.equal, one, other))
+
+
+def test_workers_change_nothing():
+    """In a process of its own: the handler of SIGCHLD that torch sets for workers has crashed one that had run Ray."""
+    code = "import test_loaded; test_loaded.compare_with_and_without_workers(); print('compared')"
+    child = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert child.stdout == "compared\n", child.stderr
 
 
 def test_random_numbers_outside_are_not_touched():

@@ -25,8 +25,9 @@ class Pieces:
 
 @dataclass(frozen=True)
 class WordPieces:
-    """A tokenizer, how many words it knows, and the ids of the three marks that BERT needs."""
+    """A tokenizer and its file, how many words it knows, and the ids of the three marks that BERT needs."""
 
+    path: Path
     words: int
     begin: int
     between: int
@@ -35,7 +36,8 @@ class WordPieces:
 
     def __call__(self, texts: Sequence[str]) -> list[Pieces]:
         """The pieces of each text as it stands: no marks, nothing cut off, nothing padded."""
-        encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
+        with parsing(self.path, "a tokenizer", "fetch it again"):  # it may lack the mark for what it does not know
+            encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [Pieces(encoding.ids, encoding.offsets) for encoding in encodings]
 
 
@@ -63,7 +65,7 @@ def load_word_pieces(folder: Path) -> WordPieces:
     library.no_truncation()
     library.no_padding()
     begin, between, padding = (_mark(library, word, path) for word in ("[CLS]", "[SEP]", "[PAD]"))
-    return WordPieces(library.get_vocab_size(), begin, between, padding, library)
+    return WordPieces(path, library.get_vocab_size(), begin, between, padding, library)
 
 
 def _mark(library: Any, word: str, path: Path) -> int:
