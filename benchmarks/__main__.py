@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.rows import cells_of, measured, table
 
-ALL = ("select", "trace", "startup", "eagl", "hawq", "qat_step", "finetune", "engines", "export", "integer")
+ALL = ("select", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "finetune", "engines", "export", "integer")
 ALL += ("capture", "latency", "matmulnbits", "page", "calibrate", "big_run")
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FAILED = "did not run here:"

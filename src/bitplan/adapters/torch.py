@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bitplan.core.errors import InputError
+from bitplan.core.memory import available_memory
 from bitplan.core.naming import layer_of_quantizer
 from bitplan.core.parsing import first_line
 
@@ -57,6 +58,13 @@ def _devices() -> str:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model is; one without parameters is on the CPU."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that are free where a device keeps its tensors; 1 GB where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory() or 1 << 30
 
 
 def float_type(model: nn.Module) -> torch.dtype:

@@ -21,6 +21,7 @@ _BYTES = {"": 1, "MB": 1 << 20, "GB": _GB}
 _PER_CORE = 80 << 20  # of addresses that a thread of a library's takes for its stack and its heap
 _TIMES = 4  # the size of a file that what is read from it may take, beside 1 GB
 _STATM = Path("/proc/self/statm")  # its first number is how many pages the process has mapped
+_MEMINFO = Path("/proc/meminfo")
 _lock = threading.Lock()
 _held: list[tuple[int, int] | None] = []  # the limit that each block inside found; the first is the process's own
 
@@ -34,6 +35,15 @@ def memory_for(size: int) -> int:
     if number is None:
         raise InputError(f"{VARIABLE}={written} is no size: write a number of bytes, 500MB or 8GB")
     return int(number[1]) * _BYTES[number[2]]
+
+
+def available_memory() -> int | None:
+    """The bytes that this machine could still give out; None where the system does not tell (Linux does)."""
+    try:
+        told = _MEMINFO.read_text(encoding="ascii").partition("MemAvailable:")[2]
+        return int(told.split()[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def check_room(path: str | Path, need: int, size: int) -> None:

@@ -19,9 +19,10 @@ from bitplan.core.jobs import Noise, Noised
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import Draws, check_samples, lowered_jobs
+from bitplan.gains.drop import check_samples, lowered_jobs
 from bitplan.gains.lowering import by_first_layer, check_top, lower
 from bitplan.gains.measuring import check_task, finish, sign_of, try_task
+from bitplan.gains.rerun import Draws
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.tasks.base import Batch
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bitplan.core.about import About
@@ -19,11 +18,12 @@ from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
-from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.lowering import check_top
 from bitplan.gains.measuring import check_task, finish
-from bitplan.tasks.base import WithAnswers
+from bitplan.gains.rerun import Reruns
+from bitplan.tasks.base import Batch, WithAnswers
 from bitplan.tune.distill import divergence
 
 
@@ -71,22 +71,25 @@ class Drift(Gain):
 
 
 @dataclass(frozen=True)
-class Compare(Draws):
-    """The work of one job: run the network as it is and a lowered copy side by side."""
+class Compare(Reruns[tuple[Tensor, ...]]):
+    """The work of one job: compare a lowered network's answers with those of the network as it is."""
+
+    def ready(self, network: nn.Module, batch_size: int) -> nn.Module:
+        """As a fine-tuning would have it, but in inference mode."""
+        return ready(network, batch_size)
+
+    def see(self, outputs: Any, batch: Batch) -> tuple[Tensor, ...]:
+        """The answers."""
+        return self.task.logits(outputs)
 
     def __call__(self, job: Drifted) -> Drifts:
         """Say how far the answers to each batch moved."""
         start = time.perf_counter()
         divergences: list[float] = []
-        with torch.no_grad():
-            as_it_is = ready(lower(self.model, {}), job.batch_size)
-            lowered = ready(lower(self.model, job.layers), job.batch_size)
-            for batch in self.drawn(job):
-                before = self.task.logits(self.task.forward(as_it_is, batch))
-                after = self.task.logits(self.task.forward(lowered, batch))
-                if not all(scores.isfinite().all() for scores in before):
-                    raise InputError("the network's own answers are NaN or infinite: train it first")
-                divergences.append(float(divergence(after, before, job.temperature)))
+        for before, after in self.rerun(job).pairs(job.layers):
+            if not all(scores.isfinite().all() for scores in before):
+                raise InputError("the network's own answers are NaN or infinite: train it first")
+            divergences.append(float(divergence(after, before, job.temperature)))
         if not np.isfinite(divergences).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
         return Drifts(divergences=tuple(divergences), seconds=time.perf_counter() - start)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -22,9 +20,10 @@ from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, finish, options_of_task, sign_of, try_task
+from bitplan.gains.rerun import Reruns
 from bitplan.quant.fingerprint import fingerprint
 from bitplan.tasks.base import Batch, Task, title_of
-from bitplan.tasks.measured import draw, measure_
+from bitplan.tasks.measured import measures
 
 Job = TypeVar("Job", bound=Dropped)
 
@@ -97,41 +96,25 @@ class Drop(Gain):
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Batches for jobs, drawn once per process."""
+class Measure(Reruns[tuple[float, float]]):
+    """The work of one job: run the lowered network."""
 
-    model: nn.Module
-    task: Task
+    def ready(self, network: nn.Module, batch_size: int) -> nn.Module:
+        """In inference mode."""
+        return network.eval()
 
-    def drawn(self, job: Dropped) -> list[Batch]:
-        """The batches that a job asks for."""
-        key = job.batches, job.batch_size, job.seed
-        if key not in self._batches:
-            self._batches[key] = draw(self.model, self.task, job.batches, job.batch_size, seed=_mixed(job.seed))
-        return self._batches[key]
-
-    @cached_property
-    def _batches(self) -> dict[tuple[int, int, int], list[Batch]]:
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "task": self.task}
-
-
-@dataclass(frozen=True)
-class Measure(Draws):
-    """The work of one job: lower a copy of the network and run it."""
+    def see(self, outputs: Any, batch: Batch) -> tuple[float, float]:
+        """The loss and the score."""
+        return measures(self.task, outputs, batch)
 
     def __call__(self, job: Dropped) -> Losses:
         """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
-        losses, scores = measure_(lower(self.model, job.layers), self.task, self.drawn(job))
+        losses, scores = zip(*self.rerun(job).lowered(job.layers), strict=True)
         if not np.isfinite(losses).all():
             raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
         return Losses(
-            losses=tuple(losses),
-            scores=None if scores is None else tuple(scores),
-            seconds=time.perf_counter() - start,
+            losses=losses, scores=scores if np.isfinite(scores).all() else None, seconds=time.perf_counter() - start
         )
 
 
@@ -162,11 +145,6 @@ def lowered_jobs(
         "seed": context.seed, "batches": available // size, "batch_size": size, **more,
     }  # fmt: skip
     return [kind(groups=tuple(lowered), layers=layers_of(graph, lowered), **alike) for lowered in every]
-
-
-def _mixed(seed: int) -> int:
-    """Another order than that of a training with the same seed."""
-    return int.from_bytes(hashlib.sha256(f"drop {seed}".encode()).digest()[:4], "big") >> 1
 
 
 def batchwise(outcome: Losses, by: By) -> tuple[float, ...]:

@@ -21,13 +21,16 @@ from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
+from bitplan.gains.rerun import Draws
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.factory import Quantizers
+from bitplan.quant.lsq import summed_products
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.switching import remember_weights_
 from bitplan.tasks.base import WithAnswers, WithLoss
 
 Labels = Literal["model", "task"]
@@ -98,6 +101,7 @@ class Lean(Draws):
         """Square the slopes, and average them."""
         start = time.perf_counter()
         model = lower(self.model, {}).eval().requires_grad_(False)
+        remember_weights_(model)
         squares = np.zeros((len(job.members), len(job.choices) - 1))
         with slopes(model, job.members, job.choices) as towards, torch.enable_grad():
             for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
@@ -180,10 +184,10 @@ def _check_seen(choices: Sequence[Precision]) -> None:
 
 
 def _lowered(found: Quantizers, choices: Sequence[Precision]) -> Iterator[tuple[Quantizer, list[Quantizer]]]:
-    """Each quantizer of a layer, and copies of it at the choices below the highest."""
+    """Each quantizer of a layer, and copies of it at the choices below the highest; those around a softmax stay."""
     if found.weight is not None:
         yield found.weight, [_at(found.weight, choice.weight_bits) for choice in choices[:-1]]
-    for quantizer in found.inputs:
+    for quantizer in (one for one in found.inputs if not one.masked):
         yield quantizer, [_at(quantizer, choice.act_bits) for choice in choices[:-1]]
 
 
@@ -207,7 +211,7 @@ class _Waiting:
 
         def add(gradient: Tensor) -> None:
             for place, change in enumerate(changes):
-                self.slopes[place] += float(torch.sum(gradient.double() * change.double()))
+                self.slopes[place] += float(summed_products(gradient.to(change.dtype), change))
 
         watched.register_hook(add)
         return watched

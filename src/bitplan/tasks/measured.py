@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,11 @@ def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | 
 def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
     """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
     model.eval()
-    losses, scores = [], []
-    for batch in batches:
-        outputs = task.forward(model, batch)
-        losses.append(float(task.loss(outputs, batch)))
-        scores.append(float(task.batch_score(outputs, batch)))
+    measured = [measures(task, task.forward(model, batch), batch) for batch in batches]
+    losses, scores = [loss for loss, _ in measured], [score for _, score in measured]
     return losses, scores if all(map(math.isfinite, scores)) else None
+
+
+def measures(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:
+    """The loss and the score of a batch; a score that is not finite says that a batch has none."""
+    return float(task.loss(outputs, batch)), float(task.batch_score(outputs, batch))

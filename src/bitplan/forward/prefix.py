@@ -1,0 +1,227 @@
+"""Run a network again without what has not changed: the part before the first changed module is remembered.
+
+A pass is recorded once: what its larger modules give out, and where in the pass each watched module first runs. In a
+pass in which only some of the watched modules differ, a module that was finished before the first of them gives out
+what it gave before, and is not run. Nothing is known of the network but that its modules are called, so this holds for
+any order of calls, and a module that does more than to give something out is simply run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bitplan.forward.operations import tensors_in
+
+Result = TypeVar("Result")
+Call = tuple[int, int]
+"""A module, by its number, and which call of it in the pass."""
+
+_WORTH = 0.01  # of the time of a pass: what takes less is run again rather than kept
+_PLAIN = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a call gave out, where in the pass it ended, and how often each module inside it had been called then."""
+
+    leaves: tuple[Any, ...]
+    shape: Any
+    end: int
+    inside: dict[int, int]
+
+    def again(self) -> Any:
+        """A copy, which whoever takes it may write to."""
+        copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        return tree_unflatten(copies, self.shape)
+
+
+@dataclass
+class Recording:
+    """One pass: what its calls gave out, as far as there was room, and where the watched modules first ran."""
+
+    given: dict[Call, _Given] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)
+    bytes: int = 0
+    full: bool = False
+
+
+class Prefix:
+    """A network whose passes can be recorded and taken up again; it is changed, so give a copy.
+
+    `watched` are the modules that will differ. `record` and `rerun` take a function that runs the network.
+    """
+
+    def __init__(self, model: nn.Module, watched: Iterable[nn.Module]) -> None:
+        self._watched = {id(module): module for module in watched}
+        self._now: _Pass | None = None
+        self._worth: frozenset[Call] | None = None
+        inside = {id(part) for module in self._watched.values() for part in module.modules()}
+        for number, module in enumerate(model.modules()):
+            if id(module) not in inside and not isinstance(module, torch.jit.ScriptModule):
+                module.__dict__["forward"] = self._followed(number, module, module.forward)
+
+    def record(self, run: Callable[[], Result], room: float = float("inf")) -> tuple[Result, Recording]:
+        """Run as it is, keeping at most so many bytes; the first pass is run twice, to see what takes long."""
+        if self._worth is None:
+            timing = _Timing()
+            self._during(timing, run)
+            self._worth = timing.worth()
+        recorder = _Recorder(self._worth, room)
+        hooks = [module.register_forward_pre_hook(recorder.see) for module in self._watched.values()]
+        try:
+            return self._during(recorder, run), recorder.made
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def rerun(self, recording: Recording, changed: Iterable[nn.Module], run: Callable[[], Result]) -> Result:
+        """Run with these of the watched modules changed; those that a recorded pass never reached are never run."""
+        places = [recording.first[id(module)] for module in changed if id(module) in recording.first]
+        return self._during(_Rerun(recording, min(places, default=0)), run)
+
+    def _during(self, now: _Pass, run: Callable[[], Result]) -> Result:
+        self._now = now
+        try:
+            return run()
+        finally:
+            self._now = None
+
+    def _followed(self, number: int, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            if self._now is None:
+                return forward(*args, **kwargs)
+            return self._now.call(number, module, lambda: forward(*args, **kwargs), (args, kwargs))
+
+        return follow
+
+
+class _Pass:
+    """One pass of the network; counts the calls of its modules."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+
+    def call(self, number: int, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
+        """Do what is to be done where a module is called."""
+        key = number, self.calls[number]
+        self.calls[number] += 1
+        return self.called(key, module, run, given)
+
+    def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
+        """The same, for the call that it is."""
+        raise NotImplementedError
+
+
+class _Timing(_Pass):
+    """Sees how long calls take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds: dict[Call, float] = {}
+
+    def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
+        start = time.perf_counter()
+        out = run()
+        self._seconds[key] = time.perf_counter() - start
+        return out
+
+    def worth(self) -> frozenset[Call]:
+        """The calls that take a noticeable part of the longest, which is that of the network itself, number 0."""
+        longest = max(self._seconds.values(), default=0.0)
+        return frozenset(key for key, seconds in self._seconds.items() if key[0] and seconds >= _WORTH * longest)
+
+
+class _Recorder(_Pass):
+    """Keeps what the larger calls give out."""
+
+    def __init__(self, worth: frozenset[Call], room: float) -> None:
+        super().__init__()
+        self.made = Recording()
+        self._worth, self._room, self._place = worth, room, 0
+
+    def see(self, module: nn.Module, _: Any) -> None:
+        """A watched module is called."""
+        self.made.first.setdefault(id(module), self._place)
+        self._place += 1
+
+    def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
+        if key not in self._worth or _seen_by_a_mode():
+            return run()
+        before, calls = _Looked.at(module, given), Counter(self.calls)
+        out = run()
+        leaves, shape = tree_flatten(out)
+        if before is not None and before.unchanged(module, given) and _is_plain(leaves) and before.apart(leaves):
+            kept = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            size = sum(leaf.nbytes for leaf in kept if isinstance(leaf, Tensor))
+            self.made.full = self.made.full or self.made.bytes + size > self._room
+            if not self.made.full:
+                inside = {number: count for number, count in self.calls.items() if count != calls[number]}
+                self.made.given[key] = _Given(tuple(kept), shape, self._place, inside)
+                self.made.bytes += size
+        return out
+
+
+class _Rerun(_Pass):
+    """Gives what was given before, up to the first change."""
+
+    def __init__(self, recording: Recording, change: int) -> None:
+        super().__init__()
+        self._given, self._change = recording.given, change
+
+    def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
+        known = self._given.get(key)
+        if known is None or known.end > self._change:
+            return run()
+        self.calls.update({number: count - self.calls[number] for number, count in known.inside.items()})
+        return known.again()
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What a call could change beside giving something out: its arguments, and what its modules hold."""
+
+    leaves: tuple[Any, ...]
+    shape: Any
+    versions: tuple[int, ...]
+    held: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def at(cls, module: nn.Module, given: Any) -> _Looked | None:
+        """How they are now; None where they are of kinds of which that cannot be told."""
+        leaves, shape = tree_flatten(given)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not _is_plain(leaves) or any(tensor.is_inference() for tensor in tensors):
+            return None
+        versions = tuple(tensor._version for tensor in tensors)
+        held = tuple((name, id(value)) for part in module.modules() for name, value in vars(part).items())
+        return cls(tuple(leaves), shape, versions, held)
+
+    def unchanged(self, module: nn.Module, given: Any) -> bool:
+        """Whether all is still as it was."""
+        now = _Looked.at(module, given)
+        if now is None or len(now.leaves) != len(self.leaves) or now.shape != self.shape:
+            return False
+        same = all(one is other for one, other in zip(now.leaves, self.leaves, strict=True))
+        return same and now.versions == self.versions and now.held == self.held
+
+    def apart(self, out: list[Any]) -> bool:
+        """Whether what was given out is nothing of what was given in."""
+        inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in(self.leaves)}
+        return not any(tensor.untyped_storage()._cdata in inputs for tensor in tensors_in(out))
+
+
+def _is_plain(leaves: Iterable[Any]) -> bool:
+    return all(isinstance(leaf, _PLAIN) for leaf in leaves)
+
+
+def _seen_by_a_mode() -> bool:
+    """Whether somebody around counts the functions that are called: then all of them must be called."""
+    return bool(torch._C._len_torch_function_stack())
