@@ -50,7 +50,7 @@ def test_it_is_how_far_the_answers_move(start):
             for bits in ("w2a2", "w3a3")
         )
         assert gains.rows[group.name] == pytest.approx((0, low - middle, low), rel=1e-3, abs=1e-6)
-    assert gains.counts == {"passes": 2 * 8, "samples": 2 * 8 * 256, "batches": 1}
+    assert gains.counts == {"passes": 1 + 8, "samples": (1 + 8) * 256, "batches": 1}
 
 
 def test_no_label_and_no_loss_is_looked_at(start):

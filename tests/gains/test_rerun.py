@@ -13,7 +13,8 @@ from bitplan.forward.prefix import Prefix
 from bitplan.gains.lowering import layers_of, lower
 from bitplan.gains.rerun import Rerun
 from bitplan.models.resnet import CifarResNet
-from bitplan.quant.convert import quantizers_of
+from bitplan.quant.convert import plan_of, quantizers_of
+from bitplan.quant.first_run import PROVEN, prove_when_run_
 from bitplan.quant.switching import can_switch, switched
 
 
@@ -219,3 +220,11 @@ def test_methods_give_what_copies_give(method, monkeypatch):
     quick = bitplan.estimate(method, model, graph, **ask)
     monkeypatch.setattr("bitplan.gains.rerun.can_switch", lambda model, layers: False)
     assert bitplan.estimate(method, model, graph, **ask).rows == quick.rows
+
+
+def test_a_network_that_its_first_run_is_to_prove_is_proven_first():
+    model, graph, batches = made("residual")
+    fresh = bitplan.quantize(model, plan_of(model).model_copy(update={"uses": None}))
+    vars(fresh).pop(PROVEN, None)
+    prove_when_run_(fresh)
+    check(model, graph, batches, each(graph)[:2], rerun(fresh, batches))

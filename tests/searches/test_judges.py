@@ -37,7 +37,7 @@ def judged(start, judge, plans):
 @pytest.mark.parametrize(
     ("judge", "gain", "options", "passes"),
     [
-        ("drift:samples=64,batch_size=32", "drift", {"samples": 64, "batch_size": 32}, 128),
+        ("drift:samples=64,batch_size=32", "drift", {"samples": 64, "batch_size": 32}, 64),
         ("drop:samples=64,batch_size=64", "drop", {"samples": 64}, 64),
         ("drop:samples=64,by=score", "drop", {"samples": 64, "by": "score"}, 64),
         ("finetuned:steps=3", "alps", {"steps": 3}, 3 * 3 * 16),

@@ -38,7 +38,7 @@ def test_plan_searches_within_its_budget(start, tmp_path):
     assert done.exit_code == 0, done.output
     plan = load(tmp_path / "plan.json", Plan)
     assert (plan.method, plan.limits[0].budget) == ("evolution", "70%")
-    assert "evolution gives the best of 4 plans, 256 passes, for 70% alone" in done.output
+    assert "evolution gives the best of 7 plans, 256 passes, for 70% alone" in done.output
     assert "evolution" in (tmp_path / "plan.html").read_text()
 
 

@@ -37,6 +37,11 @@ class _Given:
     end: int
     inside: dict[int, int]
 
+    @property
+    def bytes(self) -> int:
+        """What it takes."""
+        return sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, Tensor))
+
     def again(self) -> Any:
         """A copy, which whoever takes it may write to."""
         copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
@@ -52,9 +57,14 @@ class Recording:
     bytes: int = 0
     full: bool = False
 
+    def keep_only(self, calls: frozenset[Call]) -> None:
+        """Let go of what other calls gave out."""
+        self.given = {call: given for call, given in self.given.items() if call in calls}
+        self.bytes, self.full = sum(given.bytes for given in self.given.values()), False
+
 
 class Prefix:
-    """A network whose passes can be recorded and taken up again; it is changed, so give a copy.
+    """A network whose passes can be recorded and taken up again; it is changed, so give a copy, and copy it no more.
 
     `watched` are the modules that will differ. `record` and `rerun` take a function that runs the network.
     """
@@ -69,23 +79,23 @@ class Prefix:
                 module.__dict__["forward"] = self._followed(number, module, module.forward)
 
     def record(self, run: Callable[[], Result], room: float = float("inf")) -> tuple[Result, Recording]:
-        """Run as it is, keeping at most so many bytes; the first pass is run twice, to see what takes long."""
-        if self._worth is None:
-            timing = _Timing()
-            self._during(timing, run)
-            self._worth = timing.worth()
+        """Run as it is, keeping at most so many bytes; by the first pass it is seen what takes long."""
         recorder = _Recorder(self._worth, room)
         hooks = [module.register_forward_pre_hook(recorder.see) for module in self._watched.values()]
         try:
-            return self._during(recorder, run), recorder.made
+            result = self._during(recorder, run)
         finally:
             for hook in hooks:
                 hook.remove()
+        if self._worth is None:
+            self._worth = recorder.worth()
+            recorder.made.keep_only(self._worth)
+        return result, recorder.made
 
     def rerun(self, recording: Recording, changed: Iterable[nn.Module], run: Callable[[], Result]) -> Result:
         """Run with these of the watched modules changed; those that a recorded pass never reached are never run."""
         places = [recording.first[id(module)] for module in changed if id(module) in recording.first]
-        return self._during(_Rerun(recording, min(places, default=0)), run)
+        return self._during(_Again(recording, min(places, default=0)), run)
 
     def _during(self, now: _Pass, run: Callable[[], Result]) -> Result:
         self._now = now
@@ -120,32 +130,14 @@ class _Pass:
         raise NotImplementedError
 
 
-class _Timing(_Pass):
-    """Sees how long calls take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seconds: dict[Call, float] = {}
-
-    def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
-        start = time.perf_counter()
-        out = run()
-        self._seconds[key] = time.perf_counter() - start
-        return out
-
-    def worth(self) -> frozenset[Call]:
-        """The calls that take a noticeable part of the longest, which is that of the network itself, number 0."""
-        longest = max(self._seconds.values(), default=0.0)
-        return frozenset(key for key, seconds in self._seconds.items() if key[0] and seconds >= _WORTH * longest)
-
-
 class _Recorder(_Pass):
-    """Keeps what the larger calls give out."""
+    """Keeps what the larger calls give out; of all calls, where it is not known yet which these are."""
 
-    def __init__(self, worth: frozenset[Call], room: float) -> None:
+    def __init__(self, worth: frozenset[Call] | None, room: float) -> None:
         super().__init__()
         self.made = Recording()
         self._worth, self._room, self._place = worth, room, 0
+        self._seconds: dict[Call, float] = {}
 
     def see(self, module: nn.Module, _: Any) -> None:
         """A watched module is called."""
@@ -153,23 +145,32 @@ class _Recorder(_Pass):
         self._place += 1
 
     def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
-        if key not in self._worth or _seen_by_a_mode():
+        if _seen_by_a_mode() or (self._worth is not None and key not in self._worth):
             return run()
-        before, calls = _Looked.at(module, given), Counter(self.calls)
+        before, calls, start = _Looked.at(module, given), Counter(self.calls), time.perf_counter()
         out = run()
+        self._seconds[key] = time.perf_counter() - start
         leaves, shape = tree_flatten(out)
         if before is not None and before.unchanged(module, given) and _is_plain(leaves) and before.apart(leaves):
-            kept = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            size = sum(leaf.nbytes for leaf in kept if isinstance(leaf, Tensor))
-            self.made.full = self.made.full or self.made.bytes + size > self._room
-            if not self.made.full:
-                inside = {number: count for number, count in self.calls.items() if count != calls[number]}
-                self.made.given[key] = _Given(tuple(kept), shape, self._place, inside)
-                self.made.bytes += size
+            inside = {number: count for number, count in self.calls.items() if count != calls[number]}
+            self._keep(key, leaves, shape, inside)
         return out
 
+    def worth(self) -> frozenset[Call]:
+        """The calls that take a noticeable part of the longest, which is that of the network itself, number 0."""
+        longest = max(self._seconds.values(), default=0.0)
+        return frozenset(key for key, seconds in self._seconds.items() if key[0] and seconds >= _WORTH * longest)
 
-class _Rerun(_Pass):
+    def _keep(self, key: Call, leaves: list[Any], shape: Any, inside: dict[int, int]) -> None:
+        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+        self.made.full = self.made.full or self.made.bytes + size > self._room
+        if not self.made.full:
+            kept = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+            self.made.given[key] = _Given(kept, shape, self._place, inside)
+            self.made.bytes += size
+
+
+class _Again(_Pass):
     """Gives what was given before, up to the first change."""
 
     def __init__(self, recording: Recording, change: int) -> None:

@@ -37,7 +37,7 @@ class Drift(Gain):
     takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between batches.
     """
 
-    about: ClassVar[About] = About(True, passes="2·N·G·(C − 1)", source="bitplan")
+    about: ClassVar[About] = About(True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
 
     samples: int = 512
@@ -50,9 +50,9 @@ class Drift(Gain):
             raise InputError(f"drift: temperature must be above 0, not {self.temperature}")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """Two passes per group and lower choice: the network as it is, and lowered."""
+        """One pass per group and lower choice, and one of the network as it is."""
         lowerings = len(one_at_a_time(graph, choices))
-        return self.measure(model, graph, choices, context).gains(graph, passes=2 * lowerings)
+        return self.measure(model, graph, choices, context).gains(graph, passes=1 + lowerings)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
@@ -66,7 +66,7 @@ class Drift(Gain):
         low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B)
         low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.zeros((len(low), 1, low.shape[2]))  # from itself it does not diverge
-        samples = 2 * sum(job.batches * job.batch_size for job in jobs)
+        samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
         return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
 
 

@@ -110,7 +110,7 @@ class Measure(Reruns[tuple[float, float]]):
     def __call__(self, job: Dropped) -> Losses:
         """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
-        losses, scores = zip(*self.rerun(job).lowered(job.layers), strict=True)
+        losses, scores = zip(*self.rerun(job).lowered(job.layers, record=len(job.groups) <= 1), strict=True)
         if not np.isfinite(losses).all():
             raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
         return Losses(

@@ -47,7 +47,7 @@ class AlpsRacing(Gain):
     """
 
     about: ClassVar[About] = About(
-        True, True, True, "2·N·G·(C − 1), and up to spend·3·T·G·(C − 1)", "bitplan, after ALPS"
+        True, True, True, "N·(1 + G·(C − 1)), and up to spend·3·T·G·(C − 1)", "bitplan, after ALPS"
     )
 
     budgets: str | float | Sequence[str | float] = ()

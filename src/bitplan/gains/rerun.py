@@ -20,6 +20,7 @@ from bitplan.forward.operations import tensors_in
 from bitplan.forward.prefix import Prefix, Recording
 from bitplan.gains.lowering import lower
 from bitplan.quant.convert import quantizers_of
+from bitplan.quant.proof import awaits_proof
 from bitplan.quant.switching import can_switch, remember_weights_, switched
 from bitplan.tasks.base import Batch, Task
 from bitplan.tasks.measured import draw
@@ -43,6 +44,9 @@ class Rerun(Generic[Seen]):
         self._model, self._task, self._batches = model, task, batches
         self._ready, self._see = ready, see
         self._network = ready(lower(model, {}))
+        if awaits_proof(self._network):  # by a copy, as long as the network is one that can be copied
+            with torch.no_grad():
+                self._run(self._network, 0)
         remember_weights_(self._network)
         self._found = quantizers_of(self._network)
         watched = {id(one): one for found in self._found.values() for one in (found.weight, *found.inputs) if one}
@@ -59,12 +63,19 @@ class Rerun(Generic[Seen]):
                 yield before, rerun(number, recording)
 
     @torch.no_grad()
-    def lowered(self, layers: Mapping[str, Precision]) -> Iterator[Seen]:
-        """What is seen of every batch with these layers at other precisions."""
+    def lowered(self, layers: Mapping[str, Precision], *, record: bool = True) -> Iterator[Seen]:
+        """What is seen of every batch with these layers at other precisions.
+
+        `record` says to run each batch as it is first, where there is room: for a plan that lowers most layers it would
+        not be worth it.
+        """
         with self._lowered(layers) as rerun:
             for number in range(len(self._batches)):
-                worth_it = number in self._known or self._room > 0
-                yield rerun(number, self._recorded(number)[1] if worth_it else Recording())
+                known = number in self._known or (record and self._room > 0)
+                if known and not layers:
+                    yield self._recorded(number)[0]
+                else:
+                    yield rerun(number, self._recorded(number)[1] if known else Recording())
 
     @contextmanager
     def _lowered(self, layers: Mapping[str, Precision]) -> Iterator[Callable[[int, Recording], Seen]]:
@@ -85,11 +96,10 @@ class Rerun(Generic[Seen]):
         if number in self._known:
             return self._known[number]
         seen, recording = self._prefix.record(lambda: self._run(self._network, number), self._room)
-        self._room -= recording.bytes + sum(tensor.nbytes for tensor in tensors_in(seen))
-        if self._room > 0 or not recording.full:
+        left = self._room - recording.bytes - sum(tensor.nbytes for tensor in tensors_in(seen))
+        if left >= 0:
             self._known[number] = seen, recording
-        if recording.full:
-            self._room = 0
+        self._room = 0 if recording.full else max(0, left)
         return seen, recording
 
     def _run(self, network: nn.Module, number: int) -> Seen:

@@ -14,6 +14,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph
 from bitplan.plan.base import pose
 from bitplan.plan.exact import exact
+from bitplan.plan.integers import to_integers
 from bitplan.plan.problem import Integers, Problem
 
 Picks = tuple[int, ...]
@@ -76,6 +77,16 @@ class Aim:
         """
         shares = chances.new_tensor(self.shares) if hasattr(chances, "new_tensor") else self.shares
         return (shares * chances).sum((1, 2))
+
+    def best(self, gains: NDArray[np.float64]) -> Picks:
+        """The selection with the greatest total of gains, (G, C), within the budgets."""
+        scaled = to_integers([tuple(row) for row in gains.tolist()])
+        return exact(Problem(self.groups, self.choices, scaled.values, self.costs, self.capacities)).picks
+
+    def lowered_groups(self, picks: Picks) -> dict[str, Precision]:
+        """The groups of a plan that are below the highest choice, and what they are at."""
+        top = len(self.choices) - 1
+        return {name: self.choices[pick] for name, pick in zip(self.groups, picks, strict=True) if pick < top}
 
     def repair(self, picks: Sequence[int], by: Repair = "exact") -> Picks:
         """Picks within the budgets: these where they are.

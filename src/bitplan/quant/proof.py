@@ -122,6 +122,11 @@ def _in_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
     return copied
 
 
+def awaits_proof(root: nn.Module) -> bool:
+    """Tell whether the first run of a model is going to prove it."""
+    return any(hasattr(hook, PROVES) for hook in root._forward_pre_hooks.values())
+
+
 def take_proof_off_(root: nn.Module) -> bool:
     """Have the first run of a model prove nothing; tell whether it would have."""
     found = [key for key, hook in root._forward_pre_hooks.items() if hasattr(hook, PROVES)]

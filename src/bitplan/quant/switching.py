@@ -35,16 +35,24 @@ def switched(found: Mapping[str, Quantizers], layers: Mapping[str, Precision]) -
     `found` is what `quantizers_of` says. Each quantizer goes on as a copy of itself, and is afterwards what it was.
     """
     changes = {id(one): (one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
-    before = [(quantizer, vars(quantizer)) for quantizer, _ in changes.values()]
+    before = [(quantizer, dict(vars(quantizer))) for quantizer, _ in changes.values()]
     try:
         for quantizer, bits in changes.values():
-            own = {name: copy.deepcopy(value) for name, value in vars(quantizer).items() if name != "forward"}
-            object.__setattr__(quantizer, "__dict__", own)
+            _hold_(
+                quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
+            )
             quantizer.rescale_(bits)
         yield [quantizer for quantizer, _ in changes.values()]
     finally:
         for quantizer, own in before:
-            object.__setattr__(quantizer, "__dict__", own)
+            _hold_(quantizer, own)
+
+
+def _hold_(quantizer: Switched, own: dict[str, Any]) -> None:
+    """Let a quantizer have these attributes and no others; it stays the object that others refer to."""
+    held = vars(quantizer)
+    held.clear()  # another dictionary in the place of its own has crashed Python 3.11's garbage collector
+    held.update(own)
 
 
 def changes_of(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[Switched, int]]:

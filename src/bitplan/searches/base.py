@@ -74,7 +74,7 @@ class Search(Gain):
         aim = check_aim(context.aim, self._name, graph, choices)
         bench = self._bench(model, graph, choices, context)
         meter = self._meter(bench, context)
-        meter.check(bench.price, f"one evaluation by {self.judge}")
+        meter.check(bench.once + bench.price, f"one evaluation by {self.judge}")
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
         size = {} if context.task is None else {"samples_per_epoch": int(context.task.size("train"))}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
@@ -90,7 +90,9 @@ class Search(Gain):
     ) -> Expected | None:  # fmt: skip
         """What the judge's trainings are going to take at most; None where it trains nothing."""
         bench = self._bench(model, graph, choices, context)
-        return bench.expected(self._meter(bench, context).room(bench.price))
+        meter = self._meter(bench, context)
+        meter.charge(bench.once)
+        return bench.expected(meter.room(bench.price))
 
     def _bench(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Bench:
         return judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
@@ -101,7 +103,7 @@ class Search(Gain):
             return PassMeter(self.spend)
         if context.epochs is not None and context.task is not None:
             return PassMeter(context.epochs * _EPOCH.passes * context.task.size("train"))
-        return PassMeter(self.usual * bench.price.passes)
+        return PassMeter(bench.once.passes + self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:
@@ -130,13 +132,14 @@ def search(
 ) -> FoundPlan:
     """Propose, judge, learn, until there is nothing left to spend or nothing new is proposed."""
     proposer, seen, seconds, fruitless = method.start(aim, graph, seed), dict[Picks, float](), 0.0, 0
+    meter.charge(bench.once)
     total = min(meter.room(bench.price), aim.plans)
     while meter.room(bench.price) and len(seen) < aim.plans and fruitless < _FRUITLESS:
         asked = [aim.repair(picks, method.repair) for picks in proposer.propose()]
         new = list(dict.fromkeys(picks for picks in asked if picks not in seen))[: meter.room(bench.price)]
         fruitless = 0 if new else fruitless + 1
         meter.charge(bench.price, len(new))
-        for picks, judged in zip(new, bench.judged([lowered(aim, picks) for picks in new]), strict=True):
+        for picks, judged in zip(new, bench.judged([aim.lowered_groups(picks) for picks in new]), strict=True):
             seen[picks] = judged.score
             seconds += judged.seconds
         proposer.learn_([(picks, seen[picks]) for picks in asked if picks in seen])
@@ -144,12 +147,6 @@ def search(
             progress(len(seen), total, f"best {max(seen.values()):.6g}")
     best = max(seen, key=lambda picks: seen[picks])  # of equals the first
     return FoundPlan(best, seen[best], tuple(seen.values()), seconds)
-
-
-def lowered(aim: Aim, picks: Picks) -> dict[str, Precision]:
-    """The groups of a plan that are below the highest choice, and what they are at."""
-    top = len(aim.choices) - 1
-    return {name: aim.choices[pick] for name, pick in zip(aim.groups, picks, strict=True) if pick < top}
 
 
 def as_rows(aim: Aim, picks: Picks) -> Mapping[str, tuple[float, ...]]:

@@ -31,10 +31,10 @@ Draw = TypeVar("Draw", bound=Dropped)
 class DriftJudge(PlanJudge):
     """How near a plan's answers are to those at the highest choice, as the gain `drift` measures it; no labels.
 
-    2·samples passes for a plan.
+    A pass over `samples` for a plan, and one for the network as it is.
     """
 
-    about: ClassVar[About] = About(True, passes="2·N", source="the gain drift")
+    about: ClassVar[About] = About(True, passes="N, and N once", source="the gain drift")
 
     samples: int = Drift.samples
     batch_size: int = Drift.batch_size
@@ -50,10 +50,10 @@ class DriftJudge(PlanJudge):
         (first,) = lowered_jobs(
             Drifted, model, graph, context, [{}], self.samples, self.batch_size, temperature=self.temperature
         )
-        price = Spend(forwards=2 * first.batches * first.batch_size, evaluations=1)
+        samples = first.batches * first.batch_size
         return JobBench(
-            price, method, context, Compare(model, task), Drifts, _like(first, graph),
-            lambda outcome: -fmean(outcome.divergences),
+            Spend(forwards=samples, evaluations=1), method, context, Compare(model, task), Drifts, _like(first, graph),
+            lambda outcome: -fmean(outcome.divergences), once=Spend(forwards=samples),
         )  # fmt: skip
 
 

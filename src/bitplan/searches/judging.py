@@ -34,9 +34,10 @@ class Judged(NamedTuple):
 
 
 class Bench(Protocol):
-    """A judge with a network before it; `price` is that of one plan."""
+    """A judge with a network before it; `price` is that of one plan, `once` what is paid before the first."""
 
     price: Spend
+    once: Spend = Spend()
 
     @abstractmethod
     def judged(self, plans: Sequence[Lowering]) -> list[Judged]:
@@ -77,6 +78,7 @@ class JobBench(Bench, Generic[Job, Outcome]):
     job: Callable[[Lowering], Job]
     score: Callable[[Outcome], float]
     forecast: Callable[[int], Expected] | None = None
+    once: Spend = Bench.once
 
     def judged(self, plans: Sequence[Lowering]) -> list[Judged]:
         """One job each, and each once; the loop tells how far it is, not they."""

@@ -11,13 +11,15 @@ from bitplan.core.precision import parse_choices
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS, SELECTORS
 from bitplan.core.trials import Recipe
-from bitplan.gains.base import Context, Gain, LayerGains, as_record, estimate, looks_at_model
+from bitplan.gains.aims import with_aim
+from bitplan.gains.base import Context, Gain, LayerGains, as_record, estimate, is_bound, looks_at_model
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import branching, hand_made_graph
 
 _STRUCTURAL_CHOICES = ("w2a2,w4a4", "w2a2,w3a3,w4a4,w8a8")
 _CHOICES = ("w2a2,w4a4", "w2a2,w3a3,w4a4")  # the network is at the highest
+_BUDGET = "70%"  # for those that hold for one
 
 
 def check_gain(
@@ -35,8 +37,9 @@ def check_gain(
         model, graph = (start.model, start.graph) if model is None or graph is None else (model, graph)
         setting = context or Context(task=load_task("digits"), recipe=Recipe(steps=2, batch_size=16), seed=1)
         for choices in _CHOICES:
+            budget = _BUDGET if is_bound(gain) and setting.aim is None else None
             with contract.leaves_as_it_was(model):
-                _check(contract, gain, model, graph, choices, setting)
+                _check(contract, gain, model, graph, choices, with_aim(setting, graph, parse_choices(choices), budget))
         return
     for choices in _STRUCTURAL_CHOICES:
         _check(contract, gain, None, graph or hand_made_graph(), choices, context or Context(seed=3))
@@ -57,6 +60,8 @@ def _check(
     clause = "what it found, and its options, can be written down"
     with contract.works(clause):
         first = as_record(gain, GAINS.name_of(gain), found, graph, choices, context.seed, found.work)
+        if is_bound(gain) and context.aim is not None:
+            first = first.model_copy(update={"budgets": context.aim.budgets})
         again = Gains.from_json(first.to_json())
     contract.clause(clause, again == first, "it reads back other than it was")
     with contract.works("it estimates what it is asked for"):
