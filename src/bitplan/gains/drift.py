@@ -18,12 +18,13 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
-from bitplan.tasks.base import WithAnswers
+from bitplan.tasks.base import WithAnswers, samples_in
 from bitplan.tune.distill import divergence
 
 
@@ -87,6 +88,8 @@ class Compare(Draws):
                 if not all(scores.isfinite().all() for scores in before):
                     raise InputError("the network's own answers are NaN or infinite: train it first")
                 divergences.append(float(divergence(after, before, job.temperature)))
+                charge(Spend(forwards=2 * samples_in(batch)))
+            charge(Spend(evaluations=1))
         if not np.isfinite(divergences).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
         return Drifts(divergences=tuple(divergences), seconds=time.perf_counter() - start)

@@ -17,6 +17,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
@@ -126,6 +127,7 @@ class Measure(Draws):
         """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
         losses, scores = measure_(lower(self.model, job.layers), self.task, self.drawn(job))
+        charge(Spend(evaluations=1))
         if not np.isfinite(losses).all():
             raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
         return Losses(

@@ -20,6 +20,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifts, Losses, Lowered, Slopes, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.core.trials import Recipe, Run
 from bitplan.gains.base import Context
 from bitplan.gains.lowering import check_top, layers_of, lower
@@ -59,6 +60,7 @@ class Finetune:
         start = time.perf_counter()
         model = lower(self.model, job.layers)
         log = finetune_(model, self.task, job.run.recipe, teacher=self.teacher, seed=job.run.seed)
+        charge(Spend(trainings=1, evaluations=1))
         steps = len(log.lines)
         last_tenth = log.lines[-math.ceil(steps / 10) :]
         return Tuned(

@@ -20,6 +20,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jobs
 from bitplan.gains.finetuned import seconds_of
@@ -107,6 +108,7 @@ class Lean(Draws):
                 else:
                     loss = drawn_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
                 squares += np.square(towards(loss)) / job.count
+                charge(Spend(forwards=1, backwards=1, labels=job.labels == "task"))
         if not np.isfinite(squares).all():
             raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
         rows = zip(job.members, squares.tolist(), strict=True)

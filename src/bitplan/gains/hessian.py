@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.twice import short_ways
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
@@ -74,6 +75,7 @@ class Curvature:
                 derivatives = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
             grads = _filled(derivatives, tensors)
             _check_smooth(grads)
+            charge(Spend(forwards=size, backwards=size, labels=True))
             yield size / self.data.samples, grads
             del loss, derivatives, grads  # or this graph would still be held while the next one is made
 

@@ -13,6 +13,7 @@ from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples
 from bitplan.gains.measuring import check_task
@@ -82,6 +83,7 @@ class _Imprinted:
     def next(self, batch: Any) -> None:
         """A batch begins."""
         self.labels.append(labels_of(batch).cpu())
+        charge(Spend(labels=True))
 
     def see(self, name: str, out: Tensor) -> None:
         """A layer gave something out; what it gives out later in the same batch counts instead."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import PassMeter, Spend
+from bitplan.core.spend import EPOCH, PassMeter
 from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
@@ -24,7 +25,6 @@ from bitplan.searches.judging import Bench, judge_of
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
 
-_EPOCH = Spend(forwards=1, backwards=1)  # of one sample, in training
 _FRUITLESS = 50  # rounds in which nothing new is proposed, before a search is over
 
 
@@ -82,6 +82,7 @@ class Search(Gain):
             by_first_layer(graph, as_rows(aim, found.best)),
             counts=meter.spent.counts | size,
             work=found.seconds,
+            spend=replace(meter.spent, labels=_looks_at_labels(self.judge)),
             notes=(f"gains: {self._name} gives the best of {spent}, for {', '.join(aim.budgets)} alone",),
         )
 
@@ -100,12 +101,18 @@ class Search(Gain):
         if self.spend is not None:
             return PassMeter(self.spend)
         if context.epochs is not None and context.task is not None:
-            return PassMeter(context.epochs * _EPOCH.passes * context.task.size("train"))
+            return PassMeter(context.epochs * EPOCH.passes * context.task.size("train"))
         return PassMeter(self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:
         return CHOOSERS.name_of(self)
+
+
+def _looks_at_labels(judge: str) -> bool | None:
+    """As the judge says of itself."""
+    about = about_of(judge_of(judge))
+    return None if about is None else about.labels
 
 
 @dataclass(frozen=True)

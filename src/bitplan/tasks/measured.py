@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
-from bitplan.tasks.base import Batch, Task
+from bitplan.core.spend import Spend, charge
+from bitplan.tasks.base import Batch, Task, samples_in
 
 
 def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None) -> list[Batch]:
@@ -33,4 +34,5 @@ def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[li
         outputs = task.forward(model, batch)
         losses.append(float(task.loss(outputs, batch)))
         scores.append(float(task.batch_score(outputs, batch)))
+        charge(Spend(forwards=samples_in(batch), labels=True))
     return losses, scores if all(map(math.isfinite, scores)) else None
