@@ -47,9 +47,10 @@ def sweep(
 ) -> None:
     """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
     from bitplan.core.trust import check_code, check_engine
+    from bitplan.study.controls import with_controls
     from bitplan.study.spec import read_study
 
-    read = read_study(study)
+    read = with_controls(read_study(study))
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
@@ -96,7 +97,8 @@ def compare(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compare the methods of a run: scores at every budget, and which differences mean anything."""
+    """Compare the methods of a run: scores at every budget, what choosing took, and which differences mean anything."""
+    from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.still import StillRun
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
@@ -106,11 +108,13 @@ def compare(
     if json:
         from bitplan.cli.show_runs import print_tables
 
-        print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=corrected)})
+        tests = significance(folder, None, corrected=corrected)
+        print_tables({"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests})
         return
     from bitplan.cli.show_runs import show_table
 
     show_table(frontier(folder))
+    show_table(score_against_spend(folder))
     if chosen is None:
         show_table(significance(folder, corrected=corrected))
         return
@@ -120,7 +124,7 @@ def compare(
 def tables(
     run: RunPath,
     which: Annotated[
-        str, typer.Option(help="frontier, costs, compression, layers, agreement, differences.")
+        str, typer.Option(help="frontier, spend, costs, compression, layers, agreement, differences.")
     ] = "frontier",
     budgets: Annotated[str, typer.Option(help="Budgets for layers and differences, chosen anew: 60%,80%.")] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,

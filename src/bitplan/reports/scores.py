@@ -64,7 +64,7 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
     return Scores(
         methods=tuple(cell for cell in found if cell.budget),
         references=tuple(cell for cell in found if not cell.budget),
-        comparisons=compare(study, subject.results, plans),
+        comparisons=compare(study, subject.results, plans, spends=subject.spends),
         higher_is_better=all(result.higher_is_better for result in known),
         metric=metric_of(study, known),
         planned=len(study.methods) * len(study.budgets) * len(study.seeds),
@@ -102,13 +102,17 @@ def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
         if test is not None:
             tests[rival.title] = test
     shared = [title for title, test in tests.items() if test.shared]
-    apart = {title: test for title, test in tests.items() if not test.shared}
+    unequal = {title: test for title, test in tests.items() if test.unequal and not test.shared}
+    apart = {title: test for title, test in tests.items() if not (test.shared or test.unequal)}
     level = [title for title, test in apart.items() if test.difference == 0]
     sentences = []
     if shared:
         sentences.append(f"{_listed(shared)} chose the very same precisions.")
     if level:
         sentences.append(f"{_listed(level)} reached exactly the same mean.")
+    if unequal:
+        reasons = "; ".join(dict.fromkeys(test.unequal for test in unequal.values()))
+        sentences.append(f"Not tested against {_listed(list(unequal))}, which are no equals: {reasons}.")
     return sentences + _leads(best, apart)
 
 

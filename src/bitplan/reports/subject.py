@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from bitplan.core.trials import Result
 from bitplan.core.units import Account
 from bitplan.costs.base import add_limited
 from bitplan.plan.base import cost_of, select
+from bitplan.reports.spending import spends_of
+from bitplan.stats.spending import MethodSpend
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Subject:
     failures: tuple[FailedTrial, ...] = ()
     pairs: Pairs | None = None
     fit: Fit | None = None
+    spends: Mapping[str, MethodSpend] = field(default_factory=dict)
 
     @cached_property
     def cost(self) -> Costs:
@@ -110,6 +114,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         failures=tuple(run.failures),
         pairs=run.pairs,
         fit=run.fit,
+        spends=spends_of(run),
     )
 
 

@@ -17,6 +17,7 @@ from bitplan.reports.selections import (
     selections,
     trained_plans,
 )
+from bitplan.reports.spending import score_against_spend, seen_notes, spend_by_budget
 from bitplan.stats.compare import Cell, areas, cells, metric_of
 from bitplan.stats.summary import Area
 
@@ -116,6 +117,7 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
     "frontier": (frontier, scores),
     "agreement": (agreement, correlations),
     "costs": (costs, costs),
+    "spend": (score_against_spend, spend_by_budget),
     "compression": (compression, compression),
 }
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
@@ -159,9 +161,7 @@ def _interval(area: Area | None) -> str | None:
 
 
 def _spread(cell: Cell | None) -> str | None:
-    if cell is None:
-        return None
-    return f"{cell.mean:.2f}" if cell.sd is None else f"{cell.mean:.2f} ± {cell.sd:.2f}"
+    return None if cell is None else cell.spread
 
 
 def _mean(cell: Cell | None) -> float | None:
@@ -170,7 +170,7 @@ def _mean(cell: Cell | None) -> float | None:
 
 def _notes(run: RunFolder, found: Sequence[Cell]) -> tuple[str, ...]:
     """Which cells are the same networks, what is missing, what failed."""
-    notes = _shared(found)
+    notes = [*_shared(found), *seen_notes(run)]
     agenda, failed = run.agenda, len(run.failures)
     if agenda is not None:
         left = len(agenda.trials) - len(run.results) - failed

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from bitplan.core.errors import UnknownName
 from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.spending import equal_spend, spends_of
 from bitplan.stats.compare import ALPHA, Comparison, compare, metric_of, warning
 from bitplan.stats.correction import CORRECTION
 
@@ -14,32 +16,33 @@ from bitplan.stats.correction import CORRECTION
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
     """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
     _check_method(run, against)
-    comparisons = compare(run.study, run.results, run.plans, against=against)
+    comparisons = compare(run.study, run.results, run.plans, against=against, spends=spends_of(run))
     title, heading = f"{run.study.name}: exact rank-sum tests", "p"
     if corrected:
         title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
     rows: list[tuple[Value, ...]] = []
     for first, second, difference, test in _seen_from(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
-        rows.append((test.budget, first, second, difference, p, least, test.verdict()))
+        given = (None, None) if test.unequal else (p, least)
+        rows.append((test.budget, first, second, difference, *given, test.verdict()))
     columns = (
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
         *numbers(heading, "least possible p", digits=4), Column("so"),
     )  # fmt: skip
-    return Table(title, columns, tuple(rows), _warnings(comparisons))
+    return Table(title, columns, tuple(rows), (*equal_spend(run.study), *_warnings(comparisons)))
 
 
 def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
     """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
     _check_method(run, against)
     study, results = run.study, run.results
-    seen = _seen_from(compare(study, results, run.plans, against=against), against)
+    seen = _seen_from(compare(study, results, run.plans, against=against, spends=spends_of(run)), against)
     by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
     for _, other, difference, test in seen:
         by_budget.setdefault(other, {})[test.budget] = _difference(difference, test, corrected)
     rows = tuple((other, *map(texts.get, study.budgets)) for other, texts in by_budget.items())
     comparisons = [test for *_, test in seen]
-    notes = (_legend(against, comparisons, corrected), *_warnings(comparisons))
+    notes = (_legend(against, comparisons, corrected), *_unequal(comparisons, study), *_warnings(comparisons))
     title = f"{study.name}: {against} against the others, in points of {metric_of(study, results)}"
     return Table(title, (Column("against"), *numbers(*study.budgets)), rows, notes)
 
@@ -60,6 +63,8 @@ def _difference(difference: float, one: Comparison, corrected: bool) -> str:
     """A difference with its mark and p; p is left out where it could not be significant whatever the scores were."""
     if one.shared:
         return "same plan"
+    if one.unequal:
+        return f"{difference:+.2f} ≠"
     if not _can_be_significant(one):
         return f"{difference:+.2f}"
     sign = "★" if difference > 0 else "▽"
@@ -69,7 +74,15 @@ def _difference(difference: float, one: Comparison, corrected: bool) -> str:
 
 
 def _can_be_significant(one: Comparison) -> bool:
-    return one.floor <= ALPHA and not one.shared
+    return one.floor <= ALPHA and not (one.shared or one.unequal)
+
+
+def _unequal(comparisons: Sequence[Comparison], study: Study) -> tuple[str, ...]:
+    """What ≠ means, where it occurs."""
+    reasons = list(dict.fromkeys(one.unequal for one in comparisons if one.unequal and not one.shared))
+    if not reasons:
+        return equal_spend(study)
+    return (f"≠: no equals, so that no p is given: {'; '.join(reasons)}", *equal_spend(study))
 
 
 def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
+from bitplan.study.controls import with_controls
 from bitplan.study.setting import Setting, some_batches
 from bitplan.study.trials import estimations, starts, trials
 from bitplan.tune.loop import finetune_, steps_of
@@ -53,6 +54,7 @@ class Forecast:
 
 def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
+    study = with_controls(study)
     setting = Setting(study, RunFolder(Path(run_folder)), trust)
     graph = setting.trace()
     setting.costs(graph)

@@ -20,6 +20,7 @@ from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
+from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
 from bitplan.study.serving import plans_of, references, result_of, served_by, trainings_of
 from bitplan.study.setting import Setting, engine_of
@@ -60,12 +61,13 @@ def sweep(
 ) -> Summary:
     """Run what is not in the folder yet; a trial that fails is written down and stops no other.
 
-    `only` names methods by their titles. Several processes may sweep the same folder: each network is trained once.
-    `trust` allows what a study asks for beyond what is installed here: its own code, an engine at an address. A damaged
-    file is set aside. What can be made again without a decision is; a result that took a training is not, unless
-    `redo_damaged`.
+    Controls that belong to the study are among it (`study/controls.py`). `only` names methods by their titles. Several
+    processes may sweep the same folder: each network is trained once. `trust` allows what a study asks for beyond what
+    is installed here: its own code, an engine at an address. A damaged file is set aside. What can be made again
+    without a decision is; a result that took a training is not, unless `redo_damaged`.
     """
     begin = time.perf_counter()
+    study = with_controls(study)
     listed = agenda(study)
     titles = list(dict.fromkeys(study.title_of(trial) for trial in listed.trials))
     for title in only or ():
