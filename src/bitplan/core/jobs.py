@@ -58,6 +58,7 @@ class Lowered(Record):
 class Tuned(_Outcome):
     """What training said: means over all its steps, the loss of the last tenth of them, the score on the test split.
 
+    Where samples were held out of choosing's training, all of these are measured on them once it is over.
     `mean_score` is None where the task has no score for a batch, `score` where it was not asked for.
     """
 

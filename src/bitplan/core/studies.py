@@ -62,6 +62,17 @@ class Start(Value):
     options: dict[str, JsonValue] = {}
 
 
+class Choosing(Value):
+    """What methods may see of the data while they choose.
+
+    `hold_out` is a share of the training samples, the same for all methods: what they train they train on the others,
+    what they measure they measure on these, and nothing on the test split. 0 is no such split: what is measured is
+    measured on the samples that are trained on, and the oracle on the test split.
+    """
+
+    hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
@@ -70,13 +81,14 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
     each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
+    `choosing` is what methods may see.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing"})
 
     name: Name
     task: Name
@@ -94,6 +106,7 @@ class Study(Record):
     keep_networks: bool = False
     gain_seed: int = 0
     spend: Positive | None = None
+    choosing: Choosing = Choosing()
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}
 
@@ -188,10 +201,11 @@ class Agenda(Record):
 class Estimation(Record):
     """One estimate of gains: everything that they depend on. `start` is the id of the network's trial.
 
-    `budgets`, `cost` and `spend` are said where a method chooses within a budget.
+    `budgets`, `cost` and `spend` are said where a method chooses within a budget, `hold_out` where samples are held out
+    to judge by.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend", "hold_out"})
 
     start: str
     graph: str
@@ -203,6 +217,7 @@ class Estimation(Record):
     budgets: tuple[str, ...] = ()
     cost: str = ""
     spend: Positive | None = None
+    hold_out: NotNegative = 0.0
 
 
 class Training(Record):

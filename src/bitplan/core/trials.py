@@ -136,13 +136,14 @@ class Trial(Record):
 
     `method` is the name of a gain where the trial is a choice, and else what people call it; `precision` is that of all
     layers of a start or a reference. Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are
-    what the method estimated with, `gain_spend` what a search could spend, in epochs.
+    what the method estimated with, `gain_spend` what a search could spend, in epochs, `gain_hold_out` the share of
+    training samples that was held out to judge by.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend", "gain_hold_out"})
 
     task: Name
     model: Name
@@ -160,6 +161,7 @@ class Trial(Record):
     gain_recipe: Recipe | None = None
     gain_seed: int = 0
     gain_spend: Positive | None = None
+    gain_hold_out: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _as_its_role_says(self) -> Self:

@@ -156,7 +156,11 @@ def _spend(gain: Gain, found: LayerGains, meter: ChargeMeter) -> Spend | None:
 
 
 def _samples_per_epoch(task: Any) -> int | None:
-    return task.size("train") or None if task is not None else None
+    if task is None:
+        return None
+    from bitplan.tasks.choosing import samples_per_epoch
+
+    return samples_per_epoch(task) or None
 
 
 def as_record(

@@ -25,6 +25,7 @@ from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_by, check_task, finish, options_of_task, sign_of, try_task
 from bitplan.quant.fingerprint import fingerprint
 from bitplan.tasks.base import Batch, Task, title_of
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw, measure_
 
 Job = TypeVar("Job", bound=Dropped)
@@ -108,7 +109,9 @@ class Draws:
         """The batches that a job asks for."""
         key = job.batches, job.batch_size, job.seed
         if key not in self._batches:
-            self._batches[key] = draw(self.model, self.task, job.batches, job.batch_size, seed=_mixed(job.seed))
+            self._batches[key] = draw(
+                self.model, self.task, job.batches, job.batch_size, _mixed(job.seed), judged_by(self.task)
+            )
         return self._batches[key]
 
     @cached_property
@@ -156,7 +159,7 @@ def lowered_jobs(
 ) -> list[Job]:  # fmt: skip
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
-    available = min(samples, task.size("train"))
+    available = min(samples, task.size(judged_by(task)))
     size = min(batch_size, available)
     own = fingerprint(model)
     alike = {

@@ -30,6 +30,7 @@ from bitplan.quant.convert import quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.tasks.base import WithAnswers, WithLoss
+from bitplan.tasks.choosing import judged_by
 
 Labels = Literal["model", "task"]
 Quantizer = WeightQuantizer | InputQuantizer
@@ -81,7 +82,7 @@ class Fisher(Gain):
 
     def _jobs(self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context) -> list[Sloped]:
         """Whole parts of the samples, as far as there are any."""
-        available = min(self.samples, context.task.size("train"))
+        available = min(self.samples, context.task.size(judged_by(context.task)))
         count = min(self.part, available)
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
         alike = {"members": members, "choices": tuple(choices), "labels": self.labels, "count": count}

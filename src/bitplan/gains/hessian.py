@@ -25,11 +25,12 @@ from bitplan.core.spend import Spend, charge
 from bitplan.gains.twice import short_ways
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
+from bitplan.tasks.choosing import judged_by
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the loss is averaged over: samples of the training split in the order of a seed."""
+    """What the loss is averaged over: samples that choosing may be judged by, in the order of a seed."""
 
     batches: tuple[Batch, ...]
     sizes: tuple[int, ...]
@@ -37,10 +38,11 @@ class Data:
     @classmethod
     def draw(cls, task: Task, samples: int, batch_size: int, seed: int) -> Data:
         """As many whole batches as hold `samples`, or all there are."""
-        size = task.size("train")
+        split = judged_by(task)
+        size = task.size(split)
         width = max(1, min(batch_size, samples, size))
         starts = range(0, min(samples, size), width)
-        batches = tuple(itertools.islice(task.batches("train", width, seed), len(starts)))
+        batches = tuple(itertools.islice(task.batches(split, width, seed), len(starts)))
         if not batches:
             raise InputError(f"the training split of task {task.name} is empty: curvature needs samples with a loss")
         sizes = tuple(min(width, size - start) for start in starts[: len(batches)])  # the split's last may be smaller

@@ -20,6 +20,7 @@ from bitplan.gains.measuring import check_task
 from bitplan.gains.outputs import by_sample, check_model, run, watching_behind
 from bitplan.quant.convert import copied
 from bitplan.tasks.base import WithData
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
 
 _FEATURES = 512  # about so many of each layer
@@ -53,9 +54,10 @@ class Imprint(Gain):
         """One pass forward for each sample."""
         task = check_task(context.task, "imprint", "imprints classes from labelled data", WithData)
         network = copied(check_model(model, "imprint")).eval()
-        available = min(self.samples, task.size("train"))
+        split = judged_by(task)
+        available = min(self.samples, task.size(split))
         size = min(self.batch_size, max(1, available // 2))
-        batches = draw(network, task, 2 * (available // size // 2), size, seed=context.seed)
+        batches = draw(network, task, 2 * (available // size // 2), size, context.seed, split)
         seen = _Imprinted(len(batches) // 2)
         layers = [layer.name for layer in graph.layers]
         with watching_behind(network, layers, seen.see):

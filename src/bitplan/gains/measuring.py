@@ -21,6 +21,7 @@ from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import Context
 from bitplan.tasks.base import Task, WithLoss
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw, measure_
 
 By = Literal["loss", "score"]
@@ -63,10 +64,11 @@ def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
 
     `model` is changed: give a copy.
     """
-    size = min(_TRIED, task.size("train"))
+    split = judged_by(task)
+    size = min(_TRIED, task.size(split))
     try:
         with uncharged():
-            losses, scores = measure_(model, task, draw(model, task, 1, size, seed=None))
+            losses, scores = measure_(model, task, draw(model, task, 1, size, None, split))
     except InputError:
         raise
     except Exception as error:

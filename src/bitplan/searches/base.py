@@ -21,6 +21,7 @@ from bitplan.gains.finetuned import Expected
 from bitplan.gains.lowering import by_first_layer
 from bitplan.plan.aim import Aim, Picks, Repair
 from bitplan.searches.judging import Bench, judge_of
+from bitplan.tasks.choosing import samples_per_epoch
 
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
@@ -76,7 +77,7 @@ class Search(Gain):
         meter = self._meter(bench, context)
         meter.check(bench.price, f"one evaluation by {self.judge}")
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
-        size = {} if context.task is None else {"samples_per_epoch": int(context.task.size("train"))}
+        size = {} if context.task is None else {"samples_per_epoch": samples_per_epoch(context.task)}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
         return LayerGains(
             by_first_layer(graph, as_rows(aim, found.best)),
@@ -101,7 +102,7 @@ class Search(Gain):
         if self.spend is not None:
             return PassMeter(self.spend)
         if context.epochs is not None and context.task is not None:
-            return PassMeter(context.epochs * EPOCH.passes * context.task.size("train"))
+            return PassMeter(context.epochs * EPOCH.passes * samples_per_epoch(context.task))
         return PassMeter(self.usual * bench.price.passes)
 
     @property

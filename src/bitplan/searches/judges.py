@@ -22,6 +22,7 @@ from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, sign_of, try_task
 from bitplan.searches.judging import Bench, JobBench, Lowering, PlanJudge
 from bitplan.tasks.base import WithAnswers
+from bitplan.tasks.choosing import judged_by
 from bitplan.tune.loop import steps_of
 
 Draw = TypeVar("Draw", bound=Dropped)
@@ -110,9 +111,11 @@ class FinetunedJudge(PlanJudge):
         tuner = Tuner.of(method, model, graph, choices, context, recipe, by=self.by)
         samples = steps_of(tuner.work.task, recipe) * recipe.batch_size
         taught = samples if recipe.distills else 0
+        held = tuner.work.task.size("test") if judged_by(tuner.work.task) == "test" else 0
         sign = sign_of(self.by, tuner.work.task)
+        price = Spend(samples + taught + held, samples, trainings=1, evaluations=1)
         return JobBench[Lowered, Tuned](
-            Spend(samples + taught, samples, trainings=1, evaluations=1), method, context, tuner.work, Tuned, tuner.job,
+            price, method, context, tuner.work, Tuned, tuner.job,
             lambda outcome: sign * measured_by(self.by, outcome), lambda plans: _of_so_many(tuner, plans),
         )  # fmt: skip
 

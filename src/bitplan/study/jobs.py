@@ -86,7 +86,7 @@ class Estimate:
         """Estimate from the network at the highest choice."""
         setting = self.setting
         context = Context(
-            task=setting.task,
+            task=setting.choosing_task,
             recipe=job.recipe,
             teacher=setting.teacher(job.recipe),
             seed=job.seed,

@@ -5,6 +5,7 @@ task = "digits"   # or { name = …, data = … }   steps = 100
 model = "digits_resnet"                         [start]             weights or float_recipe, then recipe
 choices = ["w2a2", "w4a4"]                      [start.recipe]      only what differs from [recipe]
 budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
+spend = 0.5   # epochs, for each search         [choosing]          hold_out = 0.1: samples to judge by
 seeds = [0, 1, 2]                               [engine]            name and its options
 keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe
 
@@ -27,13 +28,13 @@ from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
-from bitplan.core.studies import Method, Start, Study
+from bitplan.core.studies import Choosing, Method, Start, Study
 from bitplan.core.tables import is_table
 from bitplan.core.trials import FOR_FLOATS, Recipe
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
-    "keep_networks", "rules", "start", "recipe", "methods", "engine",
+    "keep_networks", "rules", "choosing", "start", "recipe", "methods", "engine",
 )  # fmt: skip
 _PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
 DATA = ("data", "tokenizer")
@@ -67,6 +68,7 @@ def _study(content: Content, home: Path) -> Study:
         task=_named(task, "task"),
         task_options=_located(_options(task), DATA, home),
         rules=_section(Rules, _table(content, "rules"), "[rules]"),
+        choosing=_section(Choosing, _table(content, "choosing"), "[choosing]"),
         choices=tuple(_list(content, "choices")),
         cost=cost,
         budgets=_budgets(content, cost),

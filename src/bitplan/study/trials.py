@@ -85,6 +85,7 @@ def trials(study: Study) -> list[Trial]:
             "cost": study.cost,
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
+            "gain_hold_out": study.choosing.hold_out,
         }
         own = [
             Trial(**chosen | _lots(study, method, seed), budgets=(budget,), seed=seed)
@@ -157,6 +158,7 @@ def estimation(study: Study, graph: str, method: Method) -> Estimation:
         choices=study.choices,
         recipe=gain_recipe(study, method),
         seed=study.gain_seed,
+        hold_out=study.choosing.hold_out,
     )
 
 

@@ -23,6 +23,7 @@ from bitplan.core.progress import Progress
 from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
 from bitplan.tasks.base import Batch, Task, samples_in
+from bitplan.tasks.choosing import judged_by
 from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
 from bitplan.tune.judge import Judge, judge_of
@@ -80,7 +81,7 @@ def evaluate(model: nn.Module, task: Task) -> float:
     """The score on the task's test split."""
     if task.size("test") < 1:
         raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
-    charge(Spend(forwards=task.size("test"), labels=True, tested=True))
+    charge(Spend(forwards=task.size("test"), labels=True, tested=judged_by(task) == "train"))
     return float(task.score(model))
 
 
