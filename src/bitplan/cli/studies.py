@@ -97,34 +97,46 @@ def compare(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compare the methods of a run: scores at every budget, what choosing took, and which differences mean anything."""
+    """Compare the methods or quantizers of a run: scores, what choosing took, and which differences mean anything."""
+    from bitplan.reports.quantizers import quantizer_scores, quantizers, quantizers_against
     from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.still import StillRun
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
 
     folder = StillRun(run)
-    chosen = None if against == "all" else against or folder.study.methods[0].title
+    study = folder.study
+    quantizing = [one.title for one in study.quantizers]
     if json:
         from bitplan.cli.show_runs import print_tables
 
-        tests = significance(folder, None, corrected=corrected)
-        print_tables({"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests})
+        made = {"quantizers": quantizer_scores(folder)} if quantizing else {}
+        if study.methods:
+            tests = significance(folder, None, corrected=corrected)
+            made |= {"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests}
+        print_tables(made)
         return
     from bitplan.cli.show_runs import show_table
 
+    if quantizing and (against in (None, "all", *quantizing) or not study.methods):
+        show_table(quantizers(folder))
+        show_table(
+            quantizers_against(folder, quantizing[0] if against in (None, "all") else against, corrected=corrected)
+        )
+    if not study.methods or against in quantizing:
+        return
     show_table(frontier(folder))
     show_table(score_against_spend(folder))
-    if chosen is None:
+    if against == "all":
         show_table(significance(folder, corrected=corrected))
         return
-    show_table(versus(folder, chosen, corrected=corrected))
+    show_table(versus(folder, against or study.methods[0].title, corrected=corrected))
 
 
 def tables(
     run: RunPath,
     which: Annotated[
-        str, typer.Option(help="frontier, spend, costs, compression, layers, agreement, differences.")
+        str, typer.Option(help="frontier, spend, quantizers, costs, compression, layers, agreement, differences.")
     ] = "frontier",
     budgets: Annotated[str, typer.Option(help="Budgets for layers and differences, chosen anew: 60%,80%.")] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
@@ -275,12 +287,15 @@ def show_run(folder: Path) -> None:
     """The frontier where there is one, and what is not done."""
     from bitplan.cli.show_runs import show_status, show_table
     from bitplan.core.runs import RunFolder
+    from bitplan.reports.quantizers import quantizers
     from bitplan.reports.tables import frontier
     from bitplan.study.status import status as look
 
     run = RunFolder(folder)
-    if run.results:
+    if run.results and run.study.methods:
         show_table(frontier(run))
+    if run.results and run.study.quantizers:
+        show_table(quantizers(run))
     found = look(folder)
     show_status(found, as_json=False, by_method=found.done < found.total)
     tell(f"Next: bitplan compare {folder}")

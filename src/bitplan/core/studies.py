@@ -42,6 +42,22 @@ class Method(Value):
         return self.label or self.name
 
 
+class QuantizerAt(Value):
+    """A quantizer to be compared with others at the same plans: a name with its options, "pact:decay=0.0002".
+
+    `at` are precisions of all layers that are not fixed, or paths of plans.
+    """
+
+    name: Name
+    at: Annotated[tuple[Name, ...], Field(min_length=1)]
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """The label, or else the name."""
+        return self.label or self.name
+
+
 class Start(Value):
     """Where every trial starts: the float network, and the one at the highest choice.
 
@@ -81,14 +97,15 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
     each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
-    `choosing` is what methods may see.
+    `choosing` is what methods may see. `quantizers` are compared at plans that are given, each trained from the float
+    network over the seeds; a study has methods and budgets, or quantizers, or both.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing", "quantizers"})
 
     name: Name
     task: Name
@@ -97,8 +114,9 @@ class Study(Record):
     choices: tuple[Precision, ...]
     rules: Annotated[Rules, Field(validate_default=True)] = Rules()
     cost: Name = COST
-    budgets: Annotated[tuple[str, ...], Field(min_length=1)]
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    budgets: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
+    quantizers: tuple[QuantizerAt, ...] = ()
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     start: Start
     recipe: Recipe
@@ -116,20 +134,29 @@ class Study(Record):
         return rules.settled(info.data.get("choices", ()))
 
     @model_validator(mode="after")
+    def _compares(self) -> Self:
+        if not self.quantizers and not (self.methods and self.budgets):
+            raise ValueError("a study compares methods at budgets, or quantizers: give methods and budgets, or these")
+        if bool(self.methods) != bool(self.budgets):
+            raise ValueError("methods choose within budgets: give both, or none of them")
+        return self
+
+    @model_validator(mode="after")
     def _sound(self) -> Self:
         problem = why_not_choices(self.choices)
         if problem:
             raise ValueError(problem)
-        given = [("label", method.title) for method in self.methods]
+        compared: tuple[Method | QuantizerAt, ...] = (*self.methods, *self.quantizers)
+        given = [("label", one.title) for one in compared]
         given += [("budget", budget) for budget in self.budgets] + [("seed", str(seed)) for seed in self.seeds]
         for what, value in given:
             if given.count((what, value)) > 1:
                 raise ValueError(f"the {what} {value!r} is given twice")
         taken = {FLOAT, f"{self.choices[-1]} start", *map(str, self.choices)}
-        for method in self.methods:
-            if method.title in taken:
-                raise ValueError(f"the label {method.title!r} is what tables call a reference: choose another")
-        for one, other in combinations(self.methods, 2):
+        for one in compared:
+            if one.title in taken:
+                raise ValueError(f"the label {one.title!r} is what tables call a reference: choose another")
+        for one, other in combinations(compared, 2):
             if _looks(one.title) == _looks(other.title):
                 raise ValueError(f"the labels {one.title!r} and {other.title!r} look alike: choose another")
             if _way(one) == _way(other):
@@ -138,6 +165,8 @@ class Study(Record):
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        if trial.role == "quantizer":
+            return next((one.title for one in self.quantizers if one.name == trial.method), trial.method)
         if trial.role != "choice":
             return trial.method
         return self.once("title", trial, lambda: self._title(trial))
@@ -166,7 +195,8 @@ class Study(Record):
 
     def words_over_seeds(self, trial: Trial) -> str:
         """The same for all of its seeds together."""
-        return " ".join([self.title_of(trial), *trial.budgets])
+        at = [trial.at] if trial.at else []
+        return " ".join([self.title_of(trial), *trial.budgets, *at])
 
 
 def _looks(title: str) -> str:
@@ -174,9 +204,9 @@ def _looks(title: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", title).casefold().split())
 
 
-def _way(method: Method) -> str:
-    """All that a method is but what it is called."""
-    return _text(method.model_dump(mode="json", exclude={"label"}))
+def _way(one: Method | QuantizerAt) -> str:
+    """All that a method or quantizer is but what it is called."""
+    return f"{type(one).__name__} {_text(one.model_dump(mode='json', exclude={'label'}))}"
 
 
 def _text(value: JsonValue) -> str:
@@ -221,13 +251,19 @@ class Estimation(Record):
 
 
 class Training(Record):
-    """One network to train: trials whose plans have the same precisions share it."""
+    """One network to train: trials whose plans have the same precisions share it.
+
+    `quantizer` is said where the start is a float network, which is then quantized by it and calibrated.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"quantizer"})
 
     task: Name
     start: str
     precisions: dict[str, Precision]
     recipe: Recipe
     seed: int
+    quantizer: str = ""
 
 
 class Trained(Record):

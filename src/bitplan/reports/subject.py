@@ -82,6 +82,11 @@ class Subject:
 def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     """A run as far as it got; `budget` is the study's middle one unless given."""
     study, graph, costs, gains = run.study, run.graph, run.costs, run.gains
+    if not study.methods:
+        raise InputError(
+            f"{study.name} compares quantizers and no methods, of which a page would be: `bitplan compare {run.path}` "
+            "and `bitplan tables --which quantizers` show them"
+        )
     if not gains and run.bound_gains:
         raise InputError(
             f"every method of {study.name} that is done chose within one budget, and a page needs gains that hold for "

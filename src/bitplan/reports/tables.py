@@ -8,6 +8,7 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.quantizers import quantizer_scores, quantizers
 from bitplan.reports.selections import (
     agreement,
     correlations,
@@ -119,6 +120,7 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
     "costs": (costs, costs),
     "spend": (score_against_spend, spend_by_budget),
     "compression": (compression, compression),
+    "quantizers": (quantizers, quantizer_scores),
 }
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
@@ -147,6 +149,8 @@ def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()
 
 def _cells(run: RunFolder) -> tuple[Cell, ...]:
     found = cells(run.study, run.results, run.plans)
+    if not run.study.methods:
+        raise InputError(f"{run.study.name} compares quantizers and no methods: `bitplan tables --which quantizers`")
     if not found:
         raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
     return found

@@ -21,7 +21,7 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
     if corrected:
         title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
     rows: list[tuple[Value, ...]] = []
-    for first, second, difference, test in _seen_from(comparisons, against):
+    for first, second, difference, test in seen_from(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
         given = (None, None) if test.unequal else (p, least)
         rows.append((test.budget, first, second, difference, *given, test.verdict()))
@@ -29,37 +29,39 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
         *numbers(heading, "least possible p", digits=4), Column("so"),
     )  # fmt: skip
-    return Table(title, columns, tuple(rows), (*equal_spend(run.study), *_warnings(comparisons)))
+    return Table(title, columns, tuple(rows), (*equal_spend(run.study), *warnings_of(comparisons)))
 
 
 def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
     """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
     _check_method(run, against)
     study, results = run.study, run.results
-    seen = _seen_from(compare(study, results, run.plans, against=against, spends=spends_of(run)), against)
+    seen = seen_from(compare(study, results, run.plans, against=against, spends=spends_of(run)), against)
     by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
     for _, other, difference, test in seen:
-        by_budget.setdefault(other, {})[test.budget] = _difference(difference, test, corrected)
+        by_budget.setdefault(other, {})[test.budget] = difference_in_words(difference, test, corrected)
     rows = tuple((other, *map(texts.get, study.budgets)) for other, texts in by_budget.items())
     comparisons = [test for *_, test in seen]
-    notes = (_legend(against, comparisons, corrected), *_unequal(comparisons, study), *_warnings(comparisons))
+    notes = (legend(against, comparisons, corrected), *_unequal(comparisons, study), *warnings_of(comparisons))
     title = f"{study.name}: {against} against the others, in points of {metric_of(study, results)}"
     return Table(title, (Column("against"), *numbers(*study.budgets)), rows, notes)
 
 
-def _legend(against: str, comparisons: Sequence[Comparison], corrected: bool) -> str:
-    """What the signs of `_difference` mean, as far as they occur."""
-    legend = f"positive: {against} is better"
+def legend(
+    against: str, comparisons: Sequence[Comparison], corrected: bool, hint: str = "; --against all lists p"
+) -> str:
+    """What the signs of `difference_in_words` mean, as far as they occur."""
+    told = f"positive: {against} is better"
     if not comparisons:
-        return legend
+        return told
     if not any(_can_be_significant(one) for one in comparisons):
-        return f"{legend}; --against all lists p"
+        return told + hint
     p = f"p after {CORRECTION.words} over the budgets" if corrected else "p of the exact rank-sum test"
     marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION.words}"
-    return f"{legend}; {marks}; then {p}"
+    return f"{told}; {marks}; then {p}"
 
 
-def _difference(difference: float, one: Comparison, corrected: bool) -> str:
+def difference_in_words(difference: float, one: Comparison, corrected: bool) -> str:
     """A difference with its mark and p; p is left out where it could not be significant whatever the scores were."""
     if one.shared:
         return "same plan"
@@ -85,7 +87,8 @@ def _unequal(comparisons: Sequence[Comparison], study: Study) -> tuple[str, ...]
     return (f"≠: no equals, so that no p is given: {'; '.join(reasons)}", *equal_spend(study))
 
 
-def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+def warnings_of(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """What must be said of too few seeds, if anything."""
     text = warning(comparisons)
     return () if text is None else (text,)
 
@@ -96,7 +99,7 @@ def _check_method(run: RunFolder, title: str | None) -> None:
         raise UnknownName("method of this run", title, titles)
 
 
-def _seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
+def seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
     """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
     seen = []
     for test in comparisons:

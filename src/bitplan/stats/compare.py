@@ -120,8 +120,8 @@ def compare(
         for budget in study.budgets:
             ours, theirs = by_place.get((first, budget)), by_place.get((second, budget))
             if ours is not None and theirs is not None:
-                tests.append(replace(_test(ours, theirs, upwards), unequal=unequal))
-        comparisons += _corrected(tests)
+                tests.append(replace(tested_pair(ours, theirs, upwards), unequal=unequal))
+        comparisons += corrected_over_budgets(tests)
     return tuple(comparisons)
 
 
@@ -138,13 +138,15 @@ def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = N
         title, budget = place
         at_budget = [other for other, its_budget in places if its_budget == budget and other != title]
         shared_with = tuple(other for other in at_budget if chosen[other, budget] == chosen[place])
-        made.append(_cell(place, by_place[place], shared_with))
+        made.append(cell_of(place, by_place[place], shared_with))
     return tuple(made)
 
 
 def belongs(study: Study, trial: Trial) -> bool:
     """Tell whether a trial is one of the study's, not left over from another recipe, budget or seed."""
     if (trial.task, trial.model, trial.choices) != (study.task, study.model, study.choices):
+        return False
+    if trial.role == "quantizer":  # compared at plans that were given, not at budgets: `stats/quantizers.py`
         return False
     if trial.role != "choice":
         return _is_reference(study, trial)
@@ -203,7 +205,7 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     return None
 
 
-def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
+def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     """Two cells of one budget, before any correction."""
     counts = len(ours.scores), len(theirs.scores)
     return Comparison(
@@ -220,7 +222,7 @@ def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     )
 
 
-def _corrected(tests: Sequence[Comparison]) -> list[Comparison]:
+def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
     """The same, corrected over all of them."""
     if not tests:
         return []
@@ -260,7 +262,8 @@ def _in_order(study: Study, by_place: Mapping[Place, Mapping[int, Result]]) -> l
     return sorted(by_place, key=turn)
 
 
-def _cell(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...]) -> Cell:
+def cell_of(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...] = ()) -> Cell:
+    """The scores of one place."""
     seeds = tuple(sorted(by_seed))
     scores = tuple(by_seed[seed].score for seed in seeds)
     role = by_seed[seeds[0]].trial.role

@@ -38,6 +38,8 @@ from bitplan.tune.log import LogLine
 from bitplan.tune.loop import evaluate
 
 _KEPT_LINES = 100
+CALIBRATION = 512
+"""Training samples that set the first input steps."""
 
 
 @dataclass(frozen=True)

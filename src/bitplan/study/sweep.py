@@ -22,6 +22,7 @@ from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
 from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
+from bitplan.study.quantizers import quantizer_plans
 from bitplan.study.serving import plans_of, references, result_of, served_by, trainings_of
 from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import MakeStart, Started, check_same
@@ -143,18 +144,19 @@ class _Sweeper:
         graph, costs = prepare(self.setting, self.agenda)
         self.tally.begin(self.run.trials.ids())
         self.tally.tell("tracing and pricing done")
-        first = starts(self.study)
-        for trial in (first.floating, first.high):
-            if trial is not None and not self._start(trial):
-                return 0
         wanted = [
             trial
             for trial in self.agenda.trials
-            if trial.role in ("reference", "choice") and (only is None or self.study.title_of(trial) in only)
+            if trial.role not in ("float", "start") and (only is None or self.study.title_of(trial) in only)
         ]
-        plans = references(graph, wanted) | self._choose(graph, costs, wanted)
+        given = references(graph, wanted) | quantizer_plans(self.study, graph, wanted)
+        first = starts(self.study)
+        for trial in (first.floating, first.high):
+            if trial in self.agenda.trials and not self._start(trial):
+                return 0
+        plans = given | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
-        return self._train(first.high, [trial for trial in wanted if trial.id in plans], plans)
+        return self._train([trial for trial in wanted if trial.id in plans], plans)
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
@@ -209,9 +211,9 @@ class _Sweeper:
                 plans |= plans_of(graph, outcome, costs, method, served)
         return plans
 
-    def _train(self, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
+    def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
-        served = trainings_of(self.study, high, wanted, plans)
+        served = trainings_of(self.study, wanted, plans)
         sharing = {name: tuple(trial.id for trial in trials) for name, (_, trials) in served.items()}
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
