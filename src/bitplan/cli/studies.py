@@ -120,9 +120,8 @@ def compare(
 
     if quantizing and (against in (None, "all", *quantizing) or not study.methods):
         show_table(quantizers(folder))
-        show_table(
-            quantizers_against(folder, quantizing[0] if against in (None, "all") else against, corrected=corrected)
-        )
+        one = quantizing[0] if against is None or against == "all" else against
+        show_table(quantizers_against(folder, one, corrected=corrected))
     if not study.methods or against in quantizing:
         return
     show_table(frontier(folder))

@@ -127,6 +127,8 @@ class PassMeter:
 
     limit: float
     spent: Spend = field(default_factory=Spend)
+    epoch: float = 0.0
+    """The passes of an epoch, where the limit was said in epochs."""
 
     def room(self, price: Spend) -> int:
         """How often this price can still be paid."""
@@ -141,7 +143,10 @@ class PassMeter:
     def check(self, price: Spend, what: str) -> None:
         """Refuse a limit that does not do for once."""
         if not self.room(price):
+            allowed, takes = (f"={self.limit:,.0f}", "") if not self.epoch else (
+                f" = {self.limit / self.epoch:.3g} epochs", f", {price.passes / self.epoch:.2g} epochs"
+            )  # fmt: skip
             raise InputError(
-                f"spend={self.limit:,.0f} is too little for {what}, which takes {price.passes:,.0f} passes: spend at "
+                f"spend{allowed} is too little for {what}, which takes {price.passes:,.0f} passes{takes}: spend at "
                 "least that, or judge by fewer samples (judge=drift:samples=64)"
             )

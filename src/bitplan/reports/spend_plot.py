@@ -16,13 +16,12 @@ def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[Met
     assert subject.study is not None
     order = [method.title for method in subject.study.methods]
     cells = {cell.title: cell for cell in scores.at(subject.budget)}
-    free = [one.title for one in spends if not one.epochs]
+    across = _across(spends)
     for one in spends:
         turn, place = divmod(order.index(one.title), len(COLOURS))
         cell, colour = cells[one.title], COLOURS[place]
-        aside = 0.16 * (free.index(one.title) - (len(free) - 1) / 2) if one.title in free else 0.0
         axes.errorbar(
-            [one.epochs or aside * _least(spends)], [cell.mean], yerr=[cell.sd or 0.0], color=colour, linestyle="none",
+            [across[one.title]], [cell.mean], yerr=[cell.sd or 0.0], color=colour, linestyle="none",
             marker=MARKS[(place + turn) % len(MARKS)], markerfacecolor=colour if one.labels else "white",
             markersize=4.5, markeredgecolor=colour, capsize=1.8, elinewidth=0.8, capthick=0.8,
             label=f"{one.title}{' (test scores)' if one.tested else ''}",
@@ -30,6 +29,19 @@ def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[Met
     _scale(axes, spends, subject.study.spend)
     axes.set_ylabel(f"{scores.metric} at {subject.budget}{'' if scores.higher_is_better else ' (lower is better)'}")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.0)
+
+
+def _across(spends: Sequence[MethodSpend]) -> dict[str, float]:
+    """Where each stands; those that would hide each other stand side by side."""
+    free = [one.title for one in spends if not one.epochs]
+    places: dict[str, float] = {}
+    for one in spends:
+        if one.epochs:
+            near = sum(0.8 < place / one.epochs < 1.05 for place in places.values())
+            places[one.title] = one.epochs / 1.12**near  # to the left: nobody may seem to exceed the line
+        else:
+            places[one.title] = 0.16 * (free.index(one.title) - (len(free) - 1) / 2) * _least(spends)
+    return places
 
 
 def _least(spends: Sequence[MethodSpend]) -> float:

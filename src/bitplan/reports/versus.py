@@ -48,7 +48,7 @@ def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
 
 
 def legend(
-    against: str, comparisons: Sequence[Comparison], corrected: bool, hint: str = "; --against all lists p"
+    against: str, comparisons: Sequence[Comparison], corrected: bool, *, hint: str = "; --against all lists p"
 ) -> str:
     """What the signs of `difference_in_words` mean, as far as they occur."""
     told = f"positive: {against} is better"

@@ -102,7 +102,8 @@ class Search(Gain):
         if self.spend is not None:
             return PassMeter(self.spend)
         if context.epochs is not None and context.task is not None:
-            return PassMeter(context.epochs * EPOCH.passes * samples_per_epoch(context.task))
+            epoch = EPOCH.passes * samples_per_epoch(context.task)
+            return PassMeter(context.epochs * epoch, epoch=epoch)
         return PassMeter(self.usual * bench.price.passes)
 
     @property

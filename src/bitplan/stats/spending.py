@@ -82,11 +82,15 @@ def _spending(title: str, own: list[Gains], times: int) -> MethodSpend:
 def why_unequal(study: Study, first: MethodSpend | None, second: MethodSpend | None) -> str:
     """Why two methods are not compared as equals; empty where they are, or where the study sets no `spend`.
 
-    Equals are two that both kept within the study's `spend`, or whose spends are within a factor of 1.25.
+    Equals are two that both kept within the study's `spend`, or whose spends are within a factor of 1.25; who saw test
+    scores has none, nor has who does not say.
     """
     if study.spend is None:
         return ""
     pair = [one for one in (first, second) if one is not None]
+    oracles = [one.title for one in pair if one.tested]
+    if oracles:
+        return f"{' and '.join(oracles)} saw test scores"
     silent = [one.title for one in pair if one.passes is None]
     if silent or len(pair) < 2:
         return f"{silent[0]} does not say what it spent" if silent else "what they spent is not known"
