@@ -242,3 +242,8 @@ def test_meters_do_not_mix():
 
 def outer_job():
     return RECIPE
+
+
+def test_the_record_shows_it(start):
+    assert str(spent(start, "drop", samples=N)).endswith(f"{N * 9:,} passes (1.5 epochs), labels")
+    assert "passes" not in str(spent(start, "uniform"))
