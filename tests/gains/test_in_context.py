@@ -59,10 +59,12 @@ def test_the_plan_is_within_the_budget_and_no_farther_than_that_of_drift_where_i
 
 def test_it_counts_what_it_runs(start):
     groups = len(start[1].selectable)
-    counts = settled(start, rounds=1).counts
-    plans = counts["evaluations"] - 2 * groups - 1  # one at a time; around a plan, and that plan; then those decided on
+    gains = settled(start, rounds=1)
+    plans = gains.counts["plans"]
     assert plans in (1, 2)
-    assert counts["spend"] == 128 * (1 + groups) + 128 * (2 + groups) + 256 * (1 + plans)
+    assert gains.spend.forwards == 128 * (1 + groups) + 128 * (2 + groups) + 256 * (1 + plans)
+    assert gains.spend.evaluations == groups + (1 + groups) + plans
+    assert gains.spend.labels is False
 
 
 def test_it_repeats_and_goes_on_from_its_store(start, tmp_path):

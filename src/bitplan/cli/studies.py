@@ -47,9 +47,10 @@ def sweep(
 ) -> None:
     """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
     from bitplan.core.trust import check_code, check_engine
+    from bitplan.study.controls import with_controls
     from bitplan.study.spec import read_study
 
-    read = read_study(study)
+    read = with_controls(read_study(study))
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
@@ -96,31 +97,45 @@ def compare(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Compare the methods of a run: scores at every budget, and which differences mean anything."""
+    """Compare the methods or quantizers of a run: scores, what choosing took, and which differences mean anything."""
+    from bitplan.reports.quantizers import quantizer_scores, quantizers, quantizers_against
+    from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.still import StillRun
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
 
     folder = StillRun(run)
-    chosen = None if against == "all" else against or folder.study.methods[0].title
+    study = folder.study
+    quantizing = [one.title for one in study.quantizers]
     if json:
         from bitplan.cli.show_runs import print_tables
 
-        print_tables({"scores": scores(folder), "tests": significance(folder, None, corrected=corrected)})
+        made = {"quantizers": quantizer_scores(folder)} if quantizing else {}
+        if study.methods:
+            tests = significance(folder, None, corrected=corrected)
+            made |= {"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests}
+        print_tables(made)
         return
     from bitplan.cli.show_runs import show_table
 
+    if quantizing and (against in (None, "all", *quantizing) or not study.methods):
+        show_table(quantizers(folder))
+        one = quantizing[0] if against is None or against == "all" else against
+        show_table(quantizers_against(folder, one, corrected=corrected))
+    if not study.methods or against in quantizing:
+        return
     show_table(frontier(folder))
-    if chosen is None:
+    show_table(score_against_spend(folder))
+    if against == "all":
         show_table(significance(folder, corrected=corrected))
         return
-    show_table(versus(folder, chosen, corrected=corrected))
+    show_table(versus(folder, against or study.methods[0].title, corrected=corrected))
 
 
 def tables(
     run: RunPath,
     which: Annotated[
-        str, typer.Option(help="frontier, costs, compression, layers, agreement, differences.")
+        str, typer.Option(help="frontier, spend, quantizers, costs, compression, layers, agreement, differences.")
     ] = "frontier",
     budgets: Annotated[str, typer.Option(help="Budgets for layers and differences, chosen anew: 60%,80%.")] = "",
     form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
@@ -271,12 +286,15 @@ def show_run(folder: Path) -> None:
     """The frontier where there is one, and what is not done."""
     from bitplan.cli.show_runs import show_status, show_table
     from bitplan.core.runs import RunFolder
+    from bitplan.reports.quantizers import quantizers
     from bitplan.reports.tables import frontier
     from bitplan.study.status import status as look
 
     run = RunFolder(folder)
-    if run.results:
+    if run.results and run.study.methods:
         show_table(frontier(run))
+    if run.results and run.study.quantizers:
+        show_table(quantizers(run))
     found = look(folder)
     show_status(found, as_json=False, by_method=found.done < found.total)
     tell(f"Next: bitplan compare {folder}")

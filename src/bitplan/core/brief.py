@@ -57,7 +57,19 @@ def _gains(gains: Gains) -> list[str]:
         return [first]
     most, least = (pick(gains.rows, key=lambda name: gains.rows[name][-1]) for pick in (max, min))
     values = [f"{gains.rows[name][-1]:.4g} ({name})" for name in (least, most)]
-    return [first, f"from {values[0]} to {values[1]} at {gains.choices[-1]}; {gains.seconds:.3g} s of work"]
+    return [
+        first,
+        f"from {values[0]} to {values[1]} at {gains.choices[-1]}; {gains.seconds:.3g} s of work{_spend(gains)}",
+    ]
+
+
+def _spend(gains: Gains) -> str:
+    """What it took to choose, where that was anything."""
+    if gains.spend is None or not gains.spend.passes:
+        return ""
+    epochs = "" if gains.epochs is None else f" ({gains.epochs:.2g} epochs)"
+    seen = ", test scores" if gains.spend.tested else ", labels" if gains.spend.labels else ""
+    return f", {gains.spend.passes:,.0f} passes{epochs}{seen}"
 
 
 def _costs(costs: Costs) -> list[str]:

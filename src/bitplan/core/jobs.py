@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from bitplan.core.precision import Precision
 from bitplan.core.record import Record
 from bitplan.core.records import Name
+from bitplan.core.spend import Spend
 from bitplan.core.studies import Finite
 from bitplan.core.trials import Count, NotNegative, Run
 
@@ -18,6 +19,16 @@ def _lowered(groups: tuple[str, ...], layers: dict[str, Precision]) -> str:
         return "the network as it is"
     shown = ", ".join(groups[:3]) + (f" and {len(groups) - 3} more" if len(groups) > 3 else "")
     return f"{shown} at {', '.join(sorted({str(precision) for precision in layers.values()}))}"
+
+
+class _Outcome(Record):
+    """What came of a job, and what that took: seconds, and passes, which files of before do not say."""
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"spend"}
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
+
+    seconds: NotNegative = 0.0
+    spend: Spend | None = None
 
 
 class Lowered(Record):
@@ -44,9 +55,10 @@ class Lowered(Record):
         return self.run.seed
 
 
-class Tuned(Record):
+class Tuned(_Outcome):
     """What training said: means over all its steps, the loss of the last tenth of them, the score on the test split.
 
+    Where samples were held out of choosing's training, all of these are measured on them once it is over.
     `mean_score` is None where the task has no score for a batch, `score` where it was not asked for.
     """
 
@@ -56,7 +68,6 @@ class Tuned(Record):
     score: Finite | None = None
     steps: Count
     samples: Count
-    seconds: NotNegative = 0.0
 
 
 class Dropped(Record):
@@ -84,11 +95,10 @@ class Drifted(Dropped):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Drifts(Record):
+class Drifts(_Outcome):
     """How far the answers to each batch are from those of the network as it is."""
 
     divergences: Annotated[tuple[Finite, ...], Field(min_length=1)]
-    seconds: NotNegative = 0.0
 
 
 class Sloped(Dropped):
@@ -109,11 +119,10 @@ class Sloped(Dropped):
         return f"samples {self.first + 1} to {self.first + self.count}"
 
 
-class Slopes(Record):
+class Slopes(_Outcome):
     """For each group, each choice below the highest: the mean over the samples of the squared slope towards it."""
 
     squares: dict[Name, tuple[NotNegative, ...]]
-    seconds: NotNegative = 0.0
 
 
 class Noised(Dropped):
@@ -126,17 +135,15 @@ class Noised(Dropped):
     fall: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Noise(Record):
+class Noise(_Outcome):
     """Mean squared distances of answers: what a group's own quantization makes, and what the score bears."""
 
     own: NotNegative
     borne: NotNegative
-    seconds: NotNegative = 0.0
 
 
-class Losses(Record):
+class Losses(_Outcome):
     """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
 
     losses: Annotated[tuple[Finite, ...], Field(min_length=1)]
     scores: tuple[Finite, ...] | None = None
-    seconds: NotNegative = 0.0

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from bitplan.core.jobs import _Outcome
 from bitplan.core.record import Record
 from bitplan.core.records import Name
 from bitplan.core.studies import Finite
@@ -42,15 +43,13 @@ class Powers(Probes):
         return f"power iteration of layers {self.first + 1} to {self.first + self.count}"
 
 
-class Probed(Record):
+class Probed(_Outcome):
     """vᵀHv of each probe, for each layer."""
 
     products: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
-    seconds: NotNegative = 0.0
 
 
-class Eigenvalues(Record):
+class Eigenvalues(_Outcome):
     """The eigenvalue of largest magnitude of each layer's block."""
 
     values: Annotated[tuple[Finite, ...], Field(min_length=1)]
-    seconds: NotNegative = 0.0

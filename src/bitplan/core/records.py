@@ -20,6 +20,7 @@ from bitplan.core.layers import Name as Name
 from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
 from bitplan.core.record import Record, Upgrade, Value, identity
+from bitplan.core.spend import EPOCH, Spend
 from bitplan.core.uses import Use, Uses, check_uses
 
 
@@ -127,10 +128,12 @@ class Gains(_PerGroup):
     """What each group gains at each choice over the lowest one, by one method.
 
     `seconds` are those of work: of jobs on all workers together, whether done now or found in a store. `budgets` are
-    those that a method chose within and that its gains hold for; none where they hold for all.
+    those that a method chose within and that its gains hold for; none where they hold for all. `spend` is what the
+    method spent, None where it does not say, and `samples_per_epoch` how many samples an epoch of training has.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"budgets"}
+    outside_id: ClassVar[frozenset[str]] = _PerGroup.outside_id | {"spend", "samples_per_epoch"}
+    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"budgets", "spend", "samples_per_epoch"}
 
     method: Name
     options: dict[str, JsonValue] = {}
@@ -142,11 +145,22 @@ class Gains(_PerGroup):
     seed: int = 0
     budgets: tuple[str, ...] = ()
     seconds: float = 0.0
+    spend: Spend | None = None
+    samples_per_epoch: Count | None = None
 
     @property
     def label(self) -> str:
         """The method."""
         return self.method
+
+    @property
+    def epochs(self) -> float | None:
+        """What was spent, in epochs of training; None where that is not known."""
+        if self.spend is None:
+            return None
+        if not self.spend.passes:
+            return 0.0
+        return self.spend.passes / (EPOCH.passes * self.samples_per_epoch) if self.samples_per_epoch else None
 
     @model_validator(mode="after")
     def _finite(self) -> Self:

@@ -1,21 +1,41 @@
-"""What choosing costs, in passes of one sample through the network, and the meter that holds a method to a limit."""
+"""What choosing costs, in passes of one sample through the network: charged where passes are made, to an open meter.
+
+Whoever runs a network says `charge(Spend(…))`; `with metering() as meter:` gathers what is charged meanwhile. Without
+an open meter nothing is counted. What jobs spend is written into their outcomes and charged when these are taken, so
+that an estimate from a store says what one without it says.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from bitplan.core.errors import InputError
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Times = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class Spend:
-    """What was spent, or one thing's price: a pass forward counts 1, one back 2, whichever method asks for them."""
+    """What was spent, or one thing's price: a pass forward counts 1, one back 2, whichever method asks for them.
 
-    forwards: float = 0.0
-    backwards: float = 0.0
-    trainings: int = 0
-    evaluations: int = 0
+    `evaluations` are networks other than the one that was given, lowered or disturbed, that were run or trained.
+    `labels` says whether labels were looked at (None: nobody knows), `tested` whether samples of the test split were.
+    """
+
+    forwards: Amount = 0.0
+    backwards: Amount = 0.0
+    trainings: Times = 0
+    evaluations: Times = 0
+    labels: bool | None = False
+    tested: bool = False
 
     @property
     def passes(self) -> float:
@@ -28,11 +48,14 @@ class Spend:
             self.backwards + other.backwards,
             self.trainings + other.trainings,
             self.evaluations + other.evaluations,
+            _either(self.labels, other.labels),
+            self.tested or other.tested,
         )
 
     def __mul__(self, times: int) -> Spend:
         return Spend(
-            self.forwards * times, self.backwards * times, self.trainings * times, self.evaluations * times
+            self.forwards * times, self.backwards * times, self.trainings * times, self.evaluations * times,
+            self.labels, self.tested,
         )  # fmt: skip
 
     @property
@@ -46,12 +69,66 @@ class Spend:
         }
 
 
+EPOCH = Spend(forwards=1, backwards=1)
+"""What an epoch of training takes for each of its samples."""
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    """True where one is; where none is, unknown where one is."""
+    return True if one or other else None if None in (one, other) else False
+
+
+@dataclass
+class ChargeMeter:
+    """What was charged while it was open; `known` is False where some of it nobody could tell."""
+
+    spent: Spend = field(default_factory=Spend)
+    known: bool = True
+
+
+_OPEN: ContextVar[ChargeMeter | None] = ContextVar("_OPEN", default=None)
+
+
+@contextmanager
+def metering() -> Iterator[ChargeMeter]:
+    """Gather what is charged in this block, and only here: a meter around it is not charged with it."""
+    meter = ChargeMeter()
+    token = _OPEN.set(meter)
+    try:
+        yield meter
+    finally:
+        _OPEN.reset(token)
+
+
+@contextmanager
+def uncharged() -> Iterator[None]:
+    """A block whose passes are nobody's choosing: trying a task out, looking whether a training does harm."""
+    token = _OPEN.set(None)
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
+
+
+def charge(spend: Spend | None) -> None:
+    """Count what is spent, on the meter that is open, if one is; None is an amount that is not known."""
+    meter = _OPEN.get()
+    if meter is None:
+        return
+    if spend is None:
+        meter.known = False
+    else:
+        meter.spent = meter.spent + spend
+
+
 @dataclass
 class PassMeter:
     """What may be spent, in passes, and what is; owned by whoever runs a method, never by the method itself."""
 
     limit: float
     spent: Spend = field(default_factory=Spend)
+    epoch: float = 0.0
+    """The passes of an epoch, where the limit was said in epochs."""
 
     def room(self, price: Spend) -> int:
         """How often this price can still be paid."""
@@ -66,7 +143,10 @@ class PassMeter:
     def check(self, price: Spend, what: str) -> None:
         """Refuse a limit that does not do for once."""
         if not self.room(price):
+            allowed, takes = (f"={self.limit:,.0f}", "") if not self.epoch else (
+                f" = {self.limit / self.epoch:.3g} epochs", f", {price.passes / self.epoch:.2g} epochs"
+            )  # fmt: skip
             raise InputError(
-                f"spend={self.limit:,.0f} is too little for {what}, which takes {price.passes:,.0f} passes: spend at "
+                f"spend{allowed} is too little for {what}, which takes {price.passes:,.0f} passes{takes}: spend at "
                 "least that, or judge by fewer samples (judge=drift:samples=64)"
             )

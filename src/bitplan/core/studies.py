@@ -10,6 +10,10 @@ from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
+from bitplan.core.compared import Choosing as Choosing
+from bitplan.core.compared import Method as Method
+from bitplan.core.compared import QuantizerAt as QuantizerAt
+from bitplan.core.compared import Start as Start
 from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
@@ -27,41 +31,6 @@ FLOAT = "float"
 """What tables call the float network."""
 
 
-class Method(Value):
-    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it."""
-
-    name: Name
-    options: dict[str, JsonValue] = {}
-    selector: Name | None = None
-    label: str = ""
-    recipe: Recipe | None = None
-
-    @property
-    def title(self) -> str:
-        """The label, or else the name."""
-        return self.label or self.name
-
-
-class Start(Value):
-    """Where every trial starts: the float network, and the one at the highest choice.
-
-    `weights` is a local file or folder of float weights (`fresh`: wildcards of what it may lack, `weights_from`: where
-    the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
-    highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead, and
-    `checkpoint_from` what it is made from, for whoever has none: nothing depends on it, so it is in no file or id.
-    """
-
-    weights: str | None = None
-    weights_from: str = ""
-    fresh: tuple[str, ...] = ()
-    float_recipe: Recipe | None = None
-    recipe: Recipe | None = None
-    checkpoint: str | None = None
-    checkpoint_from: Annotated[str, Field(exclude=True)] = ""
-    seed: int = 0
-    options: dict[str, JsonValue] = {}
-
-
 class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
@@ -70,13 +39,15 @@ class Study(Record):
     network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
     each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
+    `choosing` is what methods may see. `quantizers` are compared at plans that are given, each trained from the float
+    network over the seeds; a study has methods and budgets, or quantizers, or both.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing", "quantizers"})
 
     name: Name
     task: Name
@@ -85,8 +56,9 @@ class Study(Record):
     choices: tuple[Precision, ...]
     rules: Annotated[Rules, Field(validate_default=True)] = Rules()
     cost: Name = COST
-    budgets: Annotated[tuple[str, ...], Field(min_length=1)]
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    budgets: tuple[str, ...] = ()
+    methods: tuple[Method, ...] = ()
+    quantizers: tuple[QuantizerAt, ...] = ()
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     start: Start
     recipe: Recipe
@@ -94,6 +66,7 @@ class Study(Record):
     keep_networks: bool = False
     gain_seed: int = 0
     spend: Positive | None = None
+    choosing: Choosing = Choosing()
     engine: Name = "local"
     engine_options: dict[str, JsonValue] = {}
 
@@ -103,20 +76,29 @@ class Study(Record):
         return rules.settled(info.data.get("choices", ()))
 
     @model_validator(mode="after")
+    def _compares(self) -> Self:
+        if not self.quantizers and not (self.methods and self.budgets):
+            raise ValueError("a study compares methods at budgets, or quantizers: give methods and budgets, or these")
+        if bool(self.methods) != bool(self.budgets):
+            raise ValueError("methods choose within budgets: give both, or none of them")
+        return self
+
+    @model_validator(mode="after")
     def _sound(self) -> Self:
         problem = why_not_choices(self.choices)
         if problem:
             raise ValueError(problem)
-        given = [("label", method.title) for method in self.methods]
+        compared: tuple[Method | QuantizerAt, ...] = (*self.methods, *self.quantizers)
+        given = [("label", one.title) for one in compared]
         given += [("budget", budget) for budget in self.budgets] + [("seed", str(seed)) for seed in self.seeds]
         for what, value in given:
             if given.count((what, value)) > 1:
                 raise ValueError(f"the {what} {value!r} is given twice")
         taken = {FLOAT, f"{self.choices[-1]} start", *map(str, self.choices)}
-        for method in self.methods:
-            if method.title in taken:
-                raise ValueError(f"the label {method.title!r} is what tables call a reference: choose another")
-        for one, other in combinations(self.methods, 2):
+        for one in compared:
+            if one.title in taken:
+                raise ValueError(f"the label {one.title!r} is what tables call a reference: choose another")
+        for one, other in combinations(compared, 2):
             if _looks(one.title) == _looks(other.title):
                 raise ValueError(f"the labels {one.title!r} and {other.title!r} look alike: choose another")
             if _way(one) == _way(other):
@@ -125,6 +107,8 @@ class Study(Record):
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        if trial.role == "quantizer":
+            return next((one.title for one in self.quantizers if one.name == trial.method), trial.method)
         if trial.role != "choice":
             return trial.method
         return self.once("title", trial, lambda: self._title(trial))
@@ -153,7 +137,8 @@ class Study(Record):
 
     def words_over_seeds(self, trial: Trial) -> str:
         """The same for all of its seeds together."""
-        return " ".join([self.title_of(trial), *trial.budgets])
+        at = [trial.at] if trial.at else []
+        return " ".join([self.title_of(trial), *trial.budgets, *at])
 
 
 def _looks(title: str) -> str:
@@ -161,9 +146,9 @@ def _looks(title: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", title).casefold().split())
 
 
-def _way(method: Method) -> str:
-    """All that a method is but what it is called."""
-    return _text(method.model_dump(mode="json", exclude={"label"}))
+def _way(one: Method | QuantizerAt) -> str:
+    """All that a method or quantizer is but what it is called."""
+    return f"{type(one).__name__} {_text(one.model_dump(mode='json', exclude={'label'}))}"
 
 
 def _text(value: JsonValue) -> str:
@@ -188,10 +173,11 @@ class Agenda(Record):
 class Estimation(Record):
     """One estimate of gains: everything that they depend on. `start` is the id of the network's trial.
 
-    `budgets`, `cost` and `spend` are said where a method chooses within a budget.
+    `budgets`, `cost` and `spend` are said where a method chooses within a budget, `hold_out` where samples are held out
+    to judge by.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend", "hold_out"})
 
     start: str
     graph: str
@@ -203,16 +189,23 @@ class Estimation(Record):
     budgets: tuple[str, ...] = ()
     cost: str = ""
     spend: Positive | None = None
+    hold_out: NotNegative = 0.0
 
 
 class Training(Record):
-    """One network to train: trials whose plans have the same precisions share it."""
+    """One network to train: trials whose plans have the same precisions share it.
+
+    `quantizer` is said where the start is a float network, which is then quantized by it and calibrated.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"quantizer"})
 
     task: Name
     start: str
     precisions: dict[str, Precision]
     recipe: Recipe
     seed: int
+    quantizer: str = ""
 
 
 class Trained(Record):

@@ -127,8 +127,9 @@ class Run(Record):
     processes: Count = 1
 
 
-Role = Literal["float", "start", "reference", "choice"]
-"""What a trial is for: the float network, the one that others start from, one alike in all layers, or a method's."""
+Role = Literal["float", "start", "reference", "choice", "quantizer"]
+"""What a trial is for: the float network, the one that others start from, one alike in all layers, a method's, or a
+quantizer's at a plan that was given."""
 
 
 class Trial(Record):
@@ -136,13 +137,15 @@ class Trial(Record):
 
     `method` is the name of a gain where the trial is a choice, and else what people call it; `precision` is that of all
     layers of a start or a reference. Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are
-    what the method estimated with, `gain_spend` what a search could spend, in epochs.
+    what the method estimated with, `gain_spend` what a search could spend, in epochs, `gain_hold_out` the share of
+    training samples that was held out to judge by. Of a quantizer, `method` is its name with its options and `at` the
+    plan that it is tried at: a precision, or the name and the id of a plan.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend", "gain_hold_out", "at"})
 
     task: Name
     model: Name
@@ -160,11 +163,15 @@ class Trial(Record):
     gain_recipe: Recipe | None = None
     gain_seed: int = 0
     gain_spend: Positive | None = None
+    gain_hold_out: NotNegative = 0.0
+    at: str = ""
 
     @model_validator(mode="after")
     def _as_its_role_says(self) -> Self:
         if (self.precision is not None) != (self.role in ("start", "reference")):
             raise ValueError(f"a {self.role} has {'one' if self.precision is None else 'no'} precision for all layers")
+        if bool(self.at) != (self.role == "quantizer"):
+            raise ValueError(f"a {self.role} is {'not ' if self.at else ''}tried at a plan that was given")
         if self.budgets and self.role != "choice":
             raise ValueError(f"a {self.role} has no budget")
         return self

@@ -18,13 +18,14 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Noise, Noised
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples, lowered_jobs
 from bitplan.gains.lowering import by_first_layer, check_top, lower
 from bitplan.gains.measuring import check_task, finish, sign_of, try_task
 from bitplan.gains.rerun import Draws
 from bitplan.quant.convert import quantizers_of, weights_of
-from bitplan.tasks.base import Batch
+from bitplan.tasks.base import Batch, samples_in
 
 _SMALLEST = 2.0**-7  # the first level of noise, in standard deviations of the weights; each further one is doubled
 
@@ -116,6 +117,8 @@ class Perturb(Draws):
             outputs = self.task.forward(model, batch)
             answers += [scores.double() for scores in self.task.logits(outputs)]
             scores.append(float(self.task.batch_score(outputs, batch)))
+            charge(Spend(forwards=samples_in(batch), labels=True))
+        charge(Spend(evaluations=1))
         return answers, float(np.mean(scores))
 
     def _perturbed(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from bitplan.core.about import about_of
 from bitplan.core.budget import BudgetLike
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
@@ -18,6 +19,7 @@ from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import CHOOSERS
 from bitplan.core.shelf import Shelf
+from bitplan.core.spend import ChargeMeter, Spend, metering
 from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
@@ -61,7 +63,8 @@ class Context:
 class LayerGains:
     """What a method found: for every selectable layer one value per choice, 0 at the lowest.
 
-    `work` is the seconds of its jobs, on whichever workers and whenever they were done; `notes` are for people.
+    `work` is the seconds of its jobs, on whichever workers and whenever they were done; `notes` are for people. `spend`
+    is said by who keeps a meter of its own: else it is what was charged (`core/spend.py`).
     """
 
     values: Mapping[str, tuple[float, ...]]
@@ -70,6 +73,7 @@ class LayerGains:
     counts: Mapping[str, int] = field(default_factory=dict)
     work: float = 0.0
     notes: tuple[str, ...] = ()
+    spend: Spend | None = None
 
 
 class Gain(Protocol):
@@ -133,11 +137,30 @@ def estimate(
 
         model, more = started(model, graph, precisions, setting, name)
         notes = notes or list(more)  # auto has said so
-    found = gain.layer_gains(model, graph, precisions, setting)
+    with metering() as meter:
+        found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
     record = as_record(gain, name, found, graph, precisions, setting.seed, seconds)
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
-    return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held})
+    paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
+    return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
+
+
+def _spend(gain: Gain, found: LayerGains, meter: ChargeMeter) -> Spend | None:
+    """What a method spent; None where it does not say, neither by `about` what it is nor by charging what it runs."""
+    about = about_of(gain)
+    if found.spend is not None:
+        return found.spend
+    silent = about is None or (about.data and not meter.spent.passes)
+    return meter.spent if meter.known and not silent else None
+
+
+def _samples_per_epoch(task: Any) -> int | None:
+    if task is None:
+        return None
+    from bitplan.tasks.choosing import samples_per_epoch
+
+    return samples_per_epoch(task) or None
 
 
 def as_record(

@@ -17,6 +17,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
@@ -63,6 +64,7 @@ class Drift(Gain):
             temperature=self.temperature,
         )  # fmt: skip
         done = finish(Compare(model, task), jobs, Drifts, context, "drift")
+        charge(once_for(jobs))
         low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B)
         low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
         top = np.zeros((len(low), 1, low.shape[2]))  # from itself it does not diverge
@@ -90,9 +92,16 @@ class Compare(Reruns[tuple[Tensor, ...]]):
             if not all(scores.isfinite().all() for scores in before):
                 raise InputError("the network's own answers are NaN or infinite: train it first")
             divergences.append(float(divergence(after, before, job.temperature)))
+        if job.layers:
+            charge(Spend(forwards=job.batches * job.batch_size, evaluations=1))
         if not np.isfinite(divergences).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
         return Drifts(divergences=tuple(divergences), seconds=time.perf_counter() - start)
+
+
+def once_for(jobs: Sequence[Drifted]) -> Spend:
+    """What running the network as it is takes, which all jobs on the same samples share."""
+    return Spend(forwards=jobs[0].batches * jobs[0].batch_size)
 
 
 def ready(model: nn.Module, batch_size: int) -> nn.Module:

@@ -15,6 +15,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
@@ -23,6 +24,7 @@ from bitplan.gains.measuring import By, check_by, check_task, finish, options_of
 from bitplan.gains.rerun import Reruns
 from bitplan.quant.fingerprint import fingerprint
 from bitplan.tasks.base import Batch, Task, title_of
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import measures
 
 Job = TypeVar("Job", bound=Dropped)
@@ -111,6 +113,7 @@ class Measure(Reruns[tuple[float, float]]):
         """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
         losses, scores = zip(*self.rerun(job).lowered(job.layers, record=len(job.groups) <= 1), strict=True)
+        charge(Spend(forwards=job.batches * job.batch_size, evaluations=1, labels=True))
         if not np.isfinite(losses).all():
             raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
         return Losses(
@@ -137,7 +140,7 @@ def lowered_jobs(
 ) -> list[Job]:  # fmt: skip
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
-    available = min(samples, task.size("train"))
+    available = min(samples, task.size(judged_by(task)))
     size = min(batch_size, available)
     own = fingerprint(model)
     alike = {

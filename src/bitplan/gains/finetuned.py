@@ -20,12 +20,16 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifts, Losses, Lowered, Slopes, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.core.trials import Recipe, Run
 from bitplan.gains.base import Context
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
-from bitplan.tasks.base import Task
+from bitplan.tasks.base import Task, samples_in
+from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.measured import draw, measure_
 from bitplan.tune.distill import check_teacher
+from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import evaluate, finetune_, steps_of
 from bitplan.tune.resume import describe_run
 
@@ -59,17 +63,40 @@ class Finetune:
         start = time.perf_counter()
         model = lower(self.model, job.layers)
         log = finetune_(model, self.task, job.run.recipe, teacher=self.teacher, seed=job.run.seed)
+        charge(Spend(trainings=1, evaluations=1))
         steps = len(log.lines)
-        last_tenth = log.lines[-math.ceil(steps / 10) :]
         return Tuned(
-            mean_loss=log.mean_loss,
-            mean_score=log.mean_score if math.isfinite(log.mean_score) else None,
-            last_loss=statistics.fmean(line.loss for line in last_tenth),
+            **self._measured(model, log, job.run.recipe.batch_size),
             score=evaluate(model, self.task) if job.scored else None,
             steps=steps,
             samples=steps * job.run.recipe.batch_size,
             seconds=time.perf_counter() - start,
         )
+
+    def _measured(self, model: nn.Module, log: TrainLog, batch_size: int) -> dict[str, Any]:
+        """How training went, or how good its network is on what was held out, where samples were."""
+        if judged_by(self.task) == "test":
+            loss, score = held_out_measures(model, self.task, batch_size)
+            return {"mean_loss": loss, "mean_score": score, "last_loss": loss}
+        last_tenth = log.lines[-math.ceil(len(log.lines) / 10) :]
+        return {
+            "mean_loss": log.mean_loss,
+            "mean_score": log.mean_score if math.isfinite(log.mean_score) else None,
+            "last_loss": statistics.fmean(line.loss for line in last_tenth),
+        }
+
+
+def held_out_measures(model: nn.Module, task: Task, batch_size: int) -> tuple[float, float | None]:
+    """The loss and the score of all samples that were held out; no score where a batch has none."""
+    count = task.size("test")
+    whole = draw(model, task, -(-count // batch_size), batch_size, None, "test")
+    sizes = [samples_in(batch) for batch in whole]
+    losses, scores = measure_(model, task, whole)
+    return _weighed(losses, sizes), None if scores is None else _weighed(scores, sizes)
+
+
+def _weighed(values: Sequence[float], sizes: Sequence[int]) -> float:
+    return math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
 @dataclass(frozen=True)

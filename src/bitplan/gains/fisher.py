@@ -20,6 +20,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs
 from bitplan.gains.finetuned import seconds_of
@@ -32,6 +33,7 @@ from bitplan.quant.lsq import summed_products
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.switching import remember_weights_
 from bitplan.tasks.base import WithAnswers, WithLoss
+from bitplan.tasks.choosing import judged_by
 
 Labels = Literal["model", "task"]
 Quantizer = WeightQuantizer | InputQuantizer
@@ -83,7 +85,7 @@ class Fisher(Gain):
 
     def _jobs(self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context) -> list[Sloped]:
         """Whole parts of the samples, as far as there are any."""
-        available = min(self.samples, context.task.size("train"))
+        available = min(self.samples, context.task.size(judged_by(context.task)))
         count = min(self.part, available)
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
         alike = {"members": members, "choices": tuple(choices), "labels": self.labels, "count": count}
@@ -111,6 +113,7 @@ class Lean(Draws):
                 else:
                     loss = drawn_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
                 squares += np.square(towards(loss)) / job.count
+                charge(Spend(forwards=1, backwards=1, labels=job.labels == "task"))
         if not np.isfinite(squares).all():
             raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
         rows = zip(job.members, squares.tolist(), strict=True)

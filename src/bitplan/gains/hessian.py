@@ -21,14 +21,16 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.twice import short_ways
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
+from bitplan.tasks.choosing import judged_by
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the loss is averaged over: samples of the training split in the order of a seed."""
+    """What the loss is averaged over: samples that choosing may be judged by, in the order of a seed."""
 
     batches: tuple[Batch, ...]
     sizes: tuple[int, ...]
@@ -36,10 +38,11 @@ class Data:
     @classmethod
     def draw(cls, task: Task, samples: int, batch_size: int, seed: int) -> Data:
         """As many whole batches as hold `samples`, or all there are."""
-        size = task.size("train")
+        split = judged_by(task)
+        size = task.size(split)
         width = max(1, min(batch_size, samples, size))
         starts = range(0, min(samples, size), width)
-        batches = tuple(itertools.islice(task.batches("train", width, seed), len(starts)))
+        batches = tuple(itertools.islice(task.batches(split, width, seed), len(starts)))
         if not batches:
             raise InputError(f"the training split of task {task.name} is empty: curvature needs samples with a loss")
         sizes = tuple(min(width, size - start) for start in starts[: len(batches)])  # the split's last may be smaller
@@ -74,6 +77,7 @@ class Curvature:
                 derivatives = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
             grads = _filled(derivatives, tensors)
             _check_smooth(grads)
+            charge(Spend(forwards=size, backwards=size, labels=True))
             yield size / self.data.samples, grads
             del loss, derivatives, grads  # or this graph would still be held while the next one is made
 

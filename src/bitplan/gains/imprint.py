@@ -13,12 +13,14 @@ from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples
 from bitplan.gains.measuring import check_task
 from bitplan.gains.outputs import by_sample, check_model, run, watching_behind
 from bitplan.quant.convert import copied
 from bitplan.tasks.base import WithData
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
 
 _FEATURES = 512  # about so many of each layer
@@ -52,9 +54,10 @@ class Imprint(Gain):
         """One pass forward for each sample."""
         task = check_task(context.task, "imprint", "imprints classes from labelled data", WithData)
         network = copied(check_model(model, "imprint")).eval()
-        available = min(self.samples, task.size("train"))
+        split = judged_by(task)
+        available = min(self.samples, task.size(split))
         size = min(self.batch_size, max(1, available // 2))
-        batches = draw(network, task, 2 * (available // size // 2), size, seed=context.seed)
+        batches = draw(network, task, 2 * (available // size // 2), size, context.seed, split)
         seen = _Imprinted(len(batches) // 2)
         layers = [layer.name for layer in graph.layers]
         with watching_behind(network, layers, seen.see):
@@ -82,6 +85,7 @@ class _Imprinted:
     def next(self, batch: Any) -> None:
         """A batch begins."""
         self.labels.append(labels_of(batch).cpu())
+        charge(Spend(labels=True))
 
     def see(self, name: str, out: Tensor) -> None:
         """A layer gave something out; what it gives out later in the same batch counts instead."""

@@ -14,10 +14,10 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import Spend
+from bitplan.core.spend import charge
 from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drift import Compare, Drift
+from bitplan.gains.drift import Compare, Drift, once_for
 from bitplan.gains.drop import lowered_jobs
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top
@@ -79,7 +79,7 @@ class DriftInContext(Gain):
         words = f"{len(plans)} plans, number {plans.index(chosen) + 1} on the way taken"
         return LayerGains(
             by_first_layer(graph, rows),
-            counts=bench.spent.counts,
+            counts={"plans": len(plans)},
             work=bench.seconds,
             notes=(f"gains: drift_in_context settled after {words}, for {', '.join(aim.budgets)} alone",),
         )
@@ -91,7 +91,7 @@ class _Around:
     def __init__(self, method: DriftInContext, model: Any, graph: Graph, context: Context, aim: Aim) -> None:
         self._method, self._model, self._graph, self._context, self._aim = method, model, graph, context, aim
         self._work = Compare(model, context.task)
-        self.spent, self.seconds = Spend(), 0.0
+        self.seconds = 0.0
 
     def around(self, plan: Picks, part: int) -> Table:
         """What each group is worth at each choice, the others being as in a plan."""
@@ -110,8 +110,6 @@ class _Around:
             temperature=self._method.temperature,
         )  # fmt: skip
         done = finish(self._work, jobs, Drifts, context, "drift_in_context")
-        ran = {job.id: job for job in jobs if job.layers}
-        seen = jobs[0].batches * jobs[0].batch_size
-        self.spent += Spend(forwards=seen * (1 + len(ran)), evaluations=len(ran))
+        charge(once_for(jobs))
         self.seconds += seconds_of(done.values())
         return np.array([done[job.id].divergences for job in jobs])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from torch import nn
 
@@ -15,10 +16,12 @@ from bitplan.core.probes import Probes
 from bitplan.core.protocols import lacks
 from bitplan.core.record import Record
 from bitplan.core.shelf import Shelf
+from bitplan.core.spend import charge, metering, uncharged
 from bitplan.engines.base import Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import Context
 from bitplan.tasks.base import Task, WithLoss
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw, measure_
 
 By = Literal["loss", "score"]
@@ -61,9 +64,11 @@ def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
 
     `model` is changed: give a copy.
     """
-    size = min(_TRIED, task.size("train"))
+    split = judged_by(task)
+    size = min(_TRIED, task.size(split))
     try:
-        losses, scores = measure_(model, task, draw(model, task, 1, size, seed=None))
+        with uncharged():
+            losses, scores = measure_(model, task, draw(model, task, 1, size, None, split))
     except InputError:
         raise
     except Exception as error:
@@ -84,10 +89,23 @@ def options_of_task(task: Task) -> dict[str, str]:
     return {field.name: repr(getattr(task, field.name)) for field in dataclasses.fields(task)}
 
 
+@dataclass(frozen=True)
+class Metered(Generic[Job, Outcome]):
+    """Work whose outcomes say what they spent, whichever process does it."""
+
+    work: Callable[[Job], Outcome]
+
+    def __call__(self, job: Job) -> Outcome:
+        """Do the job beside a meter."""
+        with metering() as meter:
+            outcome = self.work(job)
+        return outcome.model_copy(update={"spend": meter.spent}) if "spend" in type(outcome).model_fields else outcome
+
+
 def finish(
     work: Callable[[Job], Outcome], jobs: Sequence[Job], kind: type[Outcome], context: Context, method: str
 ) -> dict[str, Outcome]:
-    """Do all jobs, telling progress; their outcomes by job id.
+    """Do all jobs, telling progress; their outcomes by job id. What they spent, now or before, is charged.
 
     Where outcomes are kept, the others are finished before a failed one is raised: they are not done again.
     """
@@ -95,13 +113,14 @@ def finish(
     shelf = None if context.shelf is None else context.shelf.holding(kind)
     done: dict[str, Outcome] = {}
     failed: list[tuple[Job, Failure]] = []
-    for job, outcome in run_jobs(work, list(once.values()), shelf=shelf, engine=context.engine):
+    for job, outcome in run_jobs(Metered(work), list(once.values()), shelf=shelf, engine=context.engine):
         if isinstance(outcome, Failure):
             failed.append((job, outcome))
             if shelf is None:
                 break
         else:
             done[job.id] = outcome
+            charge(getattr(outcome, "spend", None))
         if context.progress is not None:
             ended = len(done) + len(failed)
             context.progress(ended, len(once), job.words)

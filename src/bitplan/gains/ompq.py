@@ -20,6 +20,7 @@ from bitplan.gains.measuring import check_task
 from bitplan.gains.outputs import by_sample, check_model, run, watching
 from bitplan.quant.convert import copied
 from bitplan.tasks.base import WithData
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
 
 Floats = NDArray[np.float64]
@@ -55,7 +56,8 @@ class Ompq(Gain):
         task = check_task(context.task, "ompq", "runs the network on data", WithData)
         network = copied(check_model(model, "ompq")).eval()
         layers = [layer.name for group in graph.selectable for layer in group.layers]
-        samples = min(self.samples, task.size("train"))
+        split = judged_by(task)
+        samples = min(self.samples, task.size(split))
         grams: dict[str, Tensor] = {}
 
         def see(name: str, out: Tensor) -> None:
@@ -63,7 +65,7 @@ class Ompq(Gain):
             grams[name] = grams.get(name, torch.zeros(())) + (rows @ rows.T).cpu()  # calls stand side by side
 
         with watching(network, layers, see):
-            run(task, network, draw(network, task, 1, samples, seed=context.seed))
+            run(task, network, draw(network, task, 1, samples, context.seed, split))
         weights = importances(orthogonality(np.array([grams[name].numpy() for name in layers])), self.beta)
         bits = bits_above_lowest(choices)
         values = {

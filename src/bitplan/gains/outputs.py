@@ -12,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import split
+from bitplan.core.spend import Spend, charge
 from bitplan.forward.operations import tensors_in
+from bitplan.tasks.base import samples_in
 
 _NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 _ACTIVATIONS = {
@@ -121,3 +123,4 @@ def run(task: Any, model: nn.Module, batches: Sequence[Any], before: Callable[[A
             if before is not None:
                 before(batch)
             task.forward(model, batch)
+            charge(Spend(forwards=samples_in(batch)))

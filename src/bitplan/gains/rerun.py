@@ -23,6 +23,7 @@ from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import awaits_proof
 from bitplan.quant.switching import can_switch, remember_weights_, switched
 from bitplan.tasks.base import Batch, Task
+from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
 
 Seen = TypeVar("Seen")
@@ -118,7 +119,9 @@ class Draws:
         """The batches that a job asks for."""
         key = job.batches, job.batch_size, job.seed
         if key not in self._batches:
-            self._batches[key] = draw(self.model, self.task, job.batches, job.batch_size, seed=_mixed(job.seed))
+            self._batches[key] = draw(
+                self.model, self.task, job.batches, job.batch_size, _mixed(job.seed), judged_by(self.task)
+            )
         return self._batches[key]
 
     @cached_property

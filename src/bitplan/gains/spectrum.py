@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bitplan.core.errors import InputError
 from bitplan.core.probes import Eigenvalues, Powers, Probed, Probes
 from bitplan.core.progress import Progress
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context
 from bitplan.gains.hessian import Curvature, Data, curvature
 from bitplan.gains.measuring import finish
@@ -192,6 +193,7 @@ class _Probing(_OnCurve[Probes, Probed]):
             for row in range(job.count):
                 signs = probe(weights, job.seed, job.first + row)
                 products = curve.product(grads, signs)
+                _charge_product(curve, share)
                 along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
                 found[row] += share * torch.stack(along).cpu()
                 done += 1
@@ -235,7 +237,13 @@ def _products(curve: Curvature, vectors: Mapping[int, Tensor], places: Sequence[
     for share, grads in curve.gradients():
         for at in places:
             products[at] += share * curve.product(grads, [vectors[at]], only=at)[0]
+            _charge_product(curve, share)
     return products
+
+
+def _charge_product(curve: Curvature, share: float) -> None:
+    """A product with the Hessian goes back through the gradient and through the network: two passes back."""
+    charge(Spend(backwards=2 * round(share * curve.data.samples)))
 
 
 def _gaussian(weight: Tensor, seed: int, number: int) -> Tensor:

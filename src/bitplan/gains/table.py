@@ -10,6 +10,7 @@ from bitplan.core.about import About
 from bitplan.core.errors import FileError, UnknownName, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Group
+from bitplan.core.spend import charge
 from bitplan.core.tables import Row, read_table
 from bitplan.gains.base import Context, Gain, LayerGains
 
@@ -33,6 +34,7 @@ class TableGain(Gain):
         values: dict[str, tuple[float, ...]] = {}
         for group in graph.selectable:
             values |= self._group(group, rows, choices)
+        charge(None)  # nobody here knows what its numbers cost
         return LayerGains(values)
 
     def _group(

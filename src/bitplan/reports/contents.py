@@ -12,6 +12,7 @@ from bitplan.costs.totals import total
 from bitplan.reports.budget_axis import Track, encode, lay_track, used
 from bitplan.reports.evidence import additivity_data, provenance_data, trials_data
 from bitplan.reports.scores import Answer, Scores, answer, gather
+from bitplan.reports.spending import spend_table
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.weights import histograms, short
 from bitplan.stats.compare import ALPHA, Cell, Comparison
@@ -39,6 +40,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "histograms": histograms(subject),
         "track": _track(subject, track),
         "rides": [encode(ride, subject) for ride in track.rides],
+        "spend": scores and _spend(subject, scores),
         "additivity": additivity_data(subject),
         "trials": trials_data(subject),
         "provenance": provenance_data(subject),
@@ -126,6 +128,15 @@ def _scores(subject: Subject, scores: Scores) -> Data:
         "tests": [test_data(test) for test in scores.comparisons],
         "notes": _notes(subject, scores),
     }
+
+
+def _spend(subject: Subject, scores: Scores) -> Data | None:
+    """Score against spend as a table of texts; headings of numbers begin with ">"."""
+    if subject.study is None or not subject.spends:
+        return None
+    made = spend_table(subject.study, subject.spends, scores.methods, scores.metric)
+    columns = [f">{column.name}" if column.number else column.name for column in made.columns]
+    return {"columns": columns, "rows": made.texts(), "notes": list(made.notes)}
 
 
 def axis_label(subject: Subject) -> str:

@@ -1,4 +1,4 @@
-"""The paper's figures of a run: frontier, weights, additivity, regression, oracle, selections."""
+"""The figures of a run: the paper's (frontier, weights, additivity, regression, oracle, selections), and spend."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bitplan.reports.drawing import Draw, draw_figure
 from bitplan.reports.evidence import fit_points
 from bitplan.reports.plots import draw_frontier, draw_histograms, draw_scatter, draw_selection
 from bitplan.reports.scores import Scores, gather
+from bitplan.reports.spend_plot import draw_spend
 from bitplan.reports.subject import Subject, run_subject
 
 ORACLE = "regression"
@@ -57,6 +58,14 @@ def _frontier(subject: Subject, scores: Scores | None) -> Sheet | str:
         return "no trial is done yet"
     titles = [one.title for one in subject.candidates if one.gains.method != ORACLE]
     return Sheet(lambda axes: draw_frontier(axes[0], subject, scores, titles), height=2.5)
+
+
+def _spend(subject: Subject, scores: Scores | None) -> Sheet | str:
+    done = {} if scores is None else {cell.title: cell for cell in scores.at(subject.budget)}
+    known = [one for one in subject.spends.values() if one.epochs is not None and one.title in done]
+    if scores is None or not known:
+        return f"no method that says what it spent has scores at {subject.budget}"
+    return Sheet(lambda axes: draw_spend(axes[0], subject, scores, known), height=2.7)
 
 
 def _oracle(subject: Subject, scores: Scores | None) -> Sheet | str:
@@ -119,6 +128,7 @@ def _selections(subject: Subject, _: Scores | None) -> Sheet | str:
 
 _FIGURES: dict[str, Callable[[Subject, Scores | None], Sheet | str]] = {
     "frontier": _frontier,
+    "spend": _spend,
     "histograms": _weights,
     "additivity": _additivity,
     "regression": _regression,

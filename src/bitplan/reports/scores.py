@@ -64,7 +64,7 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
     return Scores(
         methods=tuple(cell for cell in found if cell.budget),
         references=tuple(cell for cell in found if not cell.budget),
-        comparisons=compare(study, subject.results, plans),
+        comparisons=compare(study, subject.results, plans, spends=subject.spends),
         higher_is_better=all(result.higher_is_better for result in known),
         metric=metric_of(study, known),
         planned=len(study.methods) * len(study.budgets) * len(study.seeds),
@@ -74,7 +74,10 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
 
 
 def answer(subject: Subject, scores: Scores | None) -> Answer:
-    """The best method by mean score at the chosen budget, honest about ties; without scores the first method."""
+    """The best method by mean score at the chosen budget, honest about ties; without scores the first method.
+
+    A method that saw test scores to choose is not it, unless there is no other.
+    """
     budget, first = subject.budget, subject.candidates[0].title
     titles = {candidate.title for candidate in subject.candidates}
     if scores is None:
@@ -82,8 +85,10 @@ def answer(subject: Subject, scores: Scores | None) -> Answer:
     ranked = [cell for cell in scores.at(budget) if cell.title in titles]
     if not ranked:
         return Answer(first, budget, None, (_nothing_at(budget, scores),))
-    best, rivals = ranked[0], ranked[1:]
-    return Answer(best.title, budget, best, tuple(_how_sure(best, rivals, scores)))
+    oracles = [cell.title for cell in ranked if cell.title in subject.spends and subject.spends[cell.title].tested]
+    best, *rivals = [cell for cell in ranked if cell.title not in oracles] or ranked
+    left_out = [f"Without {_listed(oracles)}, which saw test scores."] if oracles and best.title not in oracles else []
+    return Answer(best.title, budget, best, (*left_out, *_how_sure(best, rivals, scores)))
 
 
 def _nothing_at(budget: str, scores: Scores) -> str:
@@ -102,13 +107,17 @@ def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
         if test is not None:
             tests[rival.title] = test
     shared = [title for title, test in tests.items() if test.shared]
-    apart = {title: test for title, test in tests.items() if not test.shared}
+    unequal = {title: test for title, test in tests.items() if test.unequal and not test.shared}
+    apart = {title: test for title, test in tests.items() if not (test.shared or test.unequal)}
     level = [title for title, test in apart.items() if test.difference == 0]
     sentences = []
     if shared:
         sentences.append(f"{_listed(shared)} chose the very same precisions.")
     if level:
         sentences.append(f"{_listed(level)} reached exactly the same mean.")
+    if unequal:
+        reasons = "; ".join(dict.fromkeys(test.unequal for test in unequal.values()))
+        sentences.append(f"Not tested against {_listed(list(unequal))}, which are no equals: {reasons}.")
     return sentences + _leads(best, apart)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from bitplan.core.records import Plan
+from bitplan.core.records import Gains, Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Study
 from bitplan.core.trials import Result
@@ -24,6 +24,16 @@ class StillRun(RunFolder):
     def agenda(self) -> Agenda | None:
         """All trials of the study, done or not."""
         return super().agenda
+
+    @cached_property
+    def gains(self) -> dict[str, Gains]:
+        """The gains of each method that is done, by its title."""
+        return super().gains
+
+    @cached_property
+    def bound_gains(self) -> dict[str, Gains]:
+        """Of the methods that choose within a budget, the gains that are done."""
+        return super().bound_gains
 
     @cached_property
     def plans(self) -> dict[str, Plan]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from bitplan.core.trials import Result
 from bitplan.core.units import Account
 from bitplan.costs.base import add_limited
 from bitplan.plan.base import cost_of, select
+from bitplan.reports.spending import spends_of
+from bitplan.stats.spending import MethodSpend
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Subject:
     failures: tuple[FailedTrial, ...] = ()
     pairs: Pairs | None = None
     fit: Fit | None = None
+    spends: Mapping[str, MethodSpend] = field(default_factory=dict)
 
     @cached_property
     def cost(self) -> Costs:
@@ -78,6 +82,11 @@ class Subject:
 def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     """A run as far as it got; `budget` is the study's middle one unless given."""
     study, graph, costs, gains = run.study, run.graph, run.costs, run.gains
+    if not study.methods:
+        raise InputError(
+            f"{study.name} compares quantizers and no methods, of which a page would be: `bitplan compare {run.path}` "
+            "and `bitplan tables --which quantizers` show them"
+        )
     if not gains and run.bound_gains:
         raise InputError(
             f"every method of {study.name} that is done chose within one budget, and a page needs gains that hold for "
@@ -110,6 +119,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         failures=tuple(run.failures),
         pairs=run.pairs,
         fit=run.fit,
+        spends=spends_of(run),
     )
 
 

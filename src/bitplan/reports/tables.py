@@ -8,6 +8,7 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.quantizers import quantizer_scores, quantizers
 from bitplan.reports.selections import (
     agreement,
     correlations,
@@ -17,6 +18,7 @@ from bitplan.reports.selections import (
     selections,
     trained_plans,
 )
+from bitplan.reports.spending import score_against_spend, seen_notes, spend_by_budget
 from bitplan.stats.compare import Cell, areas, cells, metric_of
 from bitplan.stats.summary import Area
 
@@ -116,7 +118,9 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
     "frontier": (frontier, scores),
     "agreement": (agreement, correlations),
     "costs": (costs, costs),
+    "spend": (score_against_spend, spend_by_budget),
     "compression": (compression, compression),
+    "quantizers": (quantizers, quantizer_scores),
 }
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
@@ -145,6 +149,8 @@ def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()
 
 def _cells(run: RunFolder) -> tuple[Cell, ...]:
     found = cells(run.study, run.results, run.plans)
+    if not run.study.methods:
+        raise InputError(f"{run.study.name} compares quantizers and no methods: `bitplan tables --which quantizers`")
     if not found:
         raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
     return found
@@ -159,9 +165,7 @@ def _interval(area: Area | None) -> str | None:
 
 
 def _spread(cell: Cell | None) -> str | None:
-    if cell is None:
-        return None
-    return f"{cell.mean:.2f}" if cell.sd is None else f"{cell.mean:.2f} ± {cell.sd:.2f}"
+    return None if cell is None else cell.spread
 
 
 def _mean(cell: Cell | None) -> float | None:
@@ -170,7 +174,7 @@ def _mean(cell: Cell | None) -> float | None:
 
 def _notes(run: RunFolder, found: Sequence[Cell]) -> tuple[str, ...]:
     """Which cells are the same networks, what is missing, what failed."""
-    notes = _shared(found)
+    notes = [*_shared(found), *seen_notes(run)]
     agenda, failed = run.agenda, len(run.failures)
     if agenda is not None:
         left = len(agenda.trials) - len(run.results) - failed

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from bitplan.core.errors import UnknownName
 from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.spending import equal_spend, spends_of
 from bitplan.stats.compare import ALPHA, Comparison, compare, metric_of, warning
 from bitplan.stats.correction import CORRECTION
 
@@ -14,52 +16,57 @@ from bitplan.stats.correction import CORRECTION
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
     """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
     _check_method(run, against)
-    comparisons = compare(run.study, run.results, run.plans, against=against)
+    comparisons = compare(run.study, run.results, run.plans, against=against, spends=spends_of(run))
     title, heading = f"{run.study.name}: exact rank-sum tests", "p"
     if corrected:
         title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
     rows: list[tuple[Value, ...]] = []
-    for first, second, difference, test in _seen_from(comparisons, against):
+    for first, second, difference, test in seen_from(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
-        rows.append((test.budget, first, second, difference, p, least, test.verdict()))
+        given = (None, None) if test.unequal else (p, least)
+        rows.append((test.budget, first, second, difference, *given, test.verdict()))
     columns = (
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
         *numbers(heading, "least possible p", digits=4), Column("so"),
     )  # fmt: skip
-    return Table(title, columns, tuple(rows), _warnings(comparisons))
+    return Table(title, columns, tuple(rows), (*equal_spend(run.study), *warnings_of(comparisons)))
 
 
 def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
     """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
     _check_method(run, against)
     study, results = run.study, run.results
-    seen = _seen_from(compare(study, results, run.plans, against=against), against)
+    seen = seen_from(compare(study, results, run.plans, against=against, spends=spends_of(run)), against)
     by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
     for _, other, difference, test in seen:
-        by_budget.setdefault(other, {})[test.budget] = _difference(difference, test, corrected)
+        by_budget.setdefault(other, {})[test.budget] = difference_in_words(difference, test, corrected)
     rows = tuple((other, *map(texts.get, study.budgets)) for other, texts in by_budget.items())
     comparisons = [test for *_, test in seen]
-    notes = (_legend(against, comparisons, corrected), *_warnings(comparisons))
+    notes = (legend(against, comparisons, corrected), *_unequal(comparisons, study), *warnings_of(comparisons))
     title = f"{study.name}: {against} against the others, in points of {metric_of(study, results)}"
     return Table(title, (Column("against"), *numbers(*study.budgets)), rows, notes)
 
 
-def _legend(against: str, comparisons: Sequence[Comparison], corrected: bool) -> str:
-    """What the signs of `_difference` mean, as far as they occur."""
-    legend = f"positive: {against} is better"
+def legend(
+    against: str, comparisons: Sequence[Comparison], corrected: bool, *, hint: str = "; --against all lists p"
+) -> str:
+    """What the signs of `difference_in_words` mean, as far as they occur."""
+    told = f"positive: {against} is better"
     if not comparisons:
-        return legend
+        return told
     if not any(_can_be_significant(one) for one in comparisons):
-        return f"{legend}; --against all lists p"
+        return told + hint
     p = f"p after {CORRECTION.words} over the budgets" if corrected else "p of the exact rank-sum test"
     marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION.words}"
-    return f"{legend}; {marks}; then {p}"
+    return f"{told}; {marks}; then {p}"
 
 
-def _difference(difference: float, one: Comparison, corrected: bool) -> str:
+def difference_in_words(difference: float, one: Comparison, corrected: bool) -> str:
     """A difference with its mark and p; p is left out where it could not be significant whatever the scores were."""
     if one.shared:
         return "same plan"
+    if one.unequal:
+        return f"{difference:+.2f} ≠"
     if not _can_be_significant(one):
         return f"{difference:+.2f}"
     sign = "★" if difference > 0 else "▽"
@@ -69,10 +76,19 @@ def _difference(difference: float, one: Comparison, corrected: bool) -> str:
 
 
 def _can_be_significant(one: Comparison) -> bool:
-    return one.floor <= ALPHA and not one.shared
+    return one.floor <= ALPHA and not (one.shared or one.unequal)
 
 
-def _warnings(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+def _unequal(comparisons: Sequence[Comparison], study: Study) -> tuple[str, ...]:
+    """What ≠ means, where it occurs."""
+    reasons = list(dict.fromkeys(one.unequal for one in comparisons if one.unequal and not one.shared))
+    if not reasons:
+        return equal_spend(study)
+    return (f"≠: no equals, so that no p is given: {'; '.join(reasons)}", *equal_spend(study))
+
+
+def warnings_of(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """What must be said of too few seeds, if anything."""
     text = warning(comparisons)
     return () if text is None else (text,)
 
@@ -83,7 +99,7 @@ def _check_method(run: RunFolder, title: str | None) -> None:
         raise UnknownName("method of this run", title, titles)
 
 
-def _seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
+def seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
     """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
     seen = []
     for test in comparisons:

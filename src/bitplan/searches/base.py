@@ -5,26 +5,27 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import PassMeter, Spend
+from bitplan.core.spend import EPOCH, PassMeter, charge
 from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
 from bitplan.gains.lowering import by_first_layer
 from bitplan.plan.aim import Aim, Picks, Repair
 from bitplan.searches.judging import Bench, judge_of
+from bitplan.tasks.choosing import samples_per_epoch
 
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
 
-_EPOCH = Spend(forwards=1, backwards=1)  # of one sample, in training
 _FRUITLESS = 50  # rounds in which nothing new is proposed, before a search is over
 
 
@@ -76,12 +77,13 @@ class Search(Gain):
         meter = self._meter(bench, context)
         meter.check(bench.once + bench.price, f"one evaluation by {self.judge}")
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
-        size = {} if context.task is None else {"samples_per_epoch": int(context.task.size("train"))}
+        size = {} if context.task is None else {"samples_per_epoch": samples_per_epoch(context.task)}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
         return LayerGains(
             by_first_layer(graph, as_rows(aim, found.best)),
             counts=meter.spent.counts | size,
             work=found.seconds,
+            spend=replace(meter.spent, labels=_looks_at_labels(self.judge)),
             notes=(f"gains: {self._name} gives the best of {spent}, for {', '.join(aim.budgets)} alone",),
         )
 
@@ -102,12 +104,19 @@ class Search(Gain):
         if self.spend is not None:
             return PassMeter(self.spend)
         if context.epochs is not None and context.task is not None:
-            return PassMeter(context.epochs * _EPOCH.passes * context.task.size("train"))
+            epoch = EPOCH.passes * samples_per_epoch(context.task)
+            return PassMeter(context.epochs * epoch, epoch=epoch)
         return PassMeter(bench.once.passes + self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:
         return CHOOSERS.name_of(self)
+
+
+def _looks_at_labels(judge: str) -> bool | None:
+    """As the judge says of itself."""
+    about = about_of(judge_of(judge))
+    return None if about is None else about.labels
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,7 @@ def search(
     """Propose, judge, learn, until there is nothing left to spend or nothing new is proposed."""
     proposer, seen, seconds, fruitless = method.start(aim, graph, seed), dict[Picks, float](), 0.0, 0
     meter.charge(bench.once)
+    charge(bench.once)
     total = min(meter.room(bench.price), aim.plans)
     while meter.room(bench.price) and len(seen) < aim.plans and fruitless < _FRUITLESS:
         asked = [aim.repair(picks, method.repair) for picks in proposer.propose()]

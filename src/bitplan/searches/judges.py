@@ -15,13 +15,14 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend
 from bitplan.gains.alps import Alps, measured_by
 from bitplan.gains.base import Context
-from bitplan.gains.drift import Compare, Drift
+from bitplan.gains.drift import Compare, Drift, once_for
 from bitplan.gains.drop import Drop, Measure, batchwise, lowered_jobs
 from bitplan.gains.finetuned import Expected, Tuner, recipe_for
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, sign_of, try_task
 from bitplan.searches.judging import Bench, JobBench, Lowering, PlanJudge
 from bitplan.tasks.base import WithAnswers
+from bitplan.tasks.choosing import judged_by
 from bitplan.tune.loop import steps_of
 
 Draw = TypeVar("Draw", bound=Dropped)
@@ -50,10 +51,10 @@ class DriftJudge(PlanJudge):
         (first,) = lowered_jobs(
             Drifted, model, graph, context, [{}], self.samples, self.batch_size, temperature=self.temperature
         )
-        samples = first.batches * first.batch_size
+        once = once_for([first])
         return JobBench(
-            Spend(forwards=samples, evaluations=1), method, context, Compare(model, task), Drifts, _like(first, graph),
-            lambda outcome: -fmean(outcome.divergences), once=Spend(forwards=samples),
+            once + Spend(evaluations=1), method, context, Compare(model, task), Drifts, _like(first, graph),
+            lambda outcome: -fmean(outcome.divergences), once=once,
         )  # fmt: skip
 
 
@@ -110,9 +111,11 @@ class FinetunedJudge(PlanJudge):
         tuner = Tuner.of(method, model, graph, choices, context, recipe, by=self.by)
         samples = steps_of(tuner.work.task, recipe) * recipe.batch_size
         taught = samples if recipe.distills else 0
+        held = tuner.work.task.size("test") if judged_by(tuner.work.task) == "test" else 0
         sign = sign_of(self.by, tuner.work.task)
+        price = Spend(samples + taught + held, samples, trainings=1, evaluations=1)
         return JobBench[Lowered, Tuned](
-            Spend(samples + taught, samples, trainings=1, evaluations=1), method, context, tuner.work, Tuned, tuner.job,
+            price, method, context, tuner.work, Tuned, tuner.job,
             lambda outcome: sign * measured_by(self.by, outcome), lambda plans: _of_so_many(tuner, plans),
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
 from bitplan.stats.correction import CORRECTION
 from bitplan.stats.ranksum import floor, rank_sum
+from bitplan.stats.spending import MethodSpend, why_unequal
 from bitplan.stats.summary import Area, area, deviation, mean
 
 ALPHA = 0.05
@@ -42,6 +43,11 @@ class Cell:
         """What people read: the title of a method, `float`, or "all at w4a4", which no method chose."""
         return f"all at {self.title}" if self.role == "reference" else self.title
 
+    @property
+    def spread(self) -> str:
+        """Mean ± standard deviation."""
+        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -49,7 +55,8 @@ class Comparison:
 
     `difference` is positive where the first is better, whichever way the score goes. `p` cannot be below `floor` with
     this many seeds; `corrected` is p corrected over the budgets of this pair, and cannot be below `corrected_floor`.
-    `shared`: both chose the same plan, so there is nothing to tell apart.
+    `shared`: both chose the same plan, so there is nothing to tell apart. `unequal` says why they are no equals by what
+    they spent to choose, where the study sets what may be spent: p then means nothing, and is not shown.
     """
 
     first: str
@@ -62,6 +69,7 @@ class Comparison:
     corrected_floor: float
     seeds: tuple[int, int]
     shared: bool = False
+    unequal: str = ""
 
     def significant(self, alpha: float = ALPHA, *, corrected: bool = False) -> bool:
         """Tell whether p, or the p corrected over the budgets, is at most alpha."""
@@ -69,7 +77,7 @@ class Comparison:
 
     def better(self, alpha: float = ALPHA, *, corrected: bool = False) -> str | None:
         """The method that is significantly better, or None where neither is."""
-        if self.shared or not self.significant(alpha, corrected=corrected):
+        if self.shared or self.unequal or not self.significant(alpha, corrected=corrected):
             return None
         return self.first if self.difference > 0 else self.second
 
@@ -77,6 +85,8 @@ class Comparison:
         """What may be said of this difference, in a few words."""
         if self.shared:
             return "the same plan"
+        if self.unequal:
+            return f"unequal: {self.unequal}"
         if self.floor > alpha:
             return f"cannot be significant: p ≥ {self.floor:.2g} with {self.seeds[0]} and {self.seeds[1]} seeds"
         better = self.better(alpha)
@@ -87,11 +97,16 @@ class Comparison:
 
 
 def compare(
-    study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS, *, against: str | None = None
+    study: Study,
+    results: Iterable[Result],
+    plans: Mapping[str, Plan] = NO_PLANS,
+    *,
+    against: str | None = None,
+    spends: Mapping[str, MethodSpend] | None = None,
 ) -> tuple[Comparison, ...]:
     """Every two methods of a study (`against`: one of them this one) at every budget where both have scores.
 
-    They come in the study's order.
+    They come in the study's order. With `spends`, what each spent by its title, those that are no equals are marked.
     """
     known = list(results)
     by_place = {(cell.title, cell.budget): cell for cell in cells(study, known, plans)}
@@ -101,11 +116,12 @@ def compare(
         if against not in (None, first, second):
             continue
         tests = []
+        unequal = "" if spends is None else why_unequal(study, spends.get(first), spends.get(second))
         for budget in study.budgets:
             ours, theirs = by_place.get((first, budget)), by_place.get((second, budget))
             if ours is not None and theirs is not None:
-                tests.append(_test(ours, theirs, upwards))
-        comparisons += _corrected(tests)
+                tests.append(replace(tested_pair(ours, theirs, upwards), unequal=unequal))
+        comparisons += corrected_over_budgets(tests)
     return tuple(comparisons)
 
 
@@ -122,13 +138,15 @@ def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = N
         title, budget = place
         at_budget = [other for other, its_budget in places if its_budget == budget and other != title]
         shared_with = tuple(other for other in at_budget if chosen[other, budget] == chosen[place])
-        made.append(_cell(place, by_place[place], shared_with))
+        made.append(cell_of(place, by_place[place], shared_with))
     return tuple(made)
 
 
 def belongs(study: Study, trial: Trial) -> bool:
     """Tell whether a trial is one of the study's, not left over from another recipe, budget or seed."""
     if (trial.task, trial.model, trial.choices) != (study.task, study.model, study.choices):
+        return False
+    if trial.role == "quantizer":  # compared at plans that were given, not at budgets: `stats/quantizers.py`
         return False
     if trial.role != "choice":
         return _is_reference(study, trial)
@@ -174,7 +192,7 @@ def metric_of(study: Study, results: Iterable[Result]) -> str:
 
 def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | None:
     """Say plainly where seeds are too few for any difference to be significant, alone or after correction."""
-    tests = [comparison for comparison in comparisons if not comparison.shared]
+    tests = [comparison for comparison in comparisons if not (comparison.shared or comparison.unequal)]
     if not tests:
         return None
     least = min(test.floor for test in tests)
@@ -187,7 +205,7 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     return None
 
 
-def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
+def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     """Two cells of one budget, before any correction."""
     counts = len(ours.scores), len(theirs.scores)
     return Comparison(
@@ -204,7 +222,7 @@ def _test(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     )
 
 
-def _corrected(tests: Sequence[Comparison]) -> list[Comparison]:
+def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
     """The same, corrected over all of them."""
     if not tests:
         return []
@@ -244,7 +262,8 @@ def _in_order(study: Study, by_place: Mapping[Place, Mapping[int, Result]]) -> l
     return sorted(by_place, key=turn)
 
 
-def _cell(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...]) -> Cell:
+def cell_of(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...] = ()) -> Cell:
+    """The scores of one place."""
     seeds = tuple(sorted(by_seed))
     scores = tuple(by_seed[seed].score for seed in seeds)
     role = by_seed[seeds[0]].trial.role

@@ -12,6 +12,7 @@ from bitplan.core.store import ASIDE, remove
 from bitplan.core.studies import Study
 from bitplan.core.temporary import left_behind
 from bitplan.engines.lease import left_markers, read_lease
+from bitplan.study.controls import with_controls
 from bitplan.study.trials import estimations, starts, trials
 
 Needed = dict[RunPart, set[str]]
@@ -32,7 +33,7 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
     What methods and trainings left on the way is waste once all trials of these studies are done. What killed processes
     were writing always is; that of other machines once it is a day old, if nobody holds a lease.
     """
-    run, given = RunFolder(Path(folder)), list(studies)
+    run, given = RunFolder(Path(folder)), [with_controls(study) for study in studies]
     held, abandoned = _leases(run)
     needed = _needed(run, given) | _needed_when_done(run, given, held)
     paths = [

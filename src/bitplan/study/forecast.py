@@ -18,6 +18,7 @@ from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
+from bitplan.study.controls import with_controls
 from bitplan.study.setting import Setting, some_batches
 from bitplan.study.trials import estimations, starts, trials
 from bitplan.tune.loop import finetune_, steps_of
@@ -53,6 +54,7 @@ class Forecast:
 
 def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
+    study = with_controls(study)
     setting = Setting(study, RunFolder(Path(run_folder)), trust)
     graph = setting.trace()
     setting.costs(graph)
@@ -89,7 +91,9 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
             if setting.run.estimates.has(job.id):
                 continue
             teacher = network if job.recipe and job.recipe.distills else None
-            context = Context(task=setting.task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend)
+            context = Context(
+                task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend
+            )
             told = gain.expected(high, graph, study.choices, context)
             if told is not None:
                 seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)

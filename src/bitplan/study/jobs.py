@@ -17,9 +17,10 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, estimate
+from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
-from bitplan.study.setting import Setting, scored
+from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
 
@@ -41,6 +42,18 @@ def begun_anew(tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Modu
     return model, tune(model)
 
 
+def first_network(setting: Setting, job: Training) -> nn.Module:
+    """What a training begins with: its start at other precisions, or the float network quantized and calibrated."""
+    start, plan = setting.start(job.start), setting.plan(dict(job.precisions))
+    if not job.quantizer:
+        return quantize(start, plan)
+    options: dict[str, Any] = {**setting.study.start.options, "method": job.quantizer}
+    model = quantize(start, plan, **options)
+    batches = some_batches(setting.task, job.recipe.batch_size, setting.study.start.seed, CALIBRATION)
+    calibrate_(model, batches, forward=setting.task.forward)
+    return model
+
+
 @final
 @dataclass(frozen=True)
 class Train:
@@ -50,7 +63,7 @@ class Train:
     progress: Progress | None = None
 
     def __call__(self, job: Training) -> Trained:
-        """Give the start the precisions, fine-tune and score; a killed training goes on where it was.
+        """Give the start the precisions, or quantize it, fine-tune and score; a killed training goes on where it was.
 
         A study that keeps its networks has this one before its outcome is known, and a score beside it.
         """
@@ -61,7 +74,7 @@ class Train:
             lambda model: finetune_(
                 model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
             ),
-            lambda: quantize(setting.start(job.start), setting.plan(dict(job.precisions))),
+            lambda: first_network(setting, job),
             setting.run,
             job.id,
         )
@@ -86,7 +99,7 @@ class Estimate:
         """Estimate from the network at the highest choice."""
         setting = self.setting
         context = Context(
-            task=setting.task,
+            task=setting.choosing_task,
             recipe=job.recipe,
             teacher=setting.teacher(job.recipe),
             seed=job.seed,

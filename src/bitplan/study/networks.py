@@ -16,6 +16,7 @@ from bitplan.core.trials import Result
 from bitplan.engines.lease import held
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.jobs import Train
+from bitplan.study.serving import training_for
 from bitplan.study.setting import Setting
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def training_of(run: RunFolder, result: Result) -> Training:
     if plan is None:
         raise FileError(f"{run.path} no longer has the plan of {words} ({result.plan}): go on with `bitplan sweep`")
     trial = result.trial
-    job = Training(task=trial.task, start=trial.start, precisions=plan.precisions, recipe=recipe, seed=trial.seed)
+    job = training_for(trial, recipe, plan.precisions)
     if job.id != result.training:
         raise FileError(
             f"{words} is of training {result.training}, which its plan and recipe do not make ({job.id}): "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.studies import Estimation, Method, Study, Trained, Training
-from bitplan.core.trials import Result, Trial
+from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.plan.base import select_each
 
 
@@ -32,7 +33,7 @@ def plans_of(
 
 
 def trainings_of(
-    study: Study, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]
+    study: Study, wanted: Sequence[Trial], plans: Mapping[str, Plan]
 ) -> dict[str, tuple[Training, list[Trial]]]:
     """Id → the training and the trials that it serves; the first seed of all comes before the second."""
     served: dict[str, tuple[Training, list[Trial]]] = {}
@@ -40,9 +41,17 @@ def trainings_of(
     for trial in sorted(wanted, key=lambda trial: turn[trial.seed]):
         assert trial.recipe is not None, "only starts may go untrained"
         precisions = plans[trial.id].precisions
-        job = Training(task=trial.task, start=high.id, precisions=precisions, recipe=trial.recipe, seed=trial.seed)
+        job = training_for(trial, trial.recipe, precisions)
         served.setdefault(job.id, (job, []))[1].append(trial)
     return served
+
+
+def training_for(trial: Trial, recipe: Recipe, precisions: dict[str, Precision]) -> Training:
+    """The training of a trial whose plan gives these precisions."""
+    quantizer = trial.method if trial.role == "quantizer" else ""
+    return Training(
+        task=trial.task, start=trial.start, precisions=precisions, recipe=recipe, seed=trial.seed, quantizer=quantizer
+    )
 
 
 def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:

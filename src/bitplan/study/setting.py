@@ -33,10 +33,13 @@ from bitplan.plan.aim import Aim
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.trials import starts
 from bitplan.tasks.base import Task, load_task
+from bitplan.tasks.choosing import choosing_task
 from bitplan.tune.log import LogLine
 from bitplan.tune.loop import evaluate
 
 _KEPT_LINES = 100
+CALIBRATION = 512
+"""Training samples that set the first input steps."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Setting:
         """The task, with its data read at most once per process."""
         check_code(self.study.task, f"the study {self.study.name}", trust=self.trust)
         return _task(self.study.task, json.dumps(self.study.task_options, sort_keys=True))
+
+    @property
+    def choosing_task(self) -> Task:
+        """The task as methods may see it while they choose."""
+        return choosing_task(self.task, self.study.choosing.hold_out)
 
     @property
     def spec(self) -> str | None:

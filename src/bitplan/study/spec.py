@@ -5,8 +5,10 @@ task = "digits"   # or { name = …, data = … }   steps = 100
 model = "digits_resnet"                         [start]             weights or float_recipe, then recipe
 choices = ["w2a2", "w4a4"]                      [start.recipe]      only what differs from [recipe]
 budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
+spend = 0.5   # epochs, for each search         [choosing]          hold_out = 0.1: samples to judge by
 seeds = [0, 1, 2]                               [engine]            name and its options
 keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe
+                                                [[quantizers]]      name, label, at = ["w4a4", "plan.json"]
 
 Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
 """
@@ -27,13 +29,13 @@ from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
-from bitplan.core.studies import Method, Start, Study
+from bitplan.core.studies import Choosing, Method, QuantizerAt, Start, Study
 from bitplan.core.tables import is_table
 from bitplan.core.trials import FOR_FLOATS, Recipe
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
-    "keep_networks", "rules", "start", "recipe", "methods", "engine",
+    "keep_networks", "rules", "choosing", "start", "recipe", "methods", "quantizers", "engine",
 )  # fmt: skip
 _PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
 DATA = ("data", "tokenizer")
@@ -56,7 +58,8 @@ def read_study(path: str | Path) -> Study:
 
 def _study(content: Content, home: Path) -> Study:
     _check_keys(content, _TOP, "the study")
-    _need(content, ("name", "task", "model", "choices", "budgets", "seeds", "start", "recipe", "methods"))
+    chosen = () if content.get("quantizers") and "methods" not in content else ("budgets", "methods")
+    _need(content, ("name", "task", "model", "choices", "seeds", "start", "recipe", *chosen))
     recipe = _table(content, "recipe")
     _check_keys(recipe, Recipe.model_fields, "[recipe]")
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
@@ -67,10 +70,12 @@ def _study(content: Content, home: Path) -> Study:
         task=_named(task, "task"),
         task_options=_located(_options(task), DATA, home),
         rules=_section(Rules, _table(content, "rules"), "[rules]"),
+        choosing=_section(Choosing, _table(content, "choosing"), "[choosing]"),
         choices=tuple(_list(content, "choices")),
         cost=cost,
         budgets=_budgets(content, cost),
         methods=tuple(_method(method, recipe, home) for method in _list(content, "methods")),
+        quantizers=tuple(_quantizer(one, content, home) for one in _list(content, "quantizers")),
         seeds=tuple(_list(content, "seeds")),
         start=_start(_table(content, "start"), recipe, home),
         recipe=_recipe({}, recipe, "[recipe]"),
@@ -109,6 +114,17 @@ def _method(content: Any, base: Content, home: Path) -> Method:
     if "options" in content:
         filled["options"] = _located(_table(content, "options"), ("path",), home)
     return _section(Method, filled, where)
+
+
+def _quantizer(content: Any, study: Content, home: Path) -> QuantizerAt:
+    """At every choice of the study, unless it says at which precisions or plans."""
+    if not isinstance(content, dict):
+        raise InputError(f"a quantizer is a table: write [[quantizers]] with name = {content!r}")
+    where = f"[[quantizers]] {content.get('name', '')}".rstrip()
+    at = content["at"] if "at" in content else [str(choice) for choice in _list(study, "choices")]
+    if not isinstance(at, list):
+        raise InputError(f"{where}: at is a list of precisions or of plans, not {at!r}")
+    return _section(QuantizerAt, {**content, "at": tuple(_text(one, False, home) for one in at)}, where)
 
 
 def _start(content: Content, base: Content, home: Path) -> Start:
@@ -159,9 +175,10 @@ def _table(content: Content, key: str) -> Content:
 
 
 def _list(content: Content, key: str) -> list[Any]:
-    if not isinstance(content[key], list):
-        raise InputError(f"{key} must be a list, not {content[key]!r}")
-    return content[key]
+    found = content.get(key, [])
+    if not isinstance(found, list):
+        raise InputError(f"{key} must be a list, not {found!r}")
+    return found
 
 
 def _named(content: Content, what: str) -> str:

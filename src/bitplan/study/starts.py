@@ -22,13 +22,11 @@ from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
 from bitplan.study.jobs import begun_anew
-from bitplan.study.setting import Setting, scored, some_batches
+from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
 from bitplan.study.trials import starts
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
 from bitplan.weights.opened import check_weights
-
-CALIBRATION = 512  # training samples that set the first input steps
 
 
 @final

@@ -20,7 +20,9 @@ from bitplan.engines.jobs import run_jobs
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
+from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
+from bitplan.study.quantizers import quantizer_plans
 from bitplan.study.serving import plans_of, references, result_of, served_by, trainings_of
 from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import MakeStart, Started, check_same
@@ -60,12 +62,13 @@ def sweep(
 ) -> Summary:
     """Run what is not in the folder yet; a trial that fails is written down and stops no other.
 
-    `only` names methods by their titles. Several processes may sweep the same folder: each network is trained once.
-    `trust` allows what a study asks for beyond what is installed here: its own code, an engine at an address. A damaged
-    file is set aside. What can be made again without a decision is; a result that took a training is not, unless
-    `redo_damaged`.
+    Controls that belong to the study are among it (`study/controls.py`). `only` names methods by their titles. Several
+    processes may sweep the same folder: each network is trained once. `trust` allows what a study asks for beyond what
+    is installed here: its own code, an engine at an address. A damaged file is set aside. What can be made again
+    without a decision is; a result that took a training is not, unless `redo_damaged`.
     """
     begin = time.perf_counter()
+    study = with_controls(study)
     listed = agenda(study)
     titles = list(dict.fromkeys(study.title_of(trial) for trial in listed.trials))
     for title in only or ():
@@ -141,18 +144,19 @@ class _Sweeper:
         graph, costs = prepare(self.setting, self.agenda)
         self.tally.begin(self.run.trials.ids())
         self.tally.tell("tracing and pricing done")
-        first = starts(self.study)
-        for trial in (first.floating, first.high):
-            if trial is not None and not self._start(trial):
-                return 0
         wanted = [
             trial
             for trial in self.agenda.trials
-            if trial.role in ("reference", "choice") and (only is None or self.study.title_of(trial) in only)
+            if trial.role not in ("float", "start") and (only is None or self.study.title_of(trial) in only)
         ]
-        plans = references(graph, wanted) | self._choose(graph, costs, wanted)
+        given = references(graph, wanted) | quantizer_plans(self.study, graph, wanted)
+        first = starts(self.study)
+        for trial in (first.floating, first.high):
+            if trial in self.agenda.trials and not self._start(trial):
+                return 0
+        plans = given | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
-        return self._train(first.high, [trial for trial in wanted if trial.id in plans], plans)
+        return self._train([trial for trial in wanted if trial.id in plans], plans)
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
@@ -207,9 +211,9 @@ class _Sweeper:
                 plans |= plans_of(graph, outcome, costs, method, served)
         return plans
 
-    def _train(self, high: Trial, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
+    def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
-        served = trainings_of(self.study, high, wanted, plans)
+        served = trainings_of(self.study, wanted, plans)
         sharing = {name: tuple(trial.id for trial in trials) for name, (_, trials) in served.items()}
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))

@@ -15,6 +15,7 @@ from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.core.trust import names_code
 from bitplan.gains.base import is_bound, make_gain
+from bitplan.study.quantizers import quantizer_trials
 from bitplan.study.spec import DATA
 
 _NO_PART = ("workers",)  # options of a task that no score depends on
@@ -68,6 +69,9 @@ def trials(study: Study) -> list[Trial]:
     found = starts(study)
     base = _base(study) | {"start": found.high.id, "recipe": study.recipe}
     listed = [trial for trial in (found.floating, found.high) if trial is not None]
+    of_quantizers = quantizer_trials(study, found.floating, _base(study))
+    if not study.methods:  # quantizers alone begin with the float network
+        return [trial for trial in listed if trial.role == "float"] + of_quantizers
     if study.references:
         ends = (study.choices[0], study.choices[-1])
         listed += [
@@ -85,6 +89,7 @@ def trials(study: Study) -> list[Trial]:
             "cost": study.cost,
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
+            "gain_hold_out": study.choosing.hold_out,
         }
         own = [
             Trial(**chosen | _lots(study, method, seed), budgets=(budget,), seed=seed)
@@ -96,7 +101,7 @@ def trials(study: Study) -> list[Trial]:
             unsaid = f"{method.name} selects by {own[0].selector} unless said"
             raise InputError(f"{same!r} and {method.title!r} are the same method, since {unsaid}: leave one out")
         listed += own
-    return listed
+    return listed + of_quantizers
 
 
 def agenda(study: Study) -> Agenda:
@@ -157,6 +162,7 @@ def estimation(study: Study, graph: str, method: Method) -> Estimation:
         choices=study.choices,
         recipe=gain_recipe(study, method),
         seed=study.gain_seed,
+        hold_out=study.choosing.hold_out,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import first_line
@@ -86,6 +87,12 @@ class Task(WithAnswers, WithLoss, Protocol):
             f"task {self.name} cannot hold out a part of its training samples: train without held_out, or give the "
             "task a method hold_out (docs/extend.md)"
         )
+
+
+def samples_in(batch: Batch) -> int:
+    """How many samples a batch has: as many as its first tensor has rows."""
+    rows = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
+    return 1 if rows is None else len(rows)
 
 
 def title_of(task: Task) -> str:

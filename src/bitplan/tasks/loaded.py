@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitplan.adapters.torch import as_floats_of, device_of, inference
 from bitplan.core.errors import InputError
-from bitplan.tasks.base import Batch, Split, Task
+from bitplan.tasks.base import Batch, Split, Task, samples_in
 from bitplan.tasks.samples import Samples, check_disjoint, samples_of
 from bitplan.tasks.splits import held_out
 
@@ -121,7 +121,7 @@ class Loaded(Task):
                 here = tree_map_only(Tensor, lambda leaf: leaf.to(device), batch)
                 outputs = self.forward(model, here)
                 measured = self.loss(outputs, here) if self.of_score is None else self.batch_score(outputs, here)
-                total += float(measured) * _count(batch)
+                total += float(measured) * samples_in(batch)
         return total / max(1, self.size("test"))
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
@@ -248,7 +248,3 @@ def _accepted(model: nn.Module, keyword: dict[str, Any]) -> dict[str, Any]:
 
 def _as_tuple(answers: Any) -> tuple[Tensor, ...]:
     return tuple(answers) if isinstance(answers, tuple | list) else (answers,)
-
-
-def _count(batch: Batch) -> int:
-    return len(next(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()))

@@ -13,13 +13,16 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
-from bitplan.tasks.base import Batch, Task
+from bitplan.core.spend import Spend, charge
+from bitplan.tasks.base import Batch, Split, Task, samples_in
 
 
-def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None) -> list[Batch]:
-    """The first batches of the training split in the order of a seed, where the model is."""
+def draw(
+    model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None, split: Split = "train"
+) -> list[Batch]:  # fmt: skip
+    """The first batches of a split in the order of a seed, where the model is."""
     device = device_of(model)
-    batches = list(itertools.islice(task.batches("train", batch_size, seed=seed), count))
+    batches = list(itertools.islice(task.batches(split, batch_size, seed=seed), count))
     if len(batches) < count:
         raise InputError(f"task {task.name} ran out of batches after {len(batches)} of {count}: check its data")
     return [tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch) for batch in batches]
@@ -29,8 +32,12 @@ def draw(model: nn.Module, task: Task, count: int, batch_size: int, seed: int | 
 def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
     """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
     model.eval()
-    measured = [measures(task, task.forward(model, batch), batch) for batch in batches]
-    losses, scores = [loss for loss, _ in measured], [score for _, score in measured]
+    losses, scores = [], []
+    for batch in batches:
+        loss, score = measures(task, task.forward(model, batch), batch)
+        losses.append(loss)
+        scores.append(score)
+        charge(Spend(forwards=samples_in(batch), labels=True))
     return losses, scores if all(map(math.isfinite, scores)) else None
 
 

@@ -40,14 +40,15 @@ class Look:
 class Judge:
     """Looks at a network at step 0, then `every` so many steps and at the end.
 
-    `keeps` says whether its best weights are kept, `sign` is −1 where less is better. With `looks` and `best` a resumed
-    training goes on.
+    `keeps` says whether its best weights are kept, by their score on `samples` samples; `sign` is −1 where less is
+    better. With `looks` and `best` a resumed training goes on.
     """
 
     measure: Callable[[nn.Module], Sequence[float]]
     sign: int
     every: int
     keeps: bool = False
+    samples: int = 0
     looks: list[Look] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
 
@@ -101,7 +102,9 @@ def judge_of(task: Task, judging: Task | None, recipe: Recipe, total: int, per_e
     sign = 1 if task.higher_is_better else -1
     if judging is not None:
         every = max(1, min(per_epoch, total // _LOOKS))
-        return Judge(lambda model: (float(judging.score(model)),), sign, every, keeps=True)
+        return Judge(
+            lambda model: (float(judging.score(model)),), sign, every, keeps=True, samples=judging.size("test")
+        )
     samples = task.size("train")
     count = min(_BATCHES, samples)
     size = max(1, min(_MOST, total * recipe.batch_size // _SHARE, samples // count))

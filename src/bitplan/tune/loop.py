@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import Diverged, InputError
 from bitplan.core.progress import Progress
+from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
-from bitplan.tasks.base import Batch, Task
+from bitplan.tasks.base import Batch, Task, samples_in
+from bitplan.tasks.choosing import judged_by
 from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
 from bitplan.tune.judge import Judge, judge_of
@@ -79,6 +81,7 @@ def evaluate(model: nn.Module, task: Task) -> float:
     """The score on the task's test split."""
     if task.size("test") < 1:
         raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
+    charge(Spend(forwards=task.size("test"), labels=True, tested=judged_by(task) == "train"))
     return float(task.score(model))
 
 
@@ -116,14 +119,20 @@ class _Loop:
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
             with watched(self.accelerator.unwrap_model(self.model), self.recipe) as states:
                 outputs = self.task.forward(self.model, batch)
-            return outputs, objective(self.task, outputs, batch, self.teacher, self.recipe, states)
+            loss = objective(self.task, outputs, batch, self.teacher, self.recipe, states)
+        samples = samples_in(batch)
+        charge(Spend(forwards=samples if self.teacher is None else 2 * samples, labels=self.recipe.distill < 1))
+        return outputs, loss
 
     def look(self, step: int) -> None:
         """Let the judge look where it is time; all processes hear what the main one saw."""
         if not self.judge.is_due(step, self.pace.total):
             return
         model = self.accelerator.unwrap_model(self.model)
-        scores = [self.judge.scores(model) if self.accelerator.is_main_process else ()]
+        with uncharged():  # it is our look at the training, whose part it is only where weights are chosen by it
+            scores = [self.judge.scores(model) if self.accelerator.is_main_process else ()]
+        if self.judge.keeps:
+            charge(Spend(forwards=self.judge.samples, labels=True))
         self.judge.note(model, step, broadcast_object_list(scores)[0])
 
 
@@ -203,6 +212,7 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
                 seed_(draw, accelerator.device)
                 loss = at_the_worst(model, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
             accelerator.backward(loss)
+        charge(Spend(backwards=samples_in(batch) * (2 if recipe.sharpness else 1)))
     if recipe.grad_clip is not None:
         accelerator.clip_grad_norm_(loop.model.parameters(), recipe.grad_clip)
     with limited(loop.optimizer, recipe.move_limit * lr / recipe.lr):

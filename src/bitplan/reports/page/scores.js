@@ -64,7 +64,7 @@ function testAgainst(cell, reference) {
 
 /** Stars for better, hollow triangles for worse, nothing where chance explains it. */
 function starOf(test) {
-  if (!test || test.p > data.alpha || test.verdict === 'the same plan') return '';
+  if (!test || test.p > data.alpha || test.verdict === 'the same plan' || test.verdict.startsWith('unequal')) return '';
   const sign = test.difference > 0 ? '★' : '▽';
   return test.corrected <= data.alpha ? sign + sign : sign;
 }
@@ -183,7 +183,7 @@ function star(area, x, cell, test, color) {
 function cellLines(cell, test, reference) {
   const { scores } = data;
   const lines = [`${scores.titles[cell.m]} at ${scores.budgets[cell.b][0]}`, `${spread(cell)}${cell.sd === null ? '' : `, ${plural(cell.scores.length, 'seed')}`}`];
-  if (test) lines.push(`${signed(test.difference, scored(Math.abs(test.difference)))} against ${scores.titles[reference]}, p = ${digits(test.p, 2)}: ${test.verdict}`);
+  if (test) lines.push(`${signed(test.difference, scored(Math.abs(test.difference)))} against ${scores.titles[reference]}${test.verdict.startsWith('unequal') ? '' : `, p = ${digits(test.p, 2)}`}: ${test.verdict}`);
   if (cell.same.length) lines.push(`same plan as ${cell.same.join(', ')}`);
   return lines;
 }

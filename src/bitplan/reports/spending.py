@@ -1,0 +1,93 @@
+"""Score against spend: what each method of a run reached, what choosing took, and what it looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
+from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.stats.compare import Cell, cells, metric_of
+from bitplan.stats.spending import FACTOR, NOT_SAID, MethodSpend, spendings
+
+
+def spends_of(run: RunFolder) -> dict[str, MethodSpend]:
+    """Title → what the method spent, as far as its gains are there."""
+    return spendings(run.study, run.gains | run.bound_gains)
+
+
+def score_against_spend(run: RunFolder) -> Table:
+    """A row per method, the cheapest first: what one estimate took, how often that is paid, and the scores."""
+    study, results = run.study, run.results
+    return spend_table(study, spends_of(run), cells(study, results, run.plans), metric_of(study, results))
+
+
+def spend_table(study: Study, spends: Mapping[str, MethodSpend], found: Iterable[Cell], metric: str) -> Table:
+    """The same of what was read already."""
+    by_place = {(cell.title, cell.budget): cell for cell in found}
+    rows: list[tuple[Value, ...]] = []
+    for one in sorted(spends.values(), key=lambda one: (one.passes is None, one.passes or 0.0)):
+        reached = [by_place.get((one.title, budget)) for budget in study.budgets]
+        scores = [None if cell is None else cell.spread for cell in reached]
+        rows.append((one.title, _amount(one.epochs, one), _amount(_over_all(one), one), one.paid, one.saw, *scores))
+    columns = (
+        Column("method"), *numbers("epochs", "over all budgets"), Column("paid"), Column("looked at"),
+        *numbers(*study.budgets),
+    )  # fmt: skip
+    title = f"{study.name}: {metric} against what choosing took, in epochs of training"
+    unit = "an epoch is three passes of every training sample: one forward, and one back, which counts 2"
+    return Table(title, columns, tuple(rows), (unit, *equal_spend(study)))
+
+
+def spend_by_budget(run: RunFolder) -> Table:
+    """The same for programs: a row per method and budget."""
+    study = run.study
+    by_place = {(cell.title, cell.budget): cell for cell in cells(study, run.results, run.plans)}
+    rows: list[tuple[Value, ...]] = []
+    for one in spends_of(run).values():
+        labels = None if one.labels is None else str(one.labels).lower()
+        for budget in study.budgets:
+            cell = by_place.get((one.title, budget))
+            score = (cell.mean, cell.sd) if cell else (None, None)
+            facts = (one.passes, one.epochs, one.times, labels, str(one.tested).lower(), one.trainings, one.seconds)
+            rows.append((one.title, budget, *score, *facts))
+    columns = (
+        Column("method"), Column("budget"), *numbers("mean", "sd", "passes", "epochs", "times paid"), Column("labels"),
+        Column("test scores"), *numbers("trainings", "seconds"),
+    )  # fmt: skip
+    return Table(f"{study.name}: score and spend", columns, tuple(rows))
+
+
+def seen_notes(run: RunFolder) -> list[str]:
+    """Which methods looked at labels to choose, at test scores, or do not say."""
+    spends = list(spends_of(run).values())
+    notes = []
+    for words, chosen in (
+        ("looked at labels to choose", [one for one in spends if one.labels and not one.tested]),
+        ("looked at test scores to choose, so that it is no rival", [one for one in spends if one.tested]),
+        ("what it spent is not said", [one for one in spends if one.passes is None]),
+    ):
+        if chosen:
+            notes.append(f"{words}: {', '.join(one.title for one in chosen)}")
+    return notes
+
+
+def equal_spend(study: Study) -> tuple[str, ...]:
+    """Who is compared as equals, where a study says what may be spent."""
+    if study.spend is None:
+        return ()
+    return (f"equals: both within the study's spend of {study.spend:g} epochs, or within {FACTOR} times each other",)
+
+
+def _over_all(one: MethodSpend) -> float | None:
+    return None if one.epochs is None else one.epochs * one.times
+
+
+def _amount(epochs: float | None, one: MethodSpend) -> str:
+    """An amount of epochs with two digits that count; what is not said is not guessed at."""
+    if epochs is None:
+        return NOT_SAID if one.passes is None else f"{one.passes:,.0f} passes"
+    if epochs == 0:
+        return "0"
+    return f"{epochs:.{max(0, 1 - math.floor(math.log10(epochs)))}f}"
