@@ -73,7 +73,9 @@ def test_what_is_said_is_what_ran(start, name):
     said = spent(start, name, **options).spend
     assert said == expected
     looks = 16 * 8 * 2 * said.trainings  # how training does, at its beginning and end: at most, and nobody's choosing
-    assert said.forwards <= SEEN["forwards"] <= said.forwards + TRIED + looks
+    assert SEEN["forwards"] <= said.forwards + TRIED + looks
+    if name not in ("drift", "drop"):  # which may keep what lowering a group does not change
+        assert said.forwards <= SEEN["forwards"]
     assert SEEN["backwards"] == said.backwards
 
 

@@ -24,7 +24,7 @@ from bitplan.gains.drop import Draws, MeasuredBatches, check_samples, lowered_jo
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
-from bitplan.tasks.base import WithAnswers, samples_in
+from bitplan.tasks.base import WithAnswers
 from bitplan.tune.distill import divergence
 
 
@@ -88,10 +88,9 @@ class Compare(Draws):
                 if not all(scores.isfinite().all() for scores in before):
                     raise InputError("the network's own answers are NaN or infinite: train it first")
                 divergences.append(float(divergence(after, before, job.temperature)))
-                charge(Spend(forwards=2 * samples_in(batch)))
-            charge(Spend(evaluations=1))
         if not np.isfinite(divergences).all():
             raise InputError("the answers are NaN or infinite once it is lowered: look at its steps, or use alps")
+        charge(Spend(forwards=2 * job.batches * job.batch_size, evaluations=1))
         return Drifts(divergences=tuple(divergences), seconds=time.perf_counter() - start)
 
 

@@ -130,7 +130,7 @@ class Measure(Draws):
         """Lower, run, and say how good each batch was."""
         start = time.perf_counter()
         losses, scores = measure_(lower(self.model, job.layers), self.task, self.drawn(job))
-        charge(Spend(evaluations=1))
+        charge(Spend(forwards=job.batches * job.batch_size, evaluations=1, labels=True))
         if not np.isfinite(losses).all():
             raise InputError("the loss is NaN or infinite once it is lowered: look at its steps, or use alps")
         return Losses(

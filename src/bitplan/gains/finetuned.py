@@ -92,6 +92,7 @@ def held_out_measures(model: nn.Module, task: Task, batch_size: int) -> tuple[fl
     whole = draw(model, task, -(-count // batch_size), batch_size, None, "test")
     sizes = [samples_in(batch) for batch in whole]
     losses, scores = measure_(model, task, whole)
+    charge(Spend(forwards=count, labels=True))
     return _weighed(losses, sizes), None if scores is None else _weighed(scores, sizes)
 
 

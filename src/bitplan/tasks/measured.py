@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
-from bitplan.core.spend import Spend, charge
-from bitplan.tasks.base import Batch, Split, Task, samples_in
+from bitplan.tasks.base import Batch, Split, Task
 
 
 def draw(
@@ -36,5 +35,4 @@ def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[li
         outputs = task.forward(model, batch)
         losses.append(float(task.loss(outputs, batch)))
         scores.append(float(task.batch_score(outputs, batch)))
-        charge(Spend(forwards=samples_in(batch), labels=True))
     return losses, scores if all(map(math.isfinite, scores)) else None
