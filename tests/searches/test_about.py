@@ -14,7 +14,7 @@ import bitplan
 from bitplan.cli.app import app
 from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
-from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, SEARCHES
+from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, RELAXATIONS, SEARCHES
 from bitplan.gains.base import Context
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -23,6 +23,7 @@ ABOUT = {name: about_of(CHOOSERS.make(name, OPTIONS.get(name, {}))) for name in 
 BLIND = [name for name, about in ABOUT.items() if about.data and not about.labels]
 N, G, C = 64, 4, 3
 CHOICES = "w2a2,w3a3,w4a4"
+KINDS = (GAINS, SEARCHES, RELAXATIONS, JUDGES)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def start():
     return quantized(Stripes(), train=False)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in (GAINS, SEARCHES, JUDGES) for name in kind])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind])
 def test_the_page_says_of_each_what_it_says_of_itself(kind, name):
     about = about_of(kind.get(name))
     rows = [row for row in re.findall(r"^\| `.*$", PAGE, re.MULTILINE) if f"`{name}`" in row.split(" | ")[0]]
@@ -85,7 +86,7 @@ def shown_bits(bits):
 @pytest.mark.parametrize("name", [name for name in CHOOSERS if name != "table"])
 def test_who_says_that_it_needs_data_does_and_nobody_else(start, name):
     about = ABOUT[name]
-    options = OPTIONS.get(name, {}) | ({"budget": "80%"} if name in SEARCHES else {})
+    options = OPTIONS.get(name, {}) | ({"budget": "80%"} if name in SEARCHES or name in RELAXATIONS else {})
 
     def estimated():
         return bitplan.estimate(name, *start, context=Context(recipe=RECIPE), **options)

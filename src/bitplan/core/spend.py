@@ -63,10 +63,10 @@ class PassMeter:
         assert times <= self.room(price), f"{times} × {price.passes} passes do not fit into {self.limit}"
         self.spent = self.spent + price * times
 
-    def check(self, price: Spend, what: str) -> None:
-        """Refuse a limit that does not do for once."""
+    def check(self, price: Spend, what: str, *, less: str = "judge by fewer samples (judge=drift:samples=64)") -> None:
+        """Refuse a limit that does not do for once; `less` says how it could take less."""
         if not self.room(price):
             raise InputError(
                 f"spend={self.limit:,.0f} is too little for {what}, which takes {price.passes:,.0f} passes: spend at "
-                "least that, or judge by fewer samples (judge=drift:samples=64)"
+                f"least that, or {less}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,11 +12,14 @@ from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import Spend
 from bitplan.costs.base import price_for
 from bitplan.plan.aim import Aim
 
 if TYPE_CHECKING:
     from bitplan.gains.base import Context
+
+_EPOCH = Spend(forwards=1, backwards=1)  # of one sample, in training
 
 
 def aim_within(
@@ -35,6 +39,19 @@ def with_aim(
     if context.aim is not None:
         raise InputError("there are a budget and an aim in the context: give one of them")
     return replace(context, aim=aim_within(graph, choices, budget))
+
+
+def check_spend(method: str, spend: float | None) -> None:
+    """Refuse what is no number of passes."""
+    if spend is not None and not 0 < spend < math.inf:
+        raise InputError(f"{method}: spend is a number of passes above 0, not {spend}")
+
+
+def passes_allowed(spend: float | None, context: Context) -> float | None:
+    """What a method may spend, in passes: what its options say, else the context's epochs; None where neither does."""
+    if spend is None and context.epochs is not None and context.task is not None:
+        return context.epochs * _EPOCH.passes * float(context.task.size("train"))
+    return spend
 
 
 def check_aim(aim: Aim | None, method: str, graph: Graph, choices: tuple[Precision, ...]) -> Aim:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from torch import nn
 
 from bitplan.core.errors import InputError, WriteError
-from bitplan.core.jobs import Dropped, Lowered
+from bitplan.core.jobs import Dropped, Lowered, Relaxed
 from bitplan.core.probes import Probes
 from bitplan.core.protocols import lacks
 from bitplan.core.record import Record
@@ -22,7 +22,7 @@ from bitplan.tasks.base import Task, WithLoss
 from bitplan.tasks.measured import draw, measure_
 
 By = Literal["loss", "score"]
-Job = TypeVar("Job", bound=Lowered | Dropped | Probes)
+Job = TypeVar("Job", bound=Lowered | Dropped | Probes | Relaxed)
 Outcome = TypeVar("Outcome", bound=Record)
 
 _TRIED = 4  # samples on which the task is tried before long work starts

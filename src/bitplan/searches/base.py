@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import PassMeter, Spend
-from bitplan.gains.aims import check_aim
+from bitplan.core.spend import PassMeter
+from bitplan.gains.aims import check_aim, check_spend, passes_allowed
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
 from bitplan.gains.lowering import by_first_layer
@@ -24,7 +22,6 @@ from bitplan.searches.judging import Bench, judge_of
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
 
-_EPOCH = Spend(forwards=1, backwards=1)  # of one sample, in training
 _FRUITLESS = 50  # rounds in which nothing new is proposed, before a search is over
 
 
@@ -62,8 +59,7 @@ class Search(Gain):
 
     def __post_init__(self) -> None:
         judge_of(self.judge)
-        if self.spend is not None and not 0 < self.spend < math.inf:
-            raise InputError(f"{self._name}: spend is a number of passes above 0, not {self.spend}")
+        check_spend(self._name, self.spend)
 
     @abstractmethod
     def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
@@ -97,11 +93,7 @@ class Search(Gain):
 
     def _meter(self, bench: Bench, context: Context) -> PassMeter:
         """What the options allow, else the context's epochs, else what is usual."""
-        if self.spend is not None:
-            return PassMeter(self.spend)
-        if context.epochs is not None and context.task is not None:
-            return PassMeter(context.epochs * _EPOCH.passes * context.task.size("train"))
-        return PassMeter(self.usual * bench.price.passes)
+        return PassMeter(passes_allowed(self.spend, context) or self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,55 @@
+"""From what was learned to a table of gains: differences from the lowest choice, and a budget that is used up."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bitplan.plan.aim import Aim
+from bitplan.plan.exact import exact
+from bitplan.plan.integers import to_integers
+from bitplan.plan.problem import Problem
+
+Values = NDArray[np.float64]
+"""(G, C): what each choice of each group is worth."""
+
+_FIRST, _TIMES = 1e-6, 30  # the first price that is tried, as a share of what values come to; how often it grows
+_FINEST = 1.02  # the ratio of two prices that count as one
+
+
+def as_values(told: Tensor) -> Values:
+    """What a relaxation says of each choice, less what it says of the lowest."""
+    values: Values = told.detach().cpu().double().numpy()
+    return values - values[:, :1]
+
+
+def used_up(values: Values, aim: Aim) -> Values:
+    """The same, and as much for what a choice costs as it takes that the best selection leaves nothing of the budgets.
+
+    A penalty pushes every group down by what it costs, and where groups are alike it pushes all of them past the
+    middle between two choices: the plan that is nearest to all would then be the lowest, and much would be left. Plans
+    that cost the same differ by as much as they did before. Nothing is left where no group can have one choice more.
+    """
+    costs = aim.shares.mean(axis=0)  # (G, C)
+    more = costs - costs[:, :1]
+    if _leaves_nothing(values, aim) or not more.any():
+        return values
+    low, high = 0.0, _FIRST * (float(np.abs(values).max()) or 1.0) / float(np.abs(more).max())
+    for _ in range(_TIMES):
+        if _leaves_nothing(values + high * more, aim):
+            break
+        low, high = high, 4 * high
+    else:  # a measured table may price a choice below the one before it: nothing leads there
+        return values
+    while low and high / low > _FINEST:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _leaves_nothing(values + middle * more, aim) else (middle, high)
+    return values + high * more
+
+
+def _leaves_nothing(values: Values, aim: Aim) -> bool:
+    """Whether no group of the best selection could have one choice more."""
+    codes = to_integers([tuple(row) for row in values.tolist()]).values
+    picks = exact(Problem(aim.groups, aim.choices, codes, aim.costs, aim.capacities)).picks
+    return aim.raised(picks, range(len(picks))) == tuple(picks)
