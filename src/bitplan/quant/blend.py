@@ -19,7 +19,7 @@ from bitplan.quant.lsq import MASK
 from bitplan.quant.proof import take_proof_off_
 
 SHARES = "bitplan_shares"
-"""What a blended model has at its root: how much of each choice its groups have."""
+"""What the first blend of a model has inside it: how much of each choice all groups have."""
 
 
 class Shares(nn.Module):
@@ -72,7 +72,7 @@ class Blend(nn.Module):
         self.place = tuple(place)
         self.group = group
         self.masked = any(getattr(grid, "masked", False) for grid in grids)
-        self.__dict__["shares"] = shares  # which the root of the model has among its modules
+        self.__dict__["shares"] = shares  # which the first blend of a model has among its modules
 
     def forward(self, v: Tensor, **told: Any) -> Tensor:
         """Mix what the grids make; masks of attention pass as they are."""
@@ -126,7 +126,8 @@ def blended(
                     blends[id(slots[0])] = _blend(slots, shares, number)
     _put_(made, blends)
     take_proof_off_(made)
-    made.add_module(SHARES, shares)
+    for first in list(blends.values())[:1]:  # not the root, which may run its parts one after the other
+        first.add_module(SHARES, shares)
     return made
 
 

@@ -46,7 +46,7 @@ class Relaxation(Gain):
     calibrates: ClassVar[bool] = True
     bound: ClassVar[bool] = True
 
-    rate: float = 0.1
+    rate: float = 0.3
     spend: float | None = None
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from bitplan.plan.problem import Problem
 Values = NDArray[np.float64]
 """(G, C): what each choice of each group is worth."""
 
-_FIRST, _TIMES = 1e-6, 30  # the first price that is tried, as a share of what values come to; how often it grows
-_FINEST = 1.02  # the ratio of two prices that count as one
+_FIRST, _TIMES = 1e-6, 30  # the first that is added, as a share of what values come to; how often it grows
+_FINEST = 1.02  # the ratio of two that count as one
 
 
 def as_values(told: Tensor) -> Values:
@@ -25,23 +25,21 @@ def as_values(told: Tensor) -> Values:
 
 
 def used_up(values: Values, aim: Aim) -> Values:
-    """The same, and as much for what a choice costs as it takes that the best selection leaves nothing of the budgets.
+    """The same, and as much for every choice more as it takes that the best selection leaves nothing of the budgets.
 
-    A penalty pushes every group down by what it costs, and where groups are alike it pushes all of them past the
-    middle between two choices: the plan that is nearest to all would then be the lowest, and much would be left. Plans
-    that cost the same differ by as much as they did before. Nothing is left where no group can have one choice more.
+    A penalty pushes groups that are alike past the middle between two choices, all of them: the plan that is nearest
+    to where they are would be the lowest, and much would be left. What is added is the same for all groups, so that
+    their order stays, as with the offset by which FracBits rounds. Nothing is left where no group can have one choice
+    more.
     """
-    costs = aim.shares.mean(axis=0)  # (G, C)
-    more = costs - costs[:, :1]
-    if _leaves_nothing(values, aim) or not more.any():
+    more = np.arange(values.shape[1], dtype=np.float64)
+    if _leaves_nothing(values, aim):
         return values
-    low, high = 0.0, _FIRST * (float(np.abs(values).max()) or 1.0) / float(np.abs(more).max())
+    low, high = 0.0, _FIRST * (float(np.abs(values).max()) or 1.0)
     for _ in range(_TIMES):
         if _leaves_nothing(values + high * more, aim):
             break
         low, high = high, 4 * high
-    else:  # a measured table may price a choice below the one before it: nothing leads there
-        return values
     while low and high / low > _FINEST:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if _leaves_nothing(values + middle * more, aim) else (middle, high)

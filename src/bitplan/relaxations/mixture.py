@@ -19,6 +19,7 @@ Style = Literal["ssps", "dnas", "bpnas"]
 _COLDEST = 0.1  # of ssps
 _HOTTEST, _COOLING = 5.0, 0.025 * 90  # of dnas: 5·e^(−0.025·epoch) over 90 epochs
 _POWER = 0.9  # of the cost in dnas
+_BARRIER = 0.1  # its slope is several times that of a plain excess, long before the budget is reached
 _MARGIN = 0.01  # of what there is between the cheapest mixture and the budget, that a barrier keeps free
 _HALVINGS = 50
 
@@ -41,9 +42,9 @@ class ChoiceMixture(Relaxation):
     is a mixture of outputs of layers, C times the cost; here it is one of tensors, as for the others.
 
     "bpnas" (Yu et al. 2020, "Search What You Want: Barrier Penalty NAS for Mixed Precision Quantization"): the loss has
-    μ·(−log log(2 − E) + Σ_g Π_c (1 − p_gc)/G) added, μ = `weight`: a barrier that no mixture comes over, which has no
-    unit since its B is 1, and a term that is 0 where every group has one choice. It begins within the budget, α leaning
-    to the lower choices as far as it takes, and a step over the barrier is taken back the same way.
+    μ·(−log log(2 − E) + Σ_g Π_c (1 − p_gc)/G) added, μ = `weight`/10: a barrier that no mixture comes over, which has
+    no unit since its B is 1, and a term that is 0 where every group has one choice. It begins within the budget, α
+    leaning to the lower choices as far as it takes, and a step over the barrier is taken back the same way.
     """
 
     about: ClassVar[About] = About(
@@ -93,7 +94,7 @@ class ChoiceMixture(Relaxation):
         if self.style == "dnas":
             return loss * pressure(mix.cost, aim)
         if self.style == "bpnas":
-            return loss + self.weight * (barrier(mix.cost) + prob_one(mix.shares) / len(mix.shares))
+            return loss + _BARRIER * self.weight * (barrier(mix.cost) + prob_one(mix.shares) / len(mix.shares))
         return loss + self.weight * (mix.cost.max() - 1).clamp_min(0)
 
     def values(self, theta: Tensor, aim: Aim) -> Tensor:
