@@ -94,11 +94,12 @@ class Relaxation(Gain):
         rows = dict(zip(aim.groups, used_up(told, aim).tolist(), strict=True))
         size = {"steps": found.steps, "samples_per_epoch": int(tuner.work.task.size("train"))}
         spent = f"{found.steps:,} steps, {meter.spent.passes:,.0f} passes"
+        unsaid = () if context.recipe else (f"recipe: {self._name} trained at harmless rates, since none was given",)
         return LayerGains(
             by_first_layer(graph, rows),
             counts=meter.spent.counts | size,
             work=found.seconds,
-            notes=(f"gains: {self._name} trained for {spent}, for {', '.join(aim.budgets)} alone",),
+            notes=(*unsaid, f"gains: {self._name} trained for {spent}, for {', '.join(aim.budgets)} alone"),
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
