@@ -99,7 +99,7 @@ def check_halves(task: Task, batch: int, method: str) -> None:
     """Refuse a task that cannot be cut, and batches that a half does not have samples for."""
     try:
         halves = InTurn.of(task, batch)
-    except InputError as error:
+    except (InputError, AttributeError) as error:
         raise InputError(
             f"{method} trains weights and shares on different halves of the data ({error}); or halves=false"
         ) from None
