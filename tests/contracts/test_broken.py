@@ -11,6 +11,7 @@ import broken_gains
 import broken_layers
 import broken_models
 import broken_quantizers
+import broken_relaxations
 import broken_searches
 import broken_selectors
 import broken_tasks
@@ -22,7 +23,7 @@ from bitplan.testing.contract import Contract
 
 ROOMS = (
     broken_gains, broken_searches, broken_selectors, broken_models, broken_tasks, broken_exporters, broken_engines,
-    broken_layers, broken_quantizers,
+    broken_layers, broken_quantizers, broken_relaxations,
 )  # fmt: skip
 BROKEN = [(clause, try_it) for room in ROOMS for clause, try_it in room.BROKEN]
 

@@ -20,6 +20,7 @@ from bitplan.testing.test_registered import (  # noqa: F401
     test_layer,
     test_model,
     test_quantizer,
+    test_relaxation,
     test_search,
     test_selector,
 )

@@ -12,7 +12,7 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 NAMES = (
     "widths", "climbing", "frugal", "cycles", "in_turn", "perceptron", "sides", "listing", "gated", "shifts",
-    "threaded",
+    "threaded", "squares",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_the_page_shows_every_kind(package):
 
 
 def test_its_own_tests_pass(package):
-    assert "12 passed" in run(package, "tests")
+    assert "13 passed" in run(package, "tests")
 
 
 def test_everything_that_is_registered_is_tested_and_the_broken_one_is_said(package):
@@ -58,6 +58,6 @@ def test_everything_that_is_registered_is_tested_and_the_broken_one_is_said(pack
     path.write_text(right.replace("step * layer", "(1 + step) * layer"))
     said = run(package, "--pyargs", "bitplan.testing", "-k", " or ".join(NAMES))
     path.write_text(right)
-    assert "1 failed, 10 passed" in said, said
+    assert "1 failed, 11 passed" in said, said
     clause = "gain widths breaks its contract: the value at the lowest choice is 0 (a has (256.0, 512.0))"
     assert clause in said

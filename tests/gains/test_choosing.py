@@ -9,7 +9,7 @@ from toys import Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import RecordError
-from bitplan.core.registry import CHOOSERS
+from bitplan.core.registry import CHOOSERS, RELAXATIONS
 from bitplan.core.spend import metering
 from bitplan.core.studies import Choosing
 from bitplan.core.trials import Recipe
@@ -84,7 +84,7 @@ def test_every_method_measures_on_what_it_does_not_train_on(start, name):
     gains = bitplan.estimate(name, *start, choices=CHOICES, context=context, **OPTIONS.get(name, {}), **bound)
     looks = SEEN["measured"] - SEEN["trained"]
     assert looks <= HELD, "no sample of the test split, whose marks are above 1000"
-    assert looks, "something was measured"
+    assert looks or name in RELAXATIONS, "something was measured, but by those that only train"
     assert not SEEN["trained"] & HELD
     assert bool(SEEN["trained"]) == bool(gains.spend.trainings)
     assert not gains.spend.tested

@@ -14,7 +14,7 @@ import bitplan
 from bitplan.cli.app import app
 from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
-from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, SEARCHES
+from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, RELAXATIONS, SEARCHES
 from bitplan.gains.base import Context, is_bound
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
@@ -24,6 +24,7 @@ BOUND = [name for name in CHOOSERS if is_bound(CHOOSERS.get(name))]
 BLIND = [name for name, about in ABOUT.items() if about.data and not about.labels]
 N, G, C = 64, 4, 3
 CHOICES = "w2a2,w3a3,w4a4"
+KINDS = (GAINS, SEARCHES, RELAXATIONS, JUDGES)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def start():
     return quantized(Stripes(), train=False)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in (GAINS, SEARCHES, JUDGES) for name in kind])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind])
 def test_the_page_says_of_each_what_it_says_of_itself(kind, name):
     about = about_of(kind.get(name))
     rows = [row for row in re.findall(r"^\| `.*$", PAGE, re.MULTILINE) if f"`{name}`" in row.split(" | ")[0]]

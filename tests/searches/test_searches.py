@@ -8,7 +8,7 @@ import torch
 from additive import PRICE, best_of_all, found, problem
 
 from bitplan.core.errors import InputError
-from bitplan.core.registry import CHOOSERS, GAINS, SEARCHES
+from bitplan.core.registry import CHOOSERS, GAINS, RELAXATIONS, SEARCHES
 from bitplan.core.spend import PassMeter
 from bitplan.searches.base import as_rows, search
 from bitplan.searches.haq import Agent, Haq, Walk, choice_of, states_of
@@ -75,9 +75,10 @@ def test_the_table_of_a_plan_has_it_as_the_only_best():
     assert ((rows == rows.max(axis=1, keepdims=True)).sum(axis=1) == 1).all()
 
 
-def test_no_search_is_called_like_a_gain():
+def test_no_search_is_called_like_a_gain_nor_a_relaxation_like_either():
     assert not set(SEARCHES) & set(GAINS)
-    assert set(CHOOSERS) == {*SEARCHES, *GAINS}
+    assert not set(RELAXATIONS) & {*SEARCHES, *GAINS}
+    assert set(CHOOSERS) == {*SEARCHES, *GAINS, *RELAXATIONS}
 
 
 # HAQ

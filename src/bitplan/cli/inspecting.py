@@ -35,7 +35,9 @@ def diff(
 def list_names(
     what: Annotated[
         str,
-        typer.Argument(help="gains, costs, selectors, models, searches, judges, layers, quantizers, tasks …"),
+        typer.Argument(
+            help="gains, costs, selectors, models, searches, relaxations, judges, layers, quantizers, tasks …"
+        ),
     ],
     json: Json = False,
 ) -> None:
@@ -58,7 +60,7 @@ def list_names(
         show_quantizers(described(), as_json=json)
         return
     registry = REGISTRIES[what]
-    if what in ("gains", "searches", "judges"):
+    if what in ("gains", "searches", "relaxations", "judges"):
         from bitplan.cli.show_methods import show_methods
 
         show_methods({name: registry.get(name) for name in registry}, as_json=json)

@@ -42,7 +42,7 @@ Budgets = Annotated[
     typer.Option(help="70%, memory=60%, 3.2bpw, 12ms or 2MB (whole network), or units. Repeats: all hold at once."),
 ]
 BudgetsOfSearches = Annotated[
-    list[str], typer.Option("--budget", help="The budget that a search chooses within; others need none. Repeats.")
+    list[str], typer.Option("--budget", help="What a search or relaxation chooses within; others need none. Repeats.")
 ]
 Gain = Annotated[
     str, typer.Option(help="A method by name, or a table of gains (.csv, .json); auto: the best for what is there.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from bitplan.core.precision import Precision
 from bitplan.core.record import Record
@@ -147,3 +147,37 @@ class Losses(_Outcome):
 
     losses: Annotated[tuple[Finite, ...], Field(min_length=1)]
     scores: tuple[Finite, ...] | None = None
+
+
+class Relaxed(Record):
+    """A job: train a network in which every group has all choices at once, together with their shares.
+
+    `run` is the training from the network as it was. `costs` are those of each budget, group and choice, and
+    `capacities` what they may come to: the shares are learned for these.
+    """
+
+    method: Name
+    options: dict[str, JsonValue] = {}
+    members: dict[Name, tuple[Name, ...]]
+    choices: tuple[Precision, ...]
+    costs: tuple[tuple[tuple[int, ...], ...], ...]
+    capacities: tuple[int, ...]
+    run: Run
+    task_options: dict[str, str] = {}
+
+    @property
+    def words(self) -> str:
+        """What it chooses from, for people."""
+        return f"all of {', '.join(map(str, self.choices))} at once"
+
+    @property
+    def seed(self) -> int:
+        """That of the training."""
+        return self.run.seed
+
+
+class Learned(_Outcome):
+    """What a relaxation learned: for each group the numbers that its shares follow from."""
+
+    theta: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
+    steps: Count

@@ -171,7 +171,8 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 GAINS = Registry("gain")
 SEARCHES = Registry("search", "searches")
-CHOOSERS = Registries(GAINS, SEARCHES)
+RELAXATIONS = Registry("relaxation")
+CHOOSERS = Registries(GAINS, SEARCHES, RELAXATIONS)
 """All that `estimate` knows by name."""
 JUDGES = Registry("judge")
 COSTS = Registry("cost")
@@ -182,7 +183,7 @@ EXPORTERS = Registry("exporter")
 ENGINES = Registry("engine")
 LAYERS = Registry("layer")
 QUANTIZERS = Registry("quantizer")
-REGISTRIES = {
-    registry.several: registry
-    for registry in (GAINS, SEARCHES, JUDGES, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS)
-}
+_KINDS = (
+    GAINS, SEARCHES, RELAXATIONS, JUDGES, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS,
+)  # fmt: skip
+REGISTRIES = {registry.several: registry for registry in _KINDS}

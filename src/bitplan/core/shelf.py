@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from bitplan.core.errors import Damaged, FileError, WriteError
+from bitplan.core.places import Places
 from bitplan.core.record import Record, is_intact, sealed
 from bitplan.core.store import ASIDE, checked_name, load, read_bytes, set_aside, write_text
 
 Kept = TypeVar("Kept", bound=Record)
 Other = TypeVar("Other", bound=Record)
-_SUFFIX = ".json"
+_SUFFIX, _RUNNING = ".json", "running"
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +57,11 @@ class Shelf(Generic[Kept]):
     def lease(self, name: str) -> Path:
         """The file of who works on an id."""
         return self.leases / f"{self.folder.name}-{checked_name(name)}"
+
+    @property
+    def running(self) -> Places:
+        """Where trainings that records come of are under way, by id: beside the leases."""
+        return Places(self.leases.with_name(_RUNNING))
 
     def has(self, name: str) -> bool:
         """Whether there is a record of that id."""

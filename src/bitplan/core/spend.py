@@ -140,13 +140,13 @@ class PassMeter:
         assert times <= self.room(price), f"{times} × {price.passes} passes do not fit into {self.limit}"
         self.spent = self.spent + price * times
 
-    def check(self, price: Spend, what: str) -> None:
-        """Refuse a limit that does not do for once."""
+    def check(self, price: Spend, what: str, *, less: str = "judge by fewer samples (judge=drift:samples=64)") -> None:
+        """Refuse a limit that does not do for once; `less` says how it could take less."""
         if not self.room(price):
             allowed, takes = (f"={self.limit:,.0f}", "") if not self.epoch else (
                 f" = {self.limit / self.epoch:.3g} epochs", f", {price.passes / self.epoch:.2g} epochs"
             )  # fmt: skip
             raise InputError(
                 f"spend{allowed} is too little for {what}, which takes {price.passes:,.0f} passes{takes}: spend at "
-                "least that, or judge by fewer samples (judge=drift:samples=64)"
+                f"least that, or {less}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.spend import EPOCH, PassMeter
 from bitplan.costs.base import price_for
 from bitplan.plan.aim import Aim
+from bitplan.tasks.choosing import samples_per_epoch
 
 if TYPE_CHECKING:
     from bitplan.gains.base import Context
@@ -35,6 +38,20 @@ def with_aim(
     if context.aim is not None:
         raise InputError("there are a budget and an aim in the context: give one of them")
     return replace(context, aim=aim_within(graph, choices, budget))
+
+
+def check_spend(method: str, spend: float | None) -> None:
+    """Refuse what is no number of passes."""
+    if spend is not None and not 0 < spend < math.inf:
+        raise InputError(f"{method}: spend is a number of passes above 0, not {spend}")
+
+
+def meter_for(spend: float | None, context: Context, usual: float) -> PassMeter:
+    """A meter of what a method may spend, in passes: as its options say, else the context's epochs, else as usual."""
+    if spend is None and context.epochs is not None and context.task is not None:
+        epoch = EPOCH.passes * samples_per_epoch(context.task)
+        return PassMeter(context.epochs * epoch, epoch=epoch)
+    return PassMeter(usual if spend is None else spend)
 
 
 def check_aim(aim: Aim | None, method: str, graph: Graph, choices: tuple[Precision, ...]) -> Aim:

@@ -112,9 +112,9 @@ def estimate(
 ) -> Gains:
     """Estimate the gains of all groups: the sums over their layers.
 
-    `method` is a registered name with its options, of a gain or of a search, the path of a table of numbers, or a
-    `Gain` itself; "auto" takes the best for what is there and says in the record's notes what that was, and why.
-    Searches choose within `budget`, which may name its cost ("memory=60%"); others do not look at it. `model` may be
+    `method` is a registered name with its options, of a gain, a search or a relaxation, the path of a table of numbers,
+    or a `Gain` itself; "auto" takes the best for what is there and says in the record's notes what that was, and why.
+    Searches and relaxations choose within `budget`, which may name its cost ("memory=60%"). `model` may be
     None where the method does not look at it. Methods that run the network do so on the context's task, or on
     `batches`: a DataLoader, a Dataset, or any iterable of batches (`bitplan.task` says how they are read), with
     `loss(outputs, labels)` for those that look at it, unless the model returns its own.

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from torch import nn
 
 from bitplan.core.errors import InputError, WriteError
-from bitplan.core.jobs import Dropped, Lowered
+from bitplan.core.jobs import Dropped, Lowered, Relaxed
 from bitplan.core.probes import Probes
 from bitplan.core.protocols import lacks
 from bitplan.core.record import Record
@@ -25,7 +25,7 @@ from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw, measure_
 
 By = Literal["loss", "score"]
-Job = TypeVar("Job", bound=Lowered | Dropped | Probes)
+Job = TypeVar("Job", bound=Lowered | Dropped | Probes | Relaxed)
 Outcome = TypeVar("Outcome", bound=Record)
 
 _TRIED = 4  # samples on which the task is tried before long work starts

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from bitplan.quant.blend import SHARES, shares_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 
 
@@ -21,8 +22,12 @@ def parameter_groups(
     decay unless their method has one, at `step_lr` (default: `lr`).
 
     Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors`
-    False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out.
+    False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out. What a
+    relaxation learns of precisions has a group to itself, at its own rate, without momentum and weight decay.
     """
+    shares = shares_of(model)
+    relaxed = list(shares.parameters())
+    apart = {id(parameter) for parameter in relaxed}
     decays = {
         id(parameter): module.decay
         for module in model.modules()
@@ -32,7 +37,7 @@ def parameter_groups(
     matrices, vectors = [], []
     steps: dict[float, list[nn.Parameter]] = {}
     for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or id(parameter) in apart:
             continue
         if id(parameter) in decays:
             steps.setdefault(decays[id(parameter)], []).append(parameter)
@@ -47,4 +52,6 @@ def parameter_groups(
     for decay, learned in steps.items():
         rate = lr if step_lr is None else step_lr
         groups.append({"name": "steps", "params": learned, "lr": rate, "weight_decay": decay})
+    own = {"lr": shares.rate, "rate": shares.rate, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
+    groups.append({"name": SHARES, "params": relaxed, **own})
     return [group for group in groups if group["params"]]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from bitplan.core.about import about_of
-from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import EPOCH, PassMeter, charge
-from bitplan.gains.aims import check_aim
+from bitplan.core.spend import PassMeter, charge
+from bitplan.gains.aims import check_aim, check_spend, meter_for
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
 from bitplan.gains.lowering import by_first_layer
@@ -63,8 +61,7 @@ class Search(Gain):
 
     def __post_init__(self) -> None:
         judge_of(self.judge)
-        if self.spend is not None and not 0 < self.spend < math.inf:
-            raise InputError(f"{self._name}: spend is a number of passes above 0, not {self.spend}")
+        check_spend(self._name, self.spend)
 
     @abstractmethod
     def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
@@ -101,12 +98,7 @@ class Search(Gain):
 
     def _meter(self, bench: Bench, context: Context) -> PassMeter:
         """What the options allow, else the context's epochs, else what is usual."""
-        if self.spend is not None:
-            return PassMeter(self.spend)
-        if context.epochs is not None and context.task is not None:
-            epoch = EPOCH.passes * samples_per_epoch(context.task)
-            return PassMeter(context.epochs * epoch, epoch=epoch)
-        return PassMeter(bench.once.passes + self.usual * bench.price.passes)
+        return meter_for(self.spend, context, bench.once.passes + self.usual * bench.price.passes)
 
     @property
     def _name(self) -> str:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
 from torch import nn
 
-from bitplan.core.errors import Damaged
 from bitplan.core.progress import Progress
 from bitplan.core.records import Gains
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Estimation, Trained, Training
 from bitplan.engines.base import Engine
 from bitplan.gains.base import Context, estimate
@@ -21,25 +17,8 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
-from bitplan.tune.log import TrainLog
+from bitplan.tune.anew import begun_anew
 from bitplan.tune.loop import finetune_
-
-_log = logging.getLogger(__name__)
-Tuned = tuple[nn.Module, TrainLog]
-
-
-def begun_anew(tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], run: RunFolder, job: str) -> Tuned:
-    """Make a network and train it; where what a killed training left is damaged, it is set aside, and that said."""
-    model = make()
-    try:
-        return model, tune(model)
-    except Damaged as error:
-        if not run.running.has(job):
-            raise
-        _log.warning("%s; it is kept under another name, and the training begins anew", error)
-        run.running.set_aside(job)
-    model = make()
-    return model, tune(model)
 
 
 def first_network(setting: Setting, job: Training) -> nn.Module:
@@ -75,7 +54,7 @@ class Train:
                 model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
             ),
             lambda: first_network(setting, job),
-            setting.run,
+            setting.run.running,
             job.id,
         )
         trained = Trained(training=job.id, **scored(model, setting.task, log.lines, begin))

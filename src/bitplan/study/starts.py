@@ -21,9 +21,9 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
-from bitplan.study.jobs import begun_anew
 from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
 from bitplan.study.trials import starts
+from bitplan.tune.anew import begun_anew
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
 from bitplan.weights.opened import check_weights
@@ -43,7 +43,7 @@ class MakeStart:
         model, log = begun_anew(
             lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
             self._float if trial.role == "float" else self._high,
-            setting.run,
+            setting.run.running,
             trial.id,
         )
         measured = scored(model, setting.task, log.lines, begin)

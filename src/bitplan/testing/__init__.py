@@ -19,6 +19,7 @@ from bitplan.testing.gains import check_gain
 from bitplan.testing.layers import check_layer
 from bitplan.testing.models import check_model
 from bitplan.testing.quantizers import check_quantizer
+from bitplan.testing.relaxations import check_relaxation
 from bitplan.testing.searches import check_judge, check_search
 from bitplan.testing.selectors import check_selector
 from bitplan.testing.tasks import check_task
@@ -34,6 +35,7 @@ __all__ = [
     "check_layer",
     "check_model",
     "check_quantizer",
+    "check_relaxation",
     "check_search",
     "check_selector",
     "check_task",

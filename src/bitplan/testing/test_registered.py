@@ -23,6 +23,7 @@ from bitplan.core.registry import (
     LAYERS,
     MODELS,
     QUANTIZERS,
+    RELAXATIONS,
     SEARCHES,
     SELECTORS,
     TASKS,
@@ -39,6 +40,7 @@ from bitplan.testing import (
     check_layer,
     check_model,
     check_quantizer,
+    check_relaxation,
     check_search,
     check_selector,
     check_task,
@@ -65,6 +67,12 @@ _TABLE = "layer,w2a2,w3a3,w4a4,w8a8\na,0,1,2,3\nb,0,1,2,3\nc,0,2,3,4\n"
 _MOST_SAMPLES = 20_000  # all of them are read a few times
 _WORKERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {"local": ({}, {"workers": 2}), "cluster": ({"cpus": 1},)}
 
+# Of bitplan's own relaxations, options that train otherwise; a barrier needs more than the lowest choices.
+_RELAXED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "fracbits": ({}, {"penalty": "linear"}),
+    "mixture": ({}, {"style": "dnas", "halves": False}),
+}
+
 # Of bitplan's own quantizers, options that make other modules.
 _WAYS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "dorefa": ({}, {"zero": True, "scaled": True}),
@@ -85,6 +93,14 @@ def test_gain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_search(name: str) -> None:
     """The best plan that it saw, within the budget, for no more than may be spent; the same for a seed."""
     check_search(_made(SEARCHES, name, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, one) for name in RELAXATIONS for one in _RELAXED.get(name, ({},))]
+)  # fmt: skip
+def test_relaxation(name: str, options: Mapping[str, Any]) -> None:
+    """Shares that learn, a table that uses the budget up, for no more than is allowed; the same for a seed."""
+    check_relaxation(_made(RELAXATIONS, name, options))
 
 
 @pytest.mark.parametrize("name", list(JUDGES))

@@ -22,6 +22,7 @@ from bitplan.core.errors import Diverged, InputError
 from bitplan.core.progress import Progress
 from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
+from bitplan.quant.blend import Shares, shares_of
 from bitplan.tasks.base import Batch, Task, samples_in
 from bitplan.tasks.choosing import judged_by
 from bitplan.tune.blame import blame
@@ -72,7 +73,9 @@ def finetune_(
         optimizer = build_optimizer(model, recipe)
         judge = judge_of(trained_on, judging, recipe, pace.total, pace.per_epoch)
         point = home.restore_(model, optimizer, judge) if home else Mark()
-        loop = _Loop(wrapped, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge)
+        loop = _Loop(
+            wrapped, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge, shares_of(model)
+        )  # fmt: skip
         with deterministic(accelerator.device):
             return _run_(loop, model, home, point, progress, stop)
 
@@ -113,6 +116,7 @@ class _Loop:
     pace: _Pace
     accelerator: Accelerator
     judge: Judge
+    shares: Shares
 
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Outputs and loss of a batch, in the recipe's precision."""
@@ -122,11 +126,14 @@ class _Loop:
             loss = objective(self.task, outputs, batch, self.teacher, self.recipe, states)
         samples = samples_in(batch)
         charge(Spend(forwards=samples if self.teacher is None else 2 * samples, labels=self.recipe.distill < 1))
-        return outputs, loss
+        return outputs, self.shares.objective(loss)
 
     def look(self, step: int) -> None:
-        """Let the judge look where it is time; all processes hear what the main one saw."""
-        if not self.judge.is_due(step, self.pace.total):
+        """Let the judge look where it is time; all processes hear what the main one saw.
+
+        A network that changes its own precisions is not compared with what it was.
+        """
+        if self.shares.learns or not self.judge.is_due(step, self.pace.total):
             return
         model = self.accelerator.unwrap_model(self.model)
         with uncharged():  # it is our look at the training, whose part it is only where weights are chosen by it
@@ -200,6 +207,7 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
         batch = next(batches)
         draw = mixed(loop.seed, "step", step, piece, accelerator.process_index)
         seed_(draw, accelerator.device)
+        loop.shares.begin_(step, loop.pace.total)
         with accelerator.accumulate(loop.model):
             with noted(model, recipe.sharpness) as weights:
                 outputs, loss = loop.forward(batch)
@@ -213,10 +221,14 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
                 loss = at_the_worst(model, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
             accelerator.backward(loss)
         charge(Spend(backwards=samples_in(batch) * (2 if recipe.sharpness else 1)))
+    loop.shares.spare_(list(model.parameters()))
     if recipe.grad_clip is not None:
-        accelerator.clip_grad_norm_(loop.model.parameters(), recipe.grad_clip)
+        relaxed = {id(parameter) for parameter in loop.shares.parameters()}
+        clipped = [parameter for parameter in loop.model.parameters() if id(parameter) not in relaxed]
+        accelerator.clip_grad_norm_(clipped, recipe.grad_clip)
     with limited(loop.optimizer, recipe.move_limit * lr / recipe.lr):
         loop.optimizer.step()
+    loop.shares.end_()
     loop.optimizer.zero_grad(set_to_none=True)
     if loop.pace.processes > 1:
         sums = torch.tensor([losses, scores], device=accelerator.device)

@@ -12,6 +12,7 @@ from torch import nn
 from bitplan.adapters import timm
 from bitplan.core.errors import InputError
 from bitplan.core.trials import Recipe
+from bitplan.quant.blend import SHARES
 from bitplan.quant.parameters import parameter_groups
 
 _TINY = 1e-30  # instead of 0 / 0
@@ -36,9 +37,10 @@ def rate(recipe: Recipe, step: int, total: int) -> float:
 
 
 def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> None:
-    """Give every parameter group its rate: LSQ's steps the recipe's multiple."""
+    """Give every parameter group its rate: LSQ's steps the recipe's multiple, shares of choices their own."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * recipe.step_lr if group["name"] == "steps" else lr
+        own = {"steps": lr * recipe.step_lr, SHARES: lr / recipe.lr * group.get("rate", 0.0)}
+        group["lr"] = own.get(group["name"], lr)
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if share and (group["name"] == "steps" or parameter.dim() > 1)
+        if share and group["name"] != SHARES and (group["name"] == "steps" or parameter.dim() > 1)
     ]
     before = [parameter.detach().clone() for parameter in moved]
     yield

@@ -20,7 +20,7 @@ class EmbeddingLayer(Adopted):
         """Look up, then quantize."""
         layer: Any = self
         quantizer = layer.weight_quantizer
-        if isinstance(quantizer, WeightQuantizer) and quantizer.follows:
+        if getattr(quantizer, "follows", False):
             return self._from_whole(indices, quantizer)
         rows = F.embedding(
             indices,
@@ -37,8 +37,8 @@ class EmbeddingLayer(Adopted):
         out: Tensor = quantizer(rows, numel=layer.weight.numel(), step=steps)
         return out
 
-    def _from_whole(self, indices: Tensor, quantizer: WeightQuantizer) -> Tensor:
-        """Quantize, then look up: of a method whose levels follow from all of the table."""
+    def _from_whole(self, indices: Tensor, quantizer: nn.Module) -> Tensor:
+        """Quantize, then look up: of a method whose levels follow from all of the table, or of several precisions."""
         layer: Any = self
         if layer.max_norm is not None:
             with torch.no_grad():
