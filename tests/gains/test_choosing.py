@@ -50,8 +50,9 @@ class Marked(Stripes):
         return len(self.data(split)[1])
 
     def hold_out(self, share):
-        stay, held = held_out(self.size("train"), share)
-        return replace(self, rows=tuple(stay)), replace(self, tested=tuple(held))
+        own = self.rows or range(self.size("train"))
+        stay, held = held_out(len(own), share)
+        return replace(self, rows=tuple(own[row] for row in stay)), replace(self, tested=tuple(own[row] for row in held))
 
     def forward(self, model, batch):
         kind = "trained" if model.training and torch.is_grad_enabled() else "measured"
