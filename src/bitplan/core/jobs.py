@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -45,14 +45,18 @@ class Lowered(Record):
 
 
 class Tuned(Record):
-    """What training said: means over all its steps, the loss of the last tenth of them, the score on the test split.
+    """What training said: means over all its steps, and over the last tenth of them; the score on the test split.
 
-    `mean_score` is None where the task has no score for a batch, `score` where it was not asked for.
+    Scores of training are None where the task has none for a batch, `last_score` also in files from before it was
+    written down, `score` where it was not asked for.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"last_score"})
 
     mean_loss: Finite
     mean_score: Finite | None = None
     last_loss: Finite
+    last_score: Finite | None = None
     score: Finite | None = None
     steps: Count
     samples: Count

@@ -26,6 +26,7 @@ from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
 from bitplan.tasks.base import Task
 from bitplan.tune.distill import check_teacher
+from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import evaluate, finetune_, steps_of
 from bitplan.tune.resume import describe_run
 
@@ -60,11 +61,12 @@ class Finetune:
         model = lower(self.model, job.layers)
         log = finetune_(model, self.task, job.run.recipe, teacher=self.teacher, seed=job.run.seed)
         steps = len(log.lines)
-        last_tenth = log.lines[-math.ceil(steps / 10) :]
+        last_tenth = TrainLog(log.lines[-math.ceil(steps / 10) :], log.complete)
         return Tuned(
             mean_loss=log.mean_loss,
             mean_score=log.mean_score if math.isfinite(log.mean_score) else None,
-            last_loss=statistics.fmean(line.loss for line in last_tenth),
+            last_loss=last_tenth.mean_loss,
+            last_score=last_tenth.mean_score if math.isfinite(last_tenth.mean_score) else None,
             score=evaluate(model, self.task) if job.scored else None,
             steps=steps,
             samples=steps * job.run.recipe.batch_size,

@@ -47,7 +47,7 @@ class Structure(Value):
         return self.weights, self.inputs
 
 
-class Figures(Value):
+class Publication(Value):
     """One network of one method as published; a drop without both scores is `lost`."""
 
     method: Name
@@ -93,7 +93,7 @@ class Literature(Value):
     """All that the file says; a reason that there is not is refused."""
 
     reasons: dict[str, str]
-    figures: tuple[Figures, ...]
+    figures: tuple[Publication, ...]
     times: tuple[Time, ...]
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ def literature() -> Literature:
     return Literature.model_validate(parse_toml(text))
 
 
-def about(of: str | None) -> tuple[Figures, ...]:
+def about(of: str | None) -> tuple[Publication, ...]:
     """All figures, or those of a network or a task."""
     rows = literature().figures
     if of is None:
@@ -138,7 +138,7 @@ def about(of: str | None) -> tuple[Figures, ...]:
     return found
 
 
-def needed(rows: Iterable[Figures]) -> tuple[str, ...]:
+def needed(rows: Iterable[Publication]) -> tuple[str, ...]:
     """The networks, by their names in the zoo, whose structure rows want to be compared with."""
     return _names((row.structure.network,) for row in rows if row.structure)
 
@@ -231,7 +231,7 @@ def published_times(of: str | None = None) -> Table:
     return Table("What choosing took in the paper", columns, cells)
 
 
-def _found(row: Figures, traced: Mapping[str, Traced]) -> Following:
+def _found(row: Publication, traced: Mapping[str, Traced]) -> Following:
     return following(row.structure, traced[row.structure.network]) if row.structure else Following()
 
 
