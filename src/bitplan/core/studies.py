@@ -28,13 +28,20 @@ FLOAT = "float"
 
 
 class Method(Value):
-    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it."""
+    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it.
+
+    `start` are options of quantize for the network that its gains are estimated from, where that is not the study's:
+    made from the same float network by the same recipe. Trials start from the study's all the same.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"start"})
 
     name: Name
     options: dict[str, JsonValue] = {}
     selector: Name | None = None
     label: str = ""
     recipe: Recipe | None = None
+    start: dict[str, JsonValue] | None = None
 
     @property
     def title(self) -> str:
@@ -130,8 +137,8 @@ class Study(Record):
         return self.once("title", trial, lambda: self._title(trial))
 
     def _title(self, trial: Trial) -> str:
-        told = (trial.method, trial.options, trial.gain_recipe)
-        same = [method for method in self.methods if (method.name, method.options, method.recipe) == told]
+        told = (trial.method, trial.options, trial.gain_recipe, trial.gain_start)
+        same = [one for one in self.methods if (one.name, one.options, one.recipe, one.start) == told]
         if len(same) > 1:  # 1, 1.0 and true are equal, and are not the same option
             same = [method for method in same if _text(method.options) == _text(trial.options)]
         said = [method for method in same if method.selector == trial.selector]
@@ -141,7 +148,8 @@ class Study(Record):
     def once(self, what: str, trial: Trial, work: Callable[[], Found]) -> Found:
         """What depends on how a trial chose and trained, worked out once for all of its budgets and seeds."""
         known = self.__dict__.setdefault(_KNOWN, {})
-        key = (what, trial.method, str(trial.options), trial.selector, trial.gain_recipe, trial.recipe)
+        how = (str(trial.options), trial.selector, trial.gain_recipe, str(trial.gain_start), trial.recipe)
+        key = (what, trial.method, *how)
         if key not in known:
             known[key] = work()
         found: Found = known[key]

@@ -30,9 +30,10 @@ class Alps(Gain):
     value(c) = A_g(c) − A_g(c0), where A at the highest choice is the best of all that were measured: with two choices
     the paper's max_k A_k − A_l. `by` is "loss" (A = −loss: the steadier of the two, and for tasks on which the paper is
     silent) or "score" (the paper's for classification); `offset` takes the loss itself, G = Loss_l, as the paper does
-    for segmentation. A is the mean over all steps, as the paper's text says (section 3.2), or with `final` that over the
-    last tenth of them: its algorithm 1 says "final training set accuracy". A fine-tuning lasts one epoch (the paper), or `epochs`, a fraction too, or `steps`, and anneals
-    over its own length; `lr_factor` multiplies the recipe's rate (1/4 suits 40 to 80 steps). Where the recipe distills,
+    for segmentation. A is the mean over all steps, as the paper's text says (section 3.2), or with `final` that over
+    the last tenth of them: its algorithm 1 says "final training set accuracy". A fine-tuning lasts one epoch (the
+    paper), or `epochs`, a fraction too, or `steps`, and anneals over its own length; `lr_factor` multiplies the
+    recipe's rate (1/4 suits 40 to 80 steps). Where the recipe distills,
     so do these, and the loss is that one. More than one of `seeds` gives standard errors.
     """
 

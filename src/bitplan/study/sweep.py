@@ -145,10 +145,14 @@ class _Sweeper:
         for trial in (first.floating, first.high):
             if trial is not None and not self._start(trial):
                 return 0
+        own = {title: trial for title, trial in first.others.items() if only is None or title in only}
+        unmade = {title for title, trial in own.items() if not self._start(trial)}
         wanted = [
             trial
             for trial in self.agenda.trials
-            if trial.role in ("reference", "choice") and (only is None or self.study.title_of(trial) in only)
+            if trial.role in ("reference", "choice")
+            and (only is None or self.study.title_of(trial) in only)
+            and self.study.title_of(trial) not in unmade
         ]
         plans = references(graph, wanted) | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
