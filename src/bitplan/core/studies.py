@@ -73,9 +73,11 @@ class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
-    the networks with all layers at the lowest and at the highest choice, trained alike. `keep_networks` keeps every
-    network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
-    each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
+    the networks with all layers at the lowest and at the highest choice, trained alike, or the lowest by
+    `lowest_recipe`: it has the most to recover, and the paper trains PSPNet's twice as long. `keep_networks` keeps
+    every network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend`
+    is what each search may spend at each budget unless its options say so, in epochs of training: three passes of every
+    sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
     """
 
@@ -83,7 +85,7 @@ class Study(Record):
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "lowest_recipe"})
 
     name: Name
     task: Name
@@ -97,6 +99,7 @@ class Study(Record):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     start: Start
     recipe: Recipe
+    lowest_recipe: Recipe | None = None
     references: bool = True
     keep_networks: bool = False
     gain_seed: int = 0
@@ -129,6 +132,11 @@ class Study(Record):
             if _way(one) == _way(other):
                 raise ValueError(f"{one.title!r} and {other.title!r} differ only by their label: leave one out")
         return self
+
+    def reference_recipe(self, precision: Precision) -> Recipe:
+        """How the network with all layers at a choice is trained."""
+        own = self.lowest_recipe if precision == self.choices[0] else None
+        return own or self.recipe
 
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""

@@ -33,7 +33,7 @@ from bitplan.core.trials import FOR_FLOATS, Recipe, on_top
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
-    "keep_networks", "rules", "start", "recipe", "methods", "engine",
+    "keep_networks", "rules", "start", "recipe", "lowest_recipe", "methods", "engine",
 )  # fmt: skip
 _PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
 DATA = ("data", "tokenizer")
@@ -73,6 +73,9 @@ def _study(content: Content, home: Path) -> Study:
         seeds=tuple(_list(content, "seeds")),
         start=_start(_table(content, "start"), recipe, home),
         recipe=_recipe({}, recipe, "[recipe]"),
+        lowest_recipe=_recipe(_table(content, "lowest_recipe"), recipe, "[lowest_recipe]")
+        if "lowest_recipe" in content
+        else None,
         engine=_named(engine, "[engine]") if engine else "local",
         engine_options=_options(engine),
     )

@@ -107,11 +107,9 @@ def trials(study: Study) -> list[Trial]:
     listed = found.all
     if study.references:
         ends = (study.choices[0], study.choices[-1])
-        listed += [
-            Trial(**base, role="reference", method=str(choice), precision=choice, seed=seed)
-            for choice in ends
-            for seed in study.seeds
-        ]
+        for choice in ends:
+            alike = base | {"recipe": study.reference_recipe(choice), "method": str(choice), "precision": choice}
+            listed += [Trial(**alike, role="reference", seed=seed) for seed in study.seeds]
     first_of: dict[str, str] = {}
     for method in study.methods:
         chosen = base | {
@@ -222,7 +220,12 @@ def _task_name(study: Study) -> str:
 
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
-    recipes = [study.recipe, study.start.recipe, *(gain_recipe(study, method) for method in study.methods)]
+    recipes = [
+        study.recipe,
+        study.lowest_recipe,
+        study.start.recipe,
+        *(gain_recipe(study, method) for method in study.methods),
+    ]
     if floating is None and any(recipe is not None and recipe.distills for recipe in recipes):
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
 
