@@ -155,7 +155,7 @@ def cbc(problem: Problem) -> None:
 
 def cases() -> Iterator[Case]:
     """Networks at eight budgets; then one, two and three budgets at once on random and on hard tables."""
-    for name in ("resnet50", "resnet101", "bert-base"):
+    for name in ("resnet50", "resnet101", "pspnet50", "bert-base"):
         yield network(name)
     yield ugly()
     for layers, choices in ((500, 4), (1_000, 4), (5_000, 3)):

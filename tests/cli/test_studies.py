@@ -55,6 +55,7 @@ TABLES = {
     "layers": ["group", "method", "budget", "precision"],
     "agreement": ["method", "other", "rank correlation"],
     "differences": ["method", "other", "differ at 85%", "differ at 70%"],
+    "lowered": ["method", "budget", "groups lowered", "layers lowered"],
     "costs": ["method", "seconds", "epochs", "samples", "trainings"],
     "compression": ["method", "budget", "score", "GBOPs", "GBOPs without ends", "MB", "times smaller"],
 }
@@ -99,6 +100,11 @@ def test_selections_within_any_budget(run, swept):
     assert rows("--budgets", "85%,70%") == own
     at_all = rows("--budgets", " 100% ")
     assert {row[3] for row in at_all} == {"precision", "w4a4"}
+    code, out, _ = run("tables", "run", "--which", "lowered", "--budgets", "100%,50%")
+    assert code == 0
+    assert "groups (layers) below w4a4, of 3 (3)" in out
+    assert "0 (0)" in out
+    assert "3 (3)" in out
     code, out, _ = run("tables", "run", "--which", "differences", "--budgets", "100%,50%")
     assert code == 0
     assert "0 0" in out

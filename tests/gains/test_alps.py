@@ -116,6 +116,45 @@ def test_by_score_it_is_the_papers_and_follows_the_direction(start, tmp_path, hi
     assert {name: row[1] for name, row in gains.rows.items()} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("by", ["loss", "score"])
+def test_the_final_value_is_that_of_the_last_tenth_of_the_steps(start, tmp_path, by):
+    """The paper's algorithm says final, its text average: the same trainings, looked at otherwise."""
+    average = estimate(start, store=tmp_path, options={"by": by})
+    final = estimate(start, engine=Refusing(), store=tmp_path, options={"by": by, "final": True})
+    found = {name: getattr(outcome, f"last_{by}") for (name, _), outcome in outcomes(start, tmp_path, by=by).items()}
+    sign = 1 if by == "score" else -1
+    best = max(sign * value for value in found.values())
+    assert {name: row[1] for name, row in final.rows.items()} == pytest.approx(
+        {name: best - sign * value for name, value in found.items()}
+    )
+    assert final.id != average.id
+    assert (final.rows != average.rows) == (by == "loss"), "every score is 100 in so easy a task"
+
+
+def test_a_group_that_recovers_late_ranks_otherwise_by_the_final_value(start, monkeypatch):
+    """On average the first group suffers most, at the end the last one does: each option says its own."""
+    names = [group.name for group in start[1].selectable]
+
+    def told(work, job):
+        place = names.index(job.groups[0])
+        scores = {"mean_score": 50.0 + place, "last_score": 90.0 - place}
+        return Tuned(mean_loss=1.0, last_loss=1.0, steps=1, samples=1, **scores)
+
+    monkeypatch.setattr(Finetune, "__call__", told)
+    by_average = {name: row[1] for name, row in estimate(start, options={"by": "score"}).rows.items()}
+    by_end = {name: row[1] for name, row in estimate(start, options={"by": "score", "final": True}).rows.items()}
+    assert sorted(by_average, key=by_average.get) == names[::-1]
+    assert sorted(by_end, key=by_end.get) == names
+
+
+def test_two_epochs_are_twice_the_steps_and_other_gains(start):
+    """Section 4.1 tried two epochs per layer."""
+    one, two = (estimate(start, options={"steps": None, "epochs": epochs}) for epochs in (1, 2))
+    assert two.counts["steps"] == 2 * one.counts["steps"]
+    assert two.counts["samples"] / two.counts["samples_per_epoch"] == 2 * len(two.rows)
+    assert two.rows != one.rows
+
+
 def test_offset_is_the_loss_itself(start, tmp_path):
     gains = estimate(start, store=tmp_path, options={"offset": True})
     losses = {name: outcome.mean_loss for (name, _), outcome in outcomes(start, tmp_path).items()}

@@ -52,7 +52,8 @@ class Marked(Stripes):
     def hold_out(self, share):
         own = self.rows or range(self.size("train"))
         stay, held = held_out(len(own), share)
-        return replace(self, rows=tuple(own[row] for row in stay)), replace(self, tested=tuple(own[row] for row in held))
+        stay, held = (tuple(own[row] for row in rows) for rows in (stay, held))
+        return replace(self, rows=stay), replace(self, tested=held)
 
     def forward(self, model, batch):
         kind = "trained" if model.training and torch.is_grad_enabled() else "measured"

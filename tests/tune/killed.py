@@ -20,7 +20,10 @@ class Slow(Halves):
 
 
 def recipe(optimizer):
-    """Ten epochs of four steps of two pieces; with LAMB, sums over the memory of a layer matter."""
+    """Ten epochs of four steps of two pieces; with LAMB, sums over the memory of a layer matter; or in two stages."""
+    if optimizer == "in two stages":
+        second = Recipe(steps=20, batch_size=8, optimizer="adamw", lr=0.002, schedule="linear")
+        return Recipe(epochs=5, batch_size=16, lr=0.02, then=second)
     options = {"optimizer": optimizer, "lr": 0.02, "weight_decay": 0.01, "grad_clip": 1.0}
     return Recipe(epochs=10, batch_size=16, accumulate=2, **options)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
-from bitplan.core.trials import Recipe
+from bitplan.core.trials import Recipe, on_top
 from bitplan.core.trust import import_data, names_code
 from bitplan.core.written import read_named, read_options
 
@@ -83,11 +83,8 @@ def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
             content = parse_toml(read_text(path))
         content = content.get("recipe", content)
     told = read_options(written, "--set")
-    for one, other in (("epochs", "steps"), ("steps", "epochs")):
-        if one in told:
-            content.pop(other, None)
     with nullcontext() if path is None else parsing(path, "a recipe", "write it again"):
-        return Recipe(**content | told)
+        return Recipe(**on_top(told, content))
 
 
 def read_engine(written: str) -> Engine:

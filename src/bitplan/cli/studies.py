@@ -1,4 +1,4 @@
-"""The verbs of studies: sweep, status, compare, tables, additivity, store, demo."""
+"""The verbs of studies: sweep, status, compare, additivity, store, demo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Json, Trust
-from bitplan.cli.terminal import say, say_json, tell, tell_error
+from bitplan.cli.terminal import say, tell, tell_error
 from bitplan.cli.words import App, Verbs
 from bitplan.core.errors import InputError, WriteError
 
@@ -22,7 +22,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a ru
 
 def add(app: typer.Typer) -> None:
     """Register the verbs."""
-    for verb in (sweep, status, compare, tables, additivity):
+    for verb in (sweep, status, compare, additivity):
         app.command()(verb)
     store = App(cls=Verbs, no_args_is_help=True, help="Look after the folder of a run.")
     store.command(name="clean")(clean)
@@ -130,40 +130,6 @@ def compare(
         show_table(significance(folder, corrected=corrected))
         return
     show_table(versus(folder, against or study.methods[0].title, corrected=corrected))
-
-
-def tables(
-    run: RunPath,
-    which: Annotated[
-        str, typer.Option(help="frontier, spend, quantizers, costs, compression, layers, agreement, differences.")
-    ] = "frontier",
-    budgets: Annotated[str, typer.Option(help="Budgets for layers and differences, chosen anew: 60%,80%.")] = "",
-    form: Annotated[str | None, typer.Option("--format", help="csv, md, latex or json.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the table to this file.")] = None,
-) -> None:
-    """Print a table of a run: its frontier, its layers, what estimating cost, what is saved, how alike methods are."""
-    from bitplan.core.runs import RunFolder
-    from bitplan.reports.formats import write
-    from bitplan.reports.tables import make
-
-    table = make(
-        which,
-        RunFolder(run),
-        plain=form in ("csv", "json"),
-        budgets=[one.strip() for one in budgets.split(",") if one.strip()],
-    )
-    if form is None and output is None:
-        from bitplan.cli.show_runs import show_table
-
-        show_table(table)
-        return
-    text = write(table, form or "md")
-    if output is None:
-        say_json(text) if form == "json" else say(text, end="")
-        return
-    from bitplan.core.store import write_text
-
-    tell(f"wrote {write_text(output, text)}")
 
 
 def additivity(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, JsonValue
 
@@ -12,13 +12,20 @@ from bitplan.core.trials import Recipe
 
 
 class Method(Value):
-    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it."""
+    """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it.
+
+    `start` are options of quantize for the network that its gains are estimated from, where that is not the study's:
+    made from the same float network by the same recipe. Trials start from the study's all the same.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"start"})
 
     name: Name
     options: dict[str, JsonValue] = {}
     selector: Name | None = None
     label: str = ""
     recipe: Recipe | None = None
+    start: dict[str, JsonValue] | None = None
 
     @property
     def title(self) -> str:

@@ -56,15 +56,19 @@ class Lowered(Record):
 
 
 class Tuned(_Outcome):
-    """What training said: means over all its steps, the loss of the last tenth of them, the score on the test split.
+    """What training said: means over all its steps, and over the last tenth of them; the score on the test split.
 
-    Where samples were held out of choosing's training, all of these are measured on them once it is over.
-    `mean_score` is None where the task has no score for a batch, `score` where it was not asked for.
+    Where samples were held out of choosing's training, all of these are measured on them once it is over. Scores of
+    training are None where the task has none for a batch, `last_score` also in files from before it was written down,
+    `score` where it was not asked for.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = _Outcome.unless_usual | {"last_score"}
 
     mean_loss: Finite
     mean_score: Finite | None = None
     last_loss: Finite
+    last_score: Finite | None = None
     score: Finite | None = None
     steps: Count
     samples: Count

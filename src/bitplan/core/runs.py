@@ -250,7 +250,8 @@ class RunFolder:
         """Every folder that its files are written into; what lies behind a link is not the run's."""
         inside = _folders_in(self.path)
         trainings = [one for path in inside if path.name == RunPart.RUNNING for one in _folders_in(path)]
-        return [self.path, *inside, *trainings]
+        later = [one for path in trainings for one in sorted(path.rglob("[!.]*")) if one.is_dir()]  # of further stages
+        return [self.path, *inside, *trainings, *later]
 
     def refuse_links(self) -> None:
         """Refuse folders of the run that are links: whoever made them would have files written elsewhere."""

@@ -35,9 +35,11 @@ class Study(Record):
     """What is compared, on what, and how it is trained: one TOML file, one run folder.
 
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
-    the networks with all layers at the lowest and at the highest choice, trained alike. `keep_networks` keeps every
-    network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend` is what
-    each search may spend at each budget unless its options say so, in epochs of training: three passes of every sample.
+    the networks with all layers at the lowest and at the highest choice, trained alike, or the lowest by
+    `lowest_recipe`: it has the most to recover, and the paper trains PSPNet's twice as long. `keep_networks` keeps
+    every network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend`
+    is what each search may spend at each budget unless its options say so, in epochs of training: three passes of every
+    sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
     `choosing` is what methods may see. `quantizers` are compared at plans that are given, each trained from the float
     network over the seeds; a study has methods and budgets, or quantizers, or both.
@@ -47,7 +49,7 @@ class Study(Record):
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing", "quantizers"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing", "quantizers", "lowest_recipe"})
 
     name: Name
     task: Name
@@ -62,6 +64,7 @@ class Study(Record):
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     start: Start
     recipe: Recipe
+    lowest_recipe: Recipe | None = None
     references: bool = True
     keep_networks: bool = False
     gain_seed: int = 0
@@ -105,6 +108,11 @@ class Study(Record):
                 raise ValueError(f"{one.title!r} and {other.title!r} differ only by their label: leave one out")
         return self
 
+    def reference_recipe(self, precision: Precision) -> Recipe:
+        """How the network with all layers at a choice is trained."""
+        own = self.lowest_recipe if precision == self.choices[0] else None
+        return own or self.recipe
+
     def title_of(self, trial: Trial) -> str:
         """What tables call the method of a trial: its label, or for references `float` or the precision."""
         if trial.role == "quantizer":
@@ -114,8 +122,8 @@ class Study(Record):
         return self.once("title", trial, lambda: self._title(trial))
 
     def _title(self, trial: Trial) -> str:
-        told = (trial.method, trial.options, trial.gain_recipe)
-        same = [method for method in self.methods if (method.name, method.options, method.recipe) == told]
+        told = (trial.method, trial.options, trial.gain_recipe, trial.gain_start)
+        same = [one for one in self.methods if (one.name, one.options, one.recipe, one.start) == told]
         if len(same) > 1:  # 1, 1.0 and true are equal, and are not the same option
             same = [method for method in same if _text(method.options) == _text(trial.options)]
         said = [method for method in same if method.selector == trial.selector]
@@ -125,7 +133,8 @@ class Study(Record):
     def once(self, what: str, trial: Trial, work: Callable[[], Found]) -> Found:
         """What depends on how a trial chose and trained, worked out once for all of its budgets and seeds."""
         known = self.__dict__.setdefault(_KNOWN, {})
-        key = (what, trial.method, str(trial.options), trial.selector, trial.gain_recipe, trial.recipe)
+        how = (str(trial.options), trial.selector, trial.gain_recipe, str(trial.gain_start), trial.recipe)
+        key = (what, trial.method, *how)
         if key not in known:
             known[key] = work()
         found: Found = known[key]

@@ -42,12 +42,13 @@ class Recipe(Record):
     own size; it follows the schedule, and 0 is none. `distill_hidden` and `distill_attention` are what the mean squared
     differences from the teacher's hidden states and attention scores count, which TernaryBERT and KDLSQ-BERT add to the
     loss with 1 (`tune/states.py` says what is compared). `sharpness` is the radius of SAQ's step (`tune/sharpness.py`),
-    0 for plain training. A recipe without `lr` gets a rate, a warm-up and a limit that do a
-    trained network no harm (docs/decisions/0015); with one, it does just what it says.
+    0 for plain training. `then` is a second stage with a recipe of its own, and perhaps a third: a new schedule and a
+    new optimizer, from the weights that the stage before it left. A recipe without `lr` gets a rate, a warm-up and a
+    limit that do a trained network no harm (docs/decisions/0015); with one, it does just what it says.
     """
 
     unless_usual: ClassVar[frozenset[str]] = frozenset(
-        {"held_out", "move_limit", "distill_hidden", "distill_attention", "sharpness"}
+        {"held_out", "move_limit", "distill_hidden", "distill_attention", "sharpness", "then"}
     )
 
     epochs: Positive | None = None
@@ -73,6 +74,7 @@ class Recipe(Record):
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     move_limit: NotNegative = 0.0
     sharpness: NotNegative = 0.0
+    then: Recipe | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,12 +87,21 @@ class Recipe(Record):
 
     @property
     def distills(self) -> bool:
-        """Whether it needs a teacher."""
-        return bool(self.distill or self.distill_hidden or self.distill_attention)
+        """Whether it needs a teacher, in some stage."""
+        own = bool(self.distill or self.distill_hidden or self.distill_attention)
+        return own or (self.then is not None and self.then.distills)
+
+    @property
+    def stages(self) -> tuple[Recipe, ...]:
+        """Its stages in turn, each a recipe of one stage; itself where it has no other."""
+        if self.then is None:
+            return (self,)
+        return (self.model_copy(update={"then": None}), *self.then.stages)
 
     def for_floats(self) -> Self:
         """The same for a float network, which has no teacher and no quantized weights."""
-        return self.model_copy(update=FOR_FLOATS)
+        then = None if self.then is None else self.then.for_floats()
+        return self.model_copy(update={**FOR_FLOATS, "then": then})
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -107,6 +118,24 @@ class Recipe(Record):
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise ValueError("nesterov needs the optimizer sgd with a momentum above 0")
         return self
+
+
+LENGTHS = ("epochs", "steps")
+"""How the length of a training is told."""
+
+
+def on_top(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """What people write of a recipe, on top of another; a length replaces the base's, and all further stages of it.
+
+    A second stage, `then`, says what differs from the first; its length it always says itself.
+    """
+    replaced = (*LENGTHS, "then") if any(key in changes for key in LENGTHS) else ()
+    told = {key: value for key, value in base.items() if key not in replaced} | dict(changes)
+    then = told.get("then")
+    if isinstance(then, Mapping):
+        first = {key: value for key, value in told.items() if key not in (*LENGTHS, "then")}
+        told["then"] = on_top(then, first)
+    return told
 
 
 class Run(Record):
@@ -138,14 +167,15 @@ class Trial(Record):
     `method` is the name of a gain where the trial is a choice, and else what people call it; `precision` is that of all
     layers of a start or a reference. Without a recipe the network is scored as it is. `gain_recipe` and `gain_seed` are
     what the method estimated with, `gain_spend` what a search could spend, in epochs, `gain_hold_out` the share of
-    training samples that was held out to judge by. Of a quantizer, `method` is its name with its options and `at` the
+    training samples that was held out to judge by, `gain_start` how the network was quantized that it estimated from,
+    where that is another than trials start from. Of a quantizer, `method` is its name with its options and `at` the
     plan that it is tried at: a precision, or the name and the id of a plan.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend", "gain_hold_out", "at"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend", "gain_hold_out", "gain_start", "at"})
 
     task: Name
     model: Name
@@ -164,6 +194,7 @@ class Trial(Record):
     gain_seed: int = 0
     gain_spend: Positive | None = None
     gain_hold_out: NotNegative = 0.0
+    gain_start: dict[str, JsonValue] | None = None
     at: str = ""
 
     @model_validator(mode="after")

@@ -30,7 +30,8 @@ from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw, measure_
 from bitplan.tune.distill import check_teacher
 from bitplan.tune.log import TrainLog
-from bitplan.tune.loop import evaluate, finetune_, steps_of
+from bitplan.tune.loop import evaluate, finetune_
+from bitplan.tune.pace import samples_of, steps_of
 from bitplan.tune.resume import describe_run
 
 _TIMED = 4  # steps that are measured to tell how long all will take; the first one is slower and left out
@@ -69,7 +70,7 @@ class Finetune:
             **self._measured(model, log, job.run.recipe.batch_size),
             score=evaluate(model, self.task) if job.scored else None,
             steps=steps,
-            samples=steps * job.run.recipe.batch_size,
+            samples=samples_of(self.task, job.run.recipe),
             seconds=time.perf_counter() - start,
         )
 
@@ -77,12 +78,13 @@ class Finetune:
         """How training went, or how good its network is on what was held out, where samples were."""
         if judged_by(self.task) == "test":
             loss, score = held_out_measures(model, self.task, batch_size)
-            return {"mean_loss": loss, "mean_score": score, "last_loss": loss}
-        last_tenth = log.lines[-math.ceil(len(log.lines) / 10) :]
+            return {"mean_loss": loss, "mean_score": score, "last_loss": loss, "last_score": score}
+        last_tenth = TrainLog(log.lines[-math.ceil(len(log.lines) / 10) :], log.complete)
         return {
             "mean_loss": log.mean_loss,
             "mean_score": log.mean_score if math.isfinite(log.mean_score) else None,
-            "last_loss": statistics.fmean(line.loss for line in last_tenth),
+            "last_loss": last_tenth.mean_loss,
+            "last_score": last_tenth.mean_score if math.isfinite(last_tenth.mean_score) else None,
         }
 
 
@@ -118,11 +120,13 @@ class Tuner:
         """Check model, task and recipe; what cannot work is one clear line, before anything is trained."""
         task = check_task(context.task, method, "fine-tunes")
         check_top(model, graph, choices, method)
-        check_teacher(model, context.teacher, recipe)
+        later = not recipe.distills and context.recipe is not None and context.recipe.distills
+        teacher = None if later else context.teacher  # only a stage that is left out here has a use for it
+        check_teacher(model, teacher, recipe)
         steps_of(task, recipe)
         try_task(lower(model, {}), task, by, method)
-        run = describe_run(model, task, recipe, context.teacher, context.seed)
-        return cls(method, graph, context, Finetune(model, task, context.teacher), run, options_of_task(task))
+        run = describe_run(model, task, recipe, teacher, context.seed)
+        return cls(method, graph, context, Finetune(model, task, teacher), run, options_of_task(task))
 
     def job(
         self, lowered: Mapping[str, Precision], *, seed: int = 0, steps: int | None = None, scored: bool = False
@@ -149,11 +153,8 @@ class Tuner:
         shelf = self.context.shelf
         done = set() if shelf is None else shelf.ids()
         left = [job for name, job in by_id.items() if name not in done]
-        steps = samples = 0
-        for job in left:
-            own_steps = steps_of(self.work.task, job.run.recipe)
-            steps += own_steps
-            samples += own_steps * job.run.recipe.batch_size
+        steps = sum(steps_of(self.work.task, job.run.recipe) for job in left)
+        samples = sum(samples_of(self.work.task, job.run.recipe) for job in left)
         seconds = steps * self._seconds_per_step(left[0]) if left else 0.0
         return Expected(len(by_id), len(by_id) - len(left), steps, samples, seconds)
 
@@ -172,8 +173,14 @@ class Tuner:
 def shortened(
     recipe: Recipe, *, epochs: float | None = None, steps: int | None = None, lr_factor: float = 1.0
 ) -> Recipe:
-    """The same recipe for another length; schedule and warmup span the new one."""
-    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor}))
+    """The same recipe for another length, of one stage; schedule and warmup span the new one.
+
+    Where the length is its own, so are its further stages, at the same part of their rates.
+    """
+    then = None
+    if recipe.then is not None and (epochs, steps) == (recipe.epochs, recipe.steps):
+        then = shortened(recipe.then, epochs=recipe.then.epochs, steps=recipe.then.steps, lr_factor=lr_factor)
+    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor, "then": then}))
 
 
 def recipe_for(method: str, context: Context, *, epochs: float | None, steps: int | None, lr_factor: float) -> Recipe:

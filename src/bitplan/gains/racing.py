@@ -24,7 +24,7 @@ from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, re
 from bitplan.gains.loss_table import Chosen, LossTable, loss_table
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.margins import Floats, Scales, Weighed
-from bitplan.tune.loop import steps_of
+from bitplan.tune.pace import steps_of
 
 _SCREENS: dict[str, type[Drift] | type[Drop]] = {"drift": Drift, "drop": Drop}
 _FEWEST = 3  # groups in a first round: two ends of the screen, and one in doubt

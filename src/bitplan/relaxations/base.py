@@ -27,7 +27,7 @@ from bitplan.relaxations.halves import check_halves
 from bitplan.relaxations.hardening import as_values, used_up
 from bitplan.relaxations.learning import Mix as Mix
 from bitplan.relaxations.learning import Relax
-from bitplan.tune.loop import steps_of
+from bitplan.tune.pace import steps_of
 
 _BATCH = 64  # of a training that nobody has given a recipe for
 

@@ -91,6 +91,33 @@ def distances(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     return Table(f"{run.study.name}: groups that two methods choose differently", columns, tuple(rows))
 
 
+def lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """How many groups each method lowers below the highest choice within each budget (the paper's appendix D).
+
+    In brackets how many layers that is: linked ones are lowered together.
+    """
+    within, counts = tuple(budgets) or run.study.budgets, _lowered(run, budgets)
+    rows: list[tuple[Value, ...]] = []
+    for method in run.study.methods:
+        found = [counts.get((method.title, budget)) for budget in within]
+        rows.append((method.title, *(None if each is None else f"{each[0]} ({each[1]})" for each in found)))
+    graph = run.graph
+    groups = graph.selectable if graph else ()
+    about = (
+        f"groups (layers) below {run.study.choices[-1]}, of {len(groups)} ({sum(len(one.layers) for one in groups)})"
+    )
+    return Table(f"{run.study.name}: {about}", (Column("method"), *numbers(*within)), tuple(rows))
+
+
+def lowered_counts(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+    """The same, a row per method and budget."""
+    rows: list[tuple[Value, ...]] = []
+    for (title, budget), (groups, layers_below) in _lowered(run, budgets).items():
+        rows.append((title, budget, groups, layers_below))
+    columns = (Column("method"), Column("budget"), *numbers("groups lowered", "layers lowered"))
+    return Table(f"{run.study.name}: how much is lowered", columns, tuple(rows))
+
+
 def trained_plans(run: RunFolder) -> Plans:
     """The plan of each method at each budget, those of references first; the float network has none."""
     study, plans = run.study, run.plans
@@ -120,6 +147,18 @@ def _chosen(run: RunFolder, budgets: Sequence[str]) -> Plans:
         plans = select_each(graph, own, costs, budgets=budgets, selector=method.selector)
         chosen |= {(method.title, budget): plan for budget, plan in zip(budgets, plans, strict=True)}
     return chosen
+
+
+def _lowered(run: RunFolder, budgets: Sequence[str]) -> dict[Place, tuple[int, int]]:
+    """How many groups, and layers, each plan of a method has below the highest choice."""
+    graph, highest = run.graph, run.study.choices[-1]
+    titles = {method.title for method in run.study.methods}
+    counts: dict[Place, tuple[int, int]] = {}
+    for (title, budget), plan in _chosen(run, budgets).items():
+        if title in titles and graph is not None:
+            below = [group for group in graph.selectable if plan.precisions[group.name] != highest]
+            counts[title, budget] = len(below), sum(len(group.layers) for group in below)
+    return counts
 
 
 def _groups(run: RunFolder) -> list[str]:

@@ -15,6 +15,8 @@ from bitplan.reports.selections import (
     differences,
     distances,
     layers,
+    lowered,
+    lowered_counts,
     selections,
     trained_plans,
 )
@@ -125,7 +127,14 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
     "differences": (differences, distances),
+    "lowered": (lowered, lowered_counts),
 }
+
+
+def check_name(which: str, others: Iterable[str] = ()) -> None:
+    """Refuse a table that there is not; `others` are those of no run."""
+    if which not in (*TABLES, *CHOSEN):
+        raise UnknownName("table", which, (*TABLES, *CHOSEN, *others))
 
 
 def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()) -> Table:
@@ -133,11 +142,10 @@ def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()
 
     `budgets` may be others than the study's where nothing needs to be trained for them.
     """
+    check_name(which)
     if which in CHOSEN:
         chosen_for_people, chosen_for_programs = CHOSEN[which]
         return (chosen_for_programs if plain else chosen_for_people)(run, budgets)
-    if which not in TABLES:
-        raise UnknownName("table", which, (*TABLES, *CHOSEN))
     if budgets:
         raise InputError(
             f"the table {which} is of trained networks, or of no budget: {' and '.join(CHOSEN)} take budgets other "

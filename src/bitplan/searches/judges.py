@@ -23,7 +23,7 @@ from bitplan.gains.measuring import By, check_task, sign_of, try_task
 from bitplan.searches.judging import Bench, JobBench, Lowering, PlanJudge
 from bitplan.tasks.base import WithAnswers
 from bitplan.tasks.choosing import judged_by
-from bitplan.tune.loop import steps_of
+from bitplan.tune.pace import samples_of, steps_of
 
 Draw = TypeVar("Draw", bound=Dropped)
 
@@ -109,7 +109,7 @@ class FinetunedJudge(PlanJudge):
         """A training for each plan, with the same batches for all."""
         recipe = recipe_for(method, context, epochs=self.epochs, steps=self.steps, lr_factor=self.lr_factor)
         tuner = Tuner.of(method, model, graph, choices, context, recipe, by=self.by)
-        samples = steps_of(tuner.work.task, recipe) * recipe.batch_size
+        samples = samples_of(tuner.work.task, recipe)
         taught = samples if recipe.distills else 0
         held = tuner.work.task.size("test") if judged_by(tuner.work.task) == "test" else 0
         sign = sign_of(self.by, tuner.work.task)
@@ -132,9 +132,10 @@ def _like(first: Draw, graph: Graph) -> Callable[[Lowering], Draw]:
 def _of_so_many(tuner: Tuner, plans: int) -> Expected:
     """All trainings take what one takes; which are in the store already is not known before they are proposed."""
     one = tuner.expected([tuner.job({})])
-    steps = steps_of(tuner.work.task, tuner.run_of_all.recipe)
+    task, recipe = tuner.work.task, tuner.run_of_all.recipe
+    steps = steps_of(task, recipe)
     each = one.seconds / max(one.steps, 1) if one.steps else 0.0
     return dataclasses.replace(
-        one, jobs=plans, done=0, steps=plans * steps, samples=plans * steps * tuner.run_of_all.recipe.batch_size,
+        one, jobs=plans, done=0, steps=plans * steps, samples=plans * samples_of(task, recipe),
         seconds=plans * steps * each,
     )  # fmt: skip

@@ -161,12 +161,12 @@ def _is_by(method: Method, study: Study, trial: Trial) -> bool:
 
 
 def _is_reference(study: Study, trial: Trial) -> bool:
-    """The float network, or one at either end of the choices that was trained as the mixed ones were."""
+    """The float network, or one at either end of the choices that was trained as the study says."""
     if trial.role == "float":
         return study.start.float_recipe in (None, trial.recipe)
     if trial.role != "reference" or trial.precision not in (study.choices[0], study.choices[-1]):
         return False
-    return trial.recipe == study.recipe and trial.seed in study.seeds
+    return trial.recipe == study.reference_recipe(trial.precision) and trial.seed in study.seeds
 
 
 def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str, Area]:

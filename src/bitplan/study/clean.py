@@ -58,11 +58,11 @@ def left_by_killed(run: RunFolder, *, by_others: bool = False) -> list[Path]:
 def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
     wanted = {trial.id for study in studies for trial in trials(study)}
-    own = [trial for study in studies for trial in (starts(study).floating, starts(study).high)]
+    own = [trial for study in studies for trial in starts(study).all]
     needed = {
         RunPart.TRIALS: wanted,
         RunPart.FAILURES: wanted,
-        RunPart.STARTS: {trial.id for trial in own if trial is not None},
+        RunPart.STARTS: {trial.id for trial in own},
     }
     graph = run.graph
     if graph is not None:

@@ -21,7 +21,8 @@ from bitplan.quant.convert import quantize
 from bitplan.study.controls import with_controls
 from bitplan.study.setting import Setting, some_batches
 from bitplan.study.trials import estimations, starts, trials
-from bitplan.tune.loop import finetune_, steps_of
+from bitplan.tune.loop import finetune_
+from bitplan.tune.pace import samples_of
 
 STEPS = 3
 _RECORD_BYTES = 30_000  # a Result with its log, and what its training left
@@ -71,7 +72,7 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     methods = _estimates(setting, high, network, graph)
     left = [line for line in lines if not line.done]
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
-    kept = 2 + _networks(study, left)  # the two that all trials start from: float, and at the highest choice
+    kept = len(starts(study).all) + _networks(study, left)  # those that trials start from: float, and highest choice
     return Forecast(
         lines=tuple(lines),
         methods=methods,
@@ -104,9 +105,8 @@ def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialFor
     """`pace` is the seconds of a step with the study's batches, `score` those of scoring once."""
     seconds = score
     if trial.recipe is not None:
-        steps = steps_of(setting.task, trial.recipe)
-        share = trial.recipe.batch_size / setting.study.recipe.batch_size
-        seconds = steps * pace * share + score
+        samples = samples_of(setting.task, trial.recipe)
+        seconds = samples / setting.study.recipe.batch_size * pace + score
     return TrialForecast(trial, setting.run.trials.has(trial.id), seconds)
 
 
@@ -114,14 +114,15 @@ def _networks(study: Study, left: Sequence[TrialForecast]) -> int:
     """How many trained networks are kept at most; those that others start from always are."""
     if not study.keep_networks:
         return 0
-    own = starts(study)
-    return sum(line.trial not in (own.floating, own.high) for line in left)
+    own = starts(study).all
+    return sum(line.trial not in own for line in left)
 
 
 def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
     """The quickest of a few steps: the first also reads data and sets things up."""
-    few = recipe.model_copy(update={"steps": STEPS, "epochs": None})
-    log = finetune_(copy.deepcopy(model), setting.task, few, teacher=copy.deepcopy(teacher))
+    few = recipe.model_copy(update={"steps": STEPS, "epochs": None, "then": None})
+    taught = copy.deepcopy(teacher) if few.distills else None
+    log = finetune_(copy.deepcopy(model), setting.task, few, teacher=taught)
     return min(recipe.batch_size / line.samples_per_second for line in log.lines)
 
 

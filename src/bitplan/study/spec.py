@@ -7,7 +7,7 @@ choices = ["w2a2", "w4a4"]                      [start.recipe]      only what di
 budgets = ["80%", "60%"]                        [rules]             first, last, narrow, fix, free
 spend = 0.5   # epochs, for each search         [choosing]          hold_out = 0.1: samples to judge by
 seeds = [0, 1, 2]                               [engine]            name and its options
-keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe
+keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe, start
                                                 [[quantizers]]      name, label, at = ["w4a4", "plan.json"]
 
 Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
@@ -31,16 +31,15 @@ from bitplan.core.rules import Rules
 from bitplan.core.store import read_text
 from bitplan.core.studies import Choosing, Method, QuantizerAt, Start, Study
 from bitplan.core.tables import is_table
-from bitplan.core.trials import FOR_FLOATS, Recipe
+from bitplan.core.trials import FOR_FLOATS, Recipe, on_top
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
-    "keep_networks", "rules", "choosing", "start", "recipe", "methods", "quantizers", "engine",
+    "keep_networks", "rules", "choosing", "start", "recipe", "lowest_recipe", "methods", "quantizers", "engine",
 )  # fmt: skip
 _PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
 DATA = ("data", "tokenizer")
 """Options of tasks that are paths."""
-_LENGTHS = ("epochs", "steps")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 Content = dict[str, Any]
 
@@ -61,7 +60,7 @@ def _study(content: Content, home: Path) -> Study:
     chosen = () if content.get("quantizers") and "methods" not in content else ("budgets", "methods")
     _need(content, ("name", "task", "model", "choices", "seeds", "start", "recipe", *chosen))
     recipe = _table(content, "recipe")
-    _check_keys(recipe, Recipe.model_fields, "[recipe]")
+    _check_recipe(recipe, "[recipe]")
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
     engine = _table(content, "engine")
     cost = _text(content.get("cost", COST), False, home)
@@ -79,6 +78,9 @@ def _study(content: Content, home: Path) -> Study:
         seeds=tuple(_list(content, "seeds")),
         start=_start(_table(content, "start"), recipe, home),
         recipe=_recipe({}, recipe, "[recipe]"),
+        lowest_recipe=_recipe(_table(content, "lowest_recipe"), recipe, "[lowest_recipe]")
+        if "lowest_recipe" in content
+        else None,
         engine=_named(engine, "[engine]") if engine else "local",
         engine_options=_options(engine),
     )
@@ -139,12 +141,15 @@ def _start(content: Content, base: Content, home: Path) -> Start:
 
 
 def _recipe(changes: Content, base: Content, where: str) -> Recipe:
-    """A recipe that says only what differs from the base; a length replaces the base's, in whichever unit."""
-    _check_keys(changes, Recipe.model_fields, where)
-    says_length = any(key in changes for key in _LENGTHS)
-    replaced = _LENGTHS if says_length else ()
-    kept = {key: value for key, value in base.items() if key not in replaced}
-    return _section(Recipe, kept | changes, where)
+    """A recipe that says only what differs from the base; a second stage, what differs from the first."""
+    _check_recipe(changes, where)
+    return _section(Recipe, on_top(changes, base), where)
+
+
+def _check_recipe(content: Content, where: str) -> None:
+    _check_keys(content, Recipe.model_fields, where)
+    if "then" in content:
+        _check_recipe(_table(content, "then"), f"then of {where}")
 
 
 def _section(kind: type[Any], content: Content, where: str) -> Any:

@@ -42,7 +42,7 @@ class MakeStart:
         setting = self.setting
         model, log = begun_anew(
             lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
-            self._float if trial.role == "float" else self._high,
+            self._float if trial.role == "float" else lambda: self._high(trial),
             setting.run.running,
             trial.id,
         )
@@ -62,13 +62,13 @@ class MakeStart:
         load_weights_(network, start.weights, fresh=start.fresh)
         return network
 
-    def _high(self) -> nn.Module:
-        study, setting = self.setting.study, self.setting
-        if study.start.checkpoint is not None:
+    def _high(self, trial: Trial) -> nn.Module:
+        study, setting, known = self.setting.study, self.setting, starts(self.setting.study)
+        if study.start.checkpoint is not None and trial.id == known.high.id:
             return self._ready(study.start.checkpoint)
-        floating = starts(study).floating
+        floating = known.floating
         assert floating is not None, "read_study wants weights, a float recipe or a checkpoint"
-        options = dict(study.start.options)
+        options = {name: value for name, value in trial.options.items() if name != "rules"}
         highest = Plan.uniform(setting.graph, study.choices[-1])
         model = quantize(setting.start(floating.id), highest, **options)  # type: ignore[arg-type]
         recipe = study.start.recipe or study.recipe

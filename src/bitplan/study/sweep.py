@@ -154,6 +154,9 @@ class _Sweeper:
         for trial in (first.floating, first.high):
             if trial in self.agenda.trials and not self._start(trial):
                 return 0
+        own = {title: trial for title, trial in first.others.items() if only is None or title in only}
+        unmade = {title for title, trial in own.items() if not self._start(trial)}
+        wanted = [trial for trial in wanted if self.study.title_of(trial) not in unmade]
         plans = given | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
         return self._train([trial for trial in wanted if trial.id in plans], plans)

@@ -23,10 +23,21 @@ _NO_PART = ("workers",)  # options of a task that no score depends on
 
 @dataclass(frozen=True)
 class Starts:
-    """The trials that all others start from: the float network (None: there is none), and the high-precision one."""
+    """The trials that all others start from: the float network (None: there is none), and the high-precision one.
+
+    `others` are networks at the highest choice that only methods look at, by their titles.
+    """
 
     floating: Trial | None
     high: Trial
+    others: dict[str, Trial]
+
+    @property
+    def all(self) -> list[Trial]:
+        """Each once, in the order in which they are made."""
+        found = [self.high, *self.others.values()]
+        found = [self.floating, *found] if self.floating is not None else found
+        return list({trial.id: trial for trial in found}.values())
 
 
 def starts(study: Study) -> Starts:
@@ -45,40 +56,64 @@ def starts(study: Study) -> Starts:
             seed=start.seed,
         )
     _check_teacher(study, floating)
-    if start.options:
-        _check_options(study)
     origin = floating.id if floating else _task_name(study)
+    made = origin
     if start.checkpoint is not None:
-        made = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
-        origin = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint', made)}"
-    high = Trial(
-        **base,
+        advice = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
+        made = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint', advice)}"
+    high = _high(study, made, start.options, f"{study.choices[-1]} start")
+    if start.checkpoint is not None:
+        high = high.model_copy(update={"recipe": None})
+    return Starts(floating, high, {method.title: _own(study, method, origin, floating) for method in _starting(study)})
+
+
+def _starting(study: Study) -> list[Method]:
+    """The methods that look at another network than the study's."""
+    usual = study.start.options if study.start.checkpoint is None else None
+    return [method for method in study.methods if method.start not in (None, usual)]
+
+
+def _own(study: Study, method: Method, origin: str, floating: Trial | None) -> Trial:
+    """The network that a method looks at."""
+    assert method.start is not None, "_starting gives no other"
+    if floating is None:
+        raise InputError(
+            f"{method.title} has a start of its own, and there is no float network to make it from: give weights in "
+            "[start]"
+        )
+    shown = ", ".join(f"{key}={value}" for key, value in method.start.items())
+    return _high(study, origin, method.start, f"{study.choices[-1]} start, {shown}")
+
+
+def _high(study: Study, origin: str, options: dict[str, Any], name: str) -> Trial:
+    """A network at the highest choice, quantized with these options."""
+    if options:
+        _check_options(study, options)
+    return Trial(
+        **_base(study),
         start=origin,
         role="start",
-        method=f"{study.choices[-1]} start",
+        method=name,
         precision=study.choices[-1],
-        options={**start.options, "rules": study.rules.model_dump(mode="json")},
-        recipe=start.recipe if start.checkpoint is None else None,
-        seed=start.seed,
+        options={**options, "rules": study.rules.model_dump(mode="json")},
+        recipe=study.start.recipe,
+        seed=study.start.seed,
     )
-    return Starts(floating, high)
 
 
 def trials(study: Study) -> list[Trial]:
     """All trials: the starts, the references over the seeds, then every method at every budget over the seeds."""
     found = starts(study)
     base = _base(study) | {"start": found.high.id, "recipe": study.recipe}
-    listed = [trial for trial in (found.floating, found.high) if trial is not None]
+    listed = found.all
     of_quantizers = quantizer_trials(study, found.floating, _base(study))
     if not study.methods:  # quantizers alone begin with the float network
         return [trial for trial in listed if trial.role == "float"] + of_quantizers
     if study.references:
         ends = (study.choices[0], study.choices[-1])
-        listed += [
-            Trial(**base, role="reference", method=str(choice), precision=choice, seed=seed)
-            for choice in ends
-            for seed in study.seeds
-        ]
+        for choice in ends:
+            alike = base | {"recipe": study.reference_recipe(choice), "method": str(choice), "precision": choice}
+            listed += [Trial(**alike, role="reference", seed=seed) for seed in study.seeds]
     first_of: dict[str, str] = {}
     for method in study.methods:
         chosen = base | {
@@ -90,6 +125,7 @@ def trials(study: Study) -> list[Trial]:
             "gain_recipe": method.recipe,
             "gain_seed": study.gain_seed,
             "gain_hold_out": study.choosing.hold_out,
+            "gain_start": method.start,
         }
         own = [
             Trial(**chosen | _lots(study, method, seed), budgets=(budget,), seed=seed)
@@ -113,6 +149,12 @@ def selector_of(method: Method) -> str:
     """The selector asked for, or the one that the method is defined with."""
     gain, _ = make_gain(method.name, method.options)
     return method.selector or gain.selector
+
+
+def start_of(study: Study, method: Method) -> Trial:
+    """The network that a method estimates from: its own, or the one that all trials start from."""
+    found = starts(study)
+    return found.others.get(method.title, found.high)
 
 
 def gain_recipe(study: Study, method: Method) -> Recipe:
@@ -155,7 +197,7 @@ def estimations(study: Study, graph: str, method: Method) -> list[Estimation]:
 def estimation(study: Study, graph: str, method: Method) -> Estimation:
     """What one estimate depends on, whatever the budget."""
     return Estimation(
-        start=starts(study).high.id,
+        start=start_of(study, method).id,
         graph=graph,
         method=method.name,
         options=method.options,
@@ -184,18 +226,23 @@ def _task_name(study: Study) -> str:
 
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
-    recipes = [study.recipe, study.start.recipe, *(gain_recipe(study, method) for method in study.methods)]
+    recipes = [
+        study.recipe,
+        study.lowest_recipe,
+        study.start.recipe,
+        *(gain_recipe(study, method) for method in study.methods),
+    ]
     if floating is None and any(recipe is not None and recipe.distills for recipe in recipes):
         raise InputError("a recipe distills but there is no float network to teach: give weights in [start]")
 
 
-def _check_options(study: Study) -> None:
+def _check_options(study: Study, options: dict[str, Any]) -> None:
     """Refuse options of quantize that there are not, and choices that the method has no bits for."""
     from bitplan.quant.factory import told_by
     from bitplan.quant.methods.base import check_has, read_method
 
     try:
-        method = read_method(told_by(study.start.options).get("method") or "lsq")
+        method = read_method(told_by(options).get("method") or "lsq")
         for choice in study.choices:
             check_has(method, choice, f"the choice {choice} asks for")
     except InputError as error:

@@ -33,9 +33,9 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
 def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -> None:
     """Refuse a teacher without a part in the recipe, and the reverse."""
     if teacher is None and recipe.distills:
-        told = next(name for name in TAUGHT if getattr(recipe, name))
+        told = next((name, getattr(stage, name)) for stage in recipe.stages for name in TAUGHT if getattr(stage, name))
         raise InputError(
-            f"the recipe distills ({told} = {getattr(recipe, told):g}) but there is no teacher: give one, --teacher "
+            f"the recipe distills ({told[0]} = {told[1]:g}) but there is no teacher: give one, --teacher "
             "(in Python: teacher=…)"
         )
     if teacher is not None and not recipe.distills:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bitplan.core.errors import WriteError
@@ -19,6 +19,8 @@ from bitplan.core.store import open_file, read_text, write_text
 _TAIL = 1000  # bytes at the end of a log that hold its last lines
 LOG = "log.jsonl"
 """What a log is called in the folder of its training."""
+THEN = "then"
+"""What the folder of a second stage is called in that of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,19 @@ class TrainLog:
 
     lines: tuple[LogLine, ...]
     complete: bool
+
+    def followed_by(self, later: TrainLog) -> TrainLog:
+        """Both as one training: steps, epochs and seconds are counted on."""
+        if not self.lines:
+            return later
+        last = self.lines[-1]
+        moved = [
+            replace(
+                line, step=line.step + last.step, epoch=line.epoch + last.epoch + 1, seconds=line.seconds + last.seconds
+            )
+            for line in later.lines
+        ]
+        return TrainLog((*self.lines, *moved), complete=later.complete)
 
     @property
     def seconds(self) -> float:
@@ -110,8 +125,18 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
     return lines
 
 
+def stage_folder(folder: str | Path, number: int) -> Path:
+    """Where a stage of a training keeps its files: the first in the folder itself, each other in that of the former."""
+    return Path(folder, *(THEN for _ in range(number)))
+
+
 def last_step(folder: Path) -> int:
-    """The last step that a training wrote into its folder; 0 where there is none yet."""
+    """The last step that a training wrote into its folder, over all its stages; 0 where there is none yet."""
+    own, then = _last_step(folder), folder / THEN
+    return own + last_step(then) if then.is_dir() else own
+
+
+def _last_step(folder: Path) -> int:
     try:
         with open_file(folder / LOG) as file:
             length = file.seek(0, os.SEEK_END)

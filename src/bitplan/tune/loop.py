@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,9 +29,10 @@ from bitplan.tasks.choosing import judged_by
 from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
 from bitplan.tune.judge import Judge, judge_of
-from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log
+from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log, stage_folder
 from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
+from bitplan.tune.pace import Pace, pace_of, parts_of, steps_of
 from bitplan.tune.prepare import deterministic, layout, mixed, modes, seed_
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
 from bitplan.tune.sharpness import at_the_worst, check_sharpness, noted
@@ -53,14 +55,40 @@ def finetune_(
     """Train a model in place by a recipe; the same seed gives the same weights on the same device.
 
     With a folder, log and checkpoints go there, and a killed run that is started again with the same arguments
-    goes on where it was. `stop` is asked before every step; True ends the training early, to be resumed later.
-    The model ends up on the device that accelerate chose. An incomplete last batch of an epoch is left out.
+    goes on where it was; a second stage has a folder in that of the first. `stop` is asked before every step; True ends
+    the training early, to be resumed later. The model ends up on the device that accelerate chose. An incomplete last
+    batch of an epoch is left out.
     """
     check_teacher(model, teacher, recipe)
-    check_sharpness(model, recipe.sharpness)
+    stages = recipe.stages
+    for stage in stages:
+        check_sharpness(model, stage.sharpness)
+    total = steps_of(task, recipe)  # which says now what a later stage could not do
+    log = TrainLog((), complete=True)
+    for number, stage in enumerate(stages):
+        home = None if folder is None else stage_folder(folder, number)
+        taught = teacher if stage.distills else None
+        told = partial(_told_in_all, progress, len(log.lines), total) if progress else None
+        log = log.followed_by(_stage_(model, task, stage, taught, seed, home, told, stop))
+        if not log.complete:
+            break
+    return log
+
+
+def _stage_(
+    model: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    teacher: nn.Module | None,
+    seed: int,
+    folder: Path | None,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> TrainLog:
+    """Train by a recipe of one stage."""
     accelerator = _accelerator(recipe)
-    trained_on, judging = _parts(task, recipe)
-    pace = _pace(trained_on, recipe, accelerator.num_processes)
+    trained_on, judging = parts_of(task, recipe)
+    pace = pace_of(trained_on, recipe, accelerator.num_processes)
     home = None
     if folder is not None:
         run = describe_run(model, task, recipe, teacher, seed).model_copy(update={"processes": pace.processes})
@@ -88,19 +116,9 @@ def evaluate(model: nn.Module, task: Task) -> float:
     return float(task.score(model))
 
 
-def steps_of(task: Task, recipe: Recipe) -> int:
-    """How many steps a training by this recipe takes, in one process."""
-    return _pace(_parts(task, recipe)[0], recipe, 1).total
-
-
-@dataclass(frozen=True)
-class _Pace:
-    """How many steps there are in all and in an epoch, and how many samples one process sees at once."""
-
-    total: int
-    per_epoch: int
-    piece: int
-    processes: int
+def _told_in_all(progress: Progress, before: int, total: int, done: int, _: int, what: str) -> None:
+    """Tell the steps of a stage as those of the whole training."""
+    progress(before + done, total, what)
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ class _Loop:
     recipe: Recipe
     teacher: nn.Module | None
     seed: int
-    pace: _Pace
+    pace: Pace
     accelerator: Accelerator
     judge: Judge
     shares: Shares
@@ -288,29 +306,3 @@ def _leave_the_group() -> None:
     """What this process joined it leaves when it ends: gloo's threads would abort one that exits with them running."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _parts(task: Task, recipe: Recipe) -> tuple[Task, Task | None]:
-    """What is trained on, and the task that scores what is held out of it."""
-    return task.hold_out(recipe.held_out) if recipe.held_out else (task, None)
-
-
-def _pace(task: Task, recipe: Recipe, processes: int) -> _Pace:
-    samples = task.size("train")
-    if samples < 1:
-        raise InputError(f"the training split of task {task.name} is empty: there is nothing to train on")
-    if recipe.batch_size > samples:
-        raise InputError(
-            f"batch_size {recipe.batch_size} is more than the {samples} training samples of task {task.name}: "
-            f"lower it to {samples} or less"
-        )
-    piece, rest = divmod(recipe.batch_size, recipe.accumulate * processes)
-    shared_evenly = piece > 0 and rest == 0
-    if not shared_evenly:
-        raise InputError(
-            f"batch_size {recipe.batch_size} cannot be shared by {processes} processes in {recipe.accumulate} pieces "
-            f"each: make it a multiple of {recipe.accumulate * processes}"
-        )
-    per_epoch = samples // recipe.batch_size
-    total = recipe.steps or max(1, round((recipe.epochs or 0) * per_epoch))
-    return _Pace(total, per_epoch, piece, processes)

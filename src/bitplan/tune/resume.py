@@ -25,7 +25,7 @@ from bitplan.core.trials import Recipe, Run
 from bitplan.quant.fingerprint import fingerprint, hash_of_weights, put_state_, state_once
 from bitplan.tasks.base import Task, title_of
 from bitplan.tune.judge import Judge, Look
-from bitplan.tune.log import LOG, hash_of_lines, read_log
+from bitplan.tune.log import LOG, THEN, hash_of_lines, read_log
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
@@ -108,12 +108,14 @@ class TrainingFolder:
 
 
 def check_training(folder: Path) -> None:
-    """Refuse what a killed training left, where it is not as it was written."""
+    """Refuse what a killed training left, in any stage, where it is not as it was written."""
     run = load(folder / _RUN, Run, sealed=True)
     if (folder / _STATE).exists():
         about, tensors = _read(folder / _STATE)
         _check_belonging(folder, about, run)
         _check_unchanged(folder, about, tensors)
+    if (folder / THEN).is_dir():
+        check_training(folder / THEN)
 
 
 def _check_belonging(folder: Path, about: dict[str, Any], run: Run) -> None:
