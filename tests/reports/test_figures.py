@@ -13,7 +13,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Method
 from bitplan.reports.figures import write_figures
 
-NAMES = {"frontier", "histograms", "additivity", "regression", "selections"}
+NAMES = {"frontier", "spend", "histograms", "additivity", "regression", "selections"}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_figures_are_the_same_every_time_and_change_nothing_for_others(run, made
 def test_what_cannot_be_drawn_is_left_out_with_a_reason(tmp_path):
     found = write_figures(digits_run(tmp_path / "run", results=False, methods=("uniform",)), tmp_path / "figures")
     assert {path.stem for path in found.paths} == {"selections"}
-    assert set(found.left_out) == {"frontier", "histograms", "additivity", "regression", "oracle"}
+    assert set(found.left_out) == {"frontier", "spend", "histograms", "additivity", "regression", "oracle"}
     assert "eagl does" in found.left_out["histograms"]
 
 

@@ -134,7 +134,7 @@ def test_other_weights_are_another_start(write, tmp_path):
 def test_every_study_of_ours_is_read(path):
     study = read_study(path)
     assert study.name == path.stem
-    assert len(study.methods) >= 5
+    assert len(study.methods or study.quantizers) >= 5
     assert study.task in TASKS
     assert study.model in MODELS or study.model.startswith("resnet")
     assert study.engine in ENGINES
