@@ -23,7 +23,7 @@ from bitplan.testing.networks import Made, branching
 
 _CHOICES = parse_choices("w2a2,w3a3,w4a4")  # the network is at the highest
 _RECIPE = Recipe(steps=2, batch_size=16)
-_STEPS = 6
+_STEPS = 4
 
 
 def check_relaxation(relaxation: Relaxation) -> None:
