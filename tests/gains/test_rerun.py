@@ -194,7 +194,9 @@ def test_what_comes_before_the_change_is_not_run_again():
         _, recording = prefix.record(lambda: network(batch))
         whole = len(counts)
         last = graph.selectable[-1]
-        with switched(quantizers, {layer.name: bitplan.Precision.parse("w2a2") for layer in last.layers}) as changed:
+        with switched(
+            network, quantizers, {layer.name: bitplan.Precision.parse("w2a2") for layer in last.layers}
+        ) as changed:
             counts.clear()
             prefix.rerun(recording, changed, lambda: network(batch))
     assert whole > 10
@@ -207,9 +209,12 @@ def test_a_network_is_as_it_was_when_a_run_fails():
     before = network(batch)
     quantizers = quantizers_of(network)
     layers = layers_of(graph, each(graph)[0])
-    with pytest.raises(RuntimeError, match="stop"), switched(quantizers, layers):
+    with switched(network, quantizers, layers):
+        assert plan_of(network).precisions.items() >= layers.items()
+    with pytest.raises(RuntimeError, match="stop"), switched(network, quantizers, layers):
         raise RuntimeError("stop")
     assert torch.equal(network(batch), before)
+    assert plan_of(network) == plan_of(model)
 
 
 @pytest.mark.parametrize("method", ["drift", "drop"])

@@ -87,7 +87,7 @@ class Rerun(Generic[Seen]):
             return
 
         def rerun(number: int, recording: Recording) -> Seen:
-            with switched(self._found, layers) as changed:
+            with switched(self._network, self._found, layers) as changed:
                 return self._prefix.rerun(recording, changed, lambda: self._run(self._network, number))
 
         yield rerun

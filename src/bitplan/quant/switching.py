@@ -14,6 +14,7 @@ from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.root import PLAN, root_of
 
 Switched = WeightQuantizer | InputQuantizer
 
@@ -29,14 +30,19 @@ def _quantizes(precision: Precision) -> tuple[bool, bool]:
 
 
 @contextmanager
-def switched(found: Mapping[str, Quantizers], layers: Mapping[str, Precision]) -> Iterator[list[Switched]]:
+def switched(
+    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision]
+) -> Iterator[list[Switched]]:
     """Quantizers of these layers at other bits, their steps rescaled as `quantize` does, until the block ends.
 
-    `found` is what `quantizers_of` says. Each quantizer goes on as a copy of itself, and is afterwards what it was.
+    `found` is what `quantizers_of` says of the model. Each quantizer goes on as a copy of itself, and is afterwards
+    what it was; so is the plan that the model follows.
     """
+    root, plan = root_of(model), plan_of(model)
     changes = {id(one): (one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
     before = [(quantizer, dict(vars(quantizer))) for quantizer, _ in changes.values()]
     try:
+        setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
         for quantizer, bits in changes.values():
             _hold_(
                 quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
@@ -44,6 +50,7 @@ def switched(found: Mapping[str, Quantizers], layers: Mapping[str, Precision]) -
             quantizer.rescale_(bits)
         yield [quantizer for quantizer, _ in changes.values()]
     finally:
+        setattr(root, PLAN, plan)
         for quantizer, own in before:
             _hold_(quantizer, own)
 
