@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitplan.core.errors import FileError, InputError
@@ -103,6 +104,11 @@ class Typed:
     @property
     def spec(self) -> str | None:
         """Its name in the zoo, if it has one."""
+        return None
+
+    @property
+    def pretrained(self) -> Path | None:
+        """Where its configuration and its tokenizer are, if it is a network of transformers'."""
         return None
 
     @property
