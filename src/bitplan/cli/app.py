@@ -133,8 +133,10 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
-    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    beside = Beside(shape=input, values=values, trust=trust, runs=bool(task or data))
+    thing, wanted = what_is(target, beside), Wanted(gain, choices, option)
+    told = (seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    using = Using(*told, network=thing)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs = priced(graph, cost, budget, choices, selector)
     gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
@@ -175,13 +177,14 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
+    beside = Beside(shape=input, values=values, trust=trust, runs=bool(task or data))
+    thing, wanted = what_is(target, beside), Wanted(gain, choices, option)
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
     for budget in budgets:
         check_asked(graph, [costs], [budget], choices, None)
-    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust)
+    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust, network=thing)
     found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
     show_frontier(found, budgets, as_json=json)
 
@@ -264,10 +267,11 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    thing = None if model is None else what_is(model, Beside(trust=trust))
+    thing = None if model is None else what_is(model, Beside(trust=trust, runs=bool(task or data)))
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
-    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    told = (seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    using = Using(*told, network=thing)
     aim = aimed(loaded, priced(loaded, cost, budget, choices, None), budget, choices) if budget else None
     gains = estimated(Wanted(method, choices, option), weights, loaded, using, aim)
     if not emit(gains, output, json):

@@ -53,15 +53,15 @@ class WeightsFile(Typed):
 class PretrainedModel(WeightsFile):
     """A network of transformers': a folder with its configuration, or a GGUF file.
 
-    A folder is planned by the names of its tensors, which are mapped and not loaded, as any file of weights; GGUF has
-    names of its own, so its network is loaded and traced.
+    Without data to run it on, a folder is planned by the names of its tensors, which are mapped and not loaded, as any
+    file of weights; GGUF has names of its own, so its network is loaded and traced.
     """
 
     is_a: ClassVar[str] = "a network of transformers'"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """By names, or of the network."""
-        if self.pretrained.is_dir():
+        if self._is_file:
             return super().graph(rules, link)
         return trace_model(self.model, self.example, self.written, rules, link, values=self.beside.values)
 
@@ -77,7 +77,7 @@ class PretrainedModel(WeightsFile):
     @cached_property
     def weights(self) -> Any:
         """The opened file, or the network."""
-        return super().weights if self.pretrained.is_dir() else self.model
+        return super().weights if self._is_file else self.model
 
     @property
     def example(self) -> Any:
@@ -95,6 +95,11 @@ class PretrainedModel(WeightsFile):
     def pretrained(self) -> Path:
         """The folder or file."""
         return Path(self.written)
+
+    @property
+    def _is_file(self) -> bool:
+        """Whether it is looked at as a file of weights."""
+        return self.pretrained.is_dir() and not self.beside.runs
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Using:
     store: Path | None = None
     trust: bool = False
     data: str | None = None
+    network: Typed | None = None
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -49,7 +50,7 @@ class Using:
         from bitplan.gains.base import Context
 
         return Context(
-            task=read_data(self.task, self.task_option, self.data),
+            task=read_data(self.task, self.task_option, self.data, self.network),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
             teacher=teacher_of(self.teacher, self.teacher_weights, trust=self.trust),
             seed=self.seed,

@@ -24,7 +24,7 @@ class Beside:
     """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed.
 
     `values` says that the network decides by the values of its input, and is traced with some; `trust` that code may be
-    imported which only a file names.
+    imported which only a file names; `runs` that there is data to run the network on.
     """
 
     shape: str | None = None
@@ -34,6 +34,7 @@ class Beside:
     seed: int = 0
     values: bool = False
     trust: bool = False
+    runs: bool = False
 
     def __post_init__(self) -> None:
         if self.fresh and self.weights is None:

@@ -111,7 +111,9 @@ def fit(cut: Tensor, bits: int, *, zeros: bool) -> Levels:
 
 def _fitted(cut: Tensor, bits: int, zeros: bool) -> Levels:
     best, error = _levels(cut, bits, 1.0, zeros=zeros), torch.full(cut.shape[:2], math.inf, device=cut.device)
-    for share in torch.linspace(_WIDEST, _NARROWEST, _TRIED).tolist():
+    _, high = code_range(bits)
+    to_the_largest = 1.0 if zeros else (high + 0.5) / high
+    for share in (to_the_largest, *torch.linspace(_WIDEST, _NARROWEST, _TRIED).tolist()):
         tried = _levels(cut, bits, share, zeros=zeros)
         squares = (tried.nearest(cut, bits) - cut).square_().sum(-1)
         better = squares < error

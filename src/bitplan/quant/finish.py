@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from bitplan.quant.calibrate import calibrate_, called
 from bitplan.quant.chains import Chain, find_chains
 from bitplan.quant.compensate import DAMPING, Fitted, Fixed, compensated, output_errors
 from bitplan.quant.convert import Finish, Forward, plan_of, quantizers_of
+from bitplan.quant.finished import FinishedLayers
 from bitplan.quant.methods.groups import GroupedWeight
 from bitplan.quant.moments import Enough, Moments, watching
 from bitplan.quant.proof import Unreached, complain
@@ -56,6 +58,7 @@ def compensate_(
     forward: Forward | None = None,
     damping: float = DAMPING,
     unreached: Unreached = "raise",
+    store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
     """Round the weights of a quantized model anew, so that errors in a layer's outputs make up for each other.
@@ -64,13 +67,14 @@ def compensate_(
     which are as `calibrate_` takes them; quantized inputs must be calibrated before. Afterwards the weights lie on
     their levels; the error of no layer's outputs on these batches is larger than that of plain rounding. Returned is
     which part of that error is left, by layer; layers that are no matrix product or convolution of one weight used in
-    one place stay rounded, and are named in a warning.
+    one place stay rounded, and are named in a warning. `store` is a folder that keeps finished layers: a killed call
+    goes on there, on the same batches.
     """
     kept = list(batches)
     if not kept:
         raise InputError("compensated rounding got no batches: give some, as for calibrate_")
     layers = _layers(model)
-    work = _Work(model, kept, forward, damping)
+    work = _Work(model, kept, forward, damping, store)
     left: dict[str, float] = {}
     with inference(model), torch.no_grad():
         order = work.order(layers)
@@ -106,9 +110,17 @@ class Weighted(NamedTuple):
 class _Work:
     """Runs the network, or only the block that matters, and finishes layers."""
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], forward: Forward | None, damping: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None,
+        damping: float,
+        store: str | Path | None,
+    ) -> None:
         self.model, self.batches, self.damping = model, batches, damping
         self.forward = forward or called
+        self.store = None if store is None else FinishedLayers(store, model)
         self.chains = find_chains(model)
         self.recorded: dict[int, bool] = {}
         self.times: Counter[str] = Counter()
@@ -134,14 +146,27 @@ class _Work:
     def finish_(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
         """Finish layers that read the same; of each, which part of the error is left."""
         changing = {name: layer for name, layer in stage.items() if layer.can_change}
-        seen = self.moments(changing) if changing else {}
+        left = self._taken(changing)
+        lacking = {name: layer for name, layer in changing.items() if name not in left}
+        seen = self.moments(lacking) if lacking else {}
         for layer in stage.values():
             layer.quantizer.enabled = True
-        shares = {name: settle_(layer, seen[name], self.damping) for name, layer in changing.items()}
-        left = {name: share for name, share in shares.items() if share is not None}
+        for name, layer in lacking.items():
+            share = settle_(layer, seen[name], self.damping)
+            if share is not None:
+                left[name] = share
+            if share is not None and self.store is not None:
+                self.store.keep(name, layer.weight, layer.quantizer, share)
         for name in left:
             stage[name].quantizer.enabled = False  # its weight lies on levels now, and need not be rounded in every run
         return left
+
+    def _taken(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+        """The layers that an earlier call finished."""
+        if self.store is None:
+            return {}
+        found = {name: self.store.take_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
+        return {name: share for name, share in found.items() if share is not None}
 
     def moments(self, stage: Mapping[str, Weighted]) -> dict[str, Moments]:
         """What these layers read, over all batches."""
