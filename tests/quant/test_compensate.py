@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.quant.blocks import Blocks, fit
+from bitplan.quant.blocks import Grouping, fit
 from bitplan.quant.chains import find_chains
 from bitplan.quant.compensate import Fitted, Fixed, compensated, output_errors
 from bitplan.quant.convert import quantizers_of, weights_of
@@ -85,7 +85,7 @@ def test_it_gives_finite_levels_whatever_the_moments(rank, dead):
     grid = Fitted(16, 2, zeros=True)
     made = compensated(weight, (x.T @ x)[None], grid)
     assert made.isfinite().all()
-    assert torch.allclose(made[0], grid.levels.nearest(Blocks(16).cut(made[0]), 2).flatten(1)[:, :40], atol=1e-6)
+    assert torch.allclose(made[0], grid.levels.nearest(Grouping(16).cut(made[0]), 2).flatten(1)[:, :40], atol=1e-6)
 
 
 class Residual(nn.Module):
@@ -158,7 +158,7 @@ def test_moments_are_those_of_what_is_multiplied():
         hook.remove()
     for name, weight in weights_of(made).items():
         parts = seen[name].total.shape[0]
-        rows = Blocks(9, seen[name].layout).rows(weight).unflatten(0, (parts, -1)).detach()
+        rows = Grouping(9, seen[name].layout).rows(weight).unflatten(0, (parts, -1)).detach()
         outputs = output_errors(rows, torch.zeros_like(rows), seen[name].total).sum()
         assert float(outputs) == pytest.approx(sums[name], rel=1e-4), name
 

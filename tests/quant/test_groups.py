@@ -6,7 +6,7 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.quant.blocks import Blocks, fit
+from bitplan.quant.blocks import Grouping, fit
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.layers import Channels
 from bitplan.testing import check_quantizer
@@ -45,7 +45,7 @@ def test_it_keeps_the_contract_of_quantizers(zeros):
     ],
 )
 def test_weights_are_cut_and_joined_again(shape, channels, rows, inputs):
-    weight, blocks = torch.randn(shape), Blocks(16, channels)
+    weight, blocks = torch.randn(shape), Grouping(16, channels)
     cut = blocks.cut(weight)
     assert cut.shape == (rows, -(-inputs // 16), 16)
     assert torch.equal(blocks.joined(cut, weight), weight)
@@ -57,7 +57,7 @@ def test_weights_are_cut_and_joined_again(shape, channels, rows, inputs):
 def test_an_output_channel_of_a_transposed_convolution_is_a_row():
     weight = torch.zeros(8, 3, 2, 2)
     weight[4:, 1] = 1  # what the second channel of the second group is made with
-    rows = Blocks(16, Channels((0, 2), 2)).rows(weight)
+    rows = Grouping(16, Channels((0, 2), 2)).rows(weight)
     assert rows.sum(1).tolist() == [0, 0, 0, 0, 16, 0]
 
 

@@ -43,6 +43,10 @@ class Using:
     data: str | None = None
     network: Typed | None = None
 
+    def of(self, network: Typed | None) -> Using:
+        """The same for this network, whose tokenizer a task may need."""
+        return replace(self, network=network)
+
     def context(self) -> Context:
         """Load what was named, once."""
         from bitplan.cli.door import teacher_of

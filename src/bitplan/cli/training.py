@@ -84,8 +84,6 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_data
-    from bitplan.core.records import Plan
     from bitplan.quant.checkpoint import check_replaceable
     from bitplan.quant.convert import check_finish
     from bitplan.quant.convert import quantize as quantize_model
@@ -97,14 +95,11 @@ def quantize(
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
-    if plan is not None:
-        refuse_rules(rules, f"{plan} says what every layer gets")
-    chosen = what_is(plan).plan if plan is not None else Plan.uniform(told_graph(network, rules), to or "")
+    chosen = _planned(network, rules, plan, to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
     made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
-    chosen_data = read_data(task, task_option, data, network)
-    _finish_(made, chosen_data, finish, samples, seed=None if plain else seed, warn=warn)
+    _finish_(made, (task, task_option, data, network), finish, samples, seed=None if plain else seed, warn=warn)
     _keep(made, output, network)
 
 
@@ -206,13 +201,26 @@ def _only_warns(unreached: str) -> bool:
     return unreached == "warn"
 
 
-def _finish_(model: Any, task: Any, finish: Any, samples: int, *, seed: int | None, warn: bool) -> None:
+def _planned(network: Any, rules: Any, plan: Path | None, to: str) -> Any:
+    """The plan in a file, or all layers at one precision."""
+    from bitplan.cli.door import what_is
+    from bitplan.core.records import Plan
+
+    if plan is None:
+        return Plan.uniform(told_graph(network, rules), to)
+    refuse_rules(rules, f"{plan} says what every layer gets")
+    return what_is(plan).plan
+
+
+def _finish_(model: Any, data: tuple[Any, ...], finish: Any, samples: int, *, seed: int | None, warn: bool) -> None:
     """Let a task or batches set the input steps, say where nothing does, and finish the weights."""
     import itertools
     from functools import partial
 
+    from bitplan.cli.inputs import read_data
     from bitplan.quant.finish import finish_
 
+    task = read_data(*data)
     if task is None:
         if _uncalibrated(model):
             tell("no --task and no --data: the first training batch will set the input steps")

@@ -50,7 +50,7 @@ def bounded(path: str | Path) -> Iterator[None]:
     """Let the process grow by no more than a file may take, where its sizes cannot be known before it is read.
 
     The system holds this limit, for all threads, where it has such limits (Linux). What goes beyond is a MemoryError,
-    or what a library makes of one. Blocks of several threads share the largest of their limits.
+    or what a library makes of one. Grouping of several threads share the largest of their limits.
     """
     allowed = memory_for(os.path.getsize(path))  # outside: what fails here must leave no block behind
     with _lock:

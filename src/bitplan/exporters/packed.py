@@ -22,7 +22,7 @@ from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
-from bitplan.quant.blocks import Blocks, Levels
+from bitplan.quant.blocks import Grouping, Levels
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.factory import told_by
@@ -67,7 +67,7 @@ class Codes:
         if not self.size:
             return (codes + self.offset) * WeightQuantizer(self.bits, step).steps_for(codes)
         levels = Levels(step, tensors[self.zero] if self.zero else None)
-        return GroupedWeight(self.bits, Blocks(self.size, Channels(self.axes, self.parts)), levels).values(codes)
+        return GroupedWeight(self.bits, Grouping(self.size, Channels(self.axes, self.parts)), levels).values(codes)
 
 
 _ALL_CODES = TypeAdapter(dict[str, Codes])

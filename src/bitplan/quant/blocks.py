@@ -25,7 +25,7 @@ FIRST_AXIS = Channels((0,))
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Grouping:
     """How a weight is cut: a row for each output channel, and in a row groups of `size` inputs, the last one shorter.
 
     A convolution's row has its input channels times its kernel, in the order in which they lie.

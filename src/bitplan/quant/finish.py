@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
-from bitplan.quant.blocks import Blocks, Levels
+from bitplan.quant.blocks import Grouping, Levels
 from bitplan.quant.calibrate import calibrate_, called
 from bitplan.quant.chains import Chain, find_chains
 from bitplan.quant.compensate import DAMPING, Fitted, Fixed, compensated, output_errors
@@ -128,10 +128,12 @@ class _Work:
     def order(self, layers: Mapping[str, Weighted]) -> dict[str, Weighted]:
         """The layers that run, in the order in which they do; and how often."""
         names = {layer.quantizer: name for name, layer in layers.items()}
-        hooks = [
-            quantizer.register_forward_hook(lambda module, *_: self.times.update([names[module]]))
-            for quantizer in names
-        ]
+
+        def note(module: nn.Module, *_: Any) -> None:
+            if module in names:  # and no copy of it, by which a first run is proven
+                self.times[names[module]] += 1
+
+        hooks = [quantizer.register_forward_hook(note) for quantizer in names]
         try:
             self.run(self.batches[0])
         finally:
@@ -206,7 +208,7 @@ def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float |
     if seen.total is None or seen.layout is None:
         return None
     grouped = isinstance(quantizer, GroupedWeight)
-    blocks = quantizer.blocks if isinstance(quantizer, GroupedWeight) else Blocks(weight.numel(), seen.layout)
+    blocks = quantizer.blocks if isinstance(quantizer, GroupedWeight) else Grouping(weight.numel(), seen.layout)
     rows = blocks.rows(weight.detach() if weight.dtype == torch.float64 else weight.detach().float())
     parts, inputs = seen.total.shape[0], seen.total.shape[-1]
     if blocks.channels != seen.layout or rows.shape[1] != inputs:

@@ -43,7 +43,7 @@ class Moments:
         self.layout, self.count = layout, self.count + columns.shape[-1]
 
 
-class _Watch(TorchFunctionMode):
+class _InputWatch(TorchFunctionMode):
     """Sees functions that are given one of some weights, and adds up the moments of what it is multiplied by."""
 
     def __init__(self, wanted: Mapping[str, Moments], *, stop: bool) -> None:
@@ -84,7 +84,7 @@ class _Watch(TorchFunctionMode):
 def watching(quantizers: Mapping[str, WeightQuantizer], *, stop: bool = False) -> Iterator[dict[str, Moments]]:
     """The moments of what these layers read until the block ends; with `stop` a run ends once all of them have run."""
     found = {layer: Moments() for layer in quantizers}
-    watch = _Watch(found, stop=stop)
+    watch = _InputWatch(found, stop=stop)
     hooks = [one.register_forward_hook(partial(watch.note, layer)) for layer, one in quantizers.items()]
     try:
         with watch:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.quant.blocks import FIRST_AXIS, Blocks, Levels, fit
+from bitplan.quant.blocks import FIRST_AXIS, Grouping, Levels, fit
 from bitplan.quant.lsq import gradients_differentiable, positive, quantized, step_gradient
 from bitplan.quant.methods.base import Quantizer
 from bitplan.quant.quantizers import WeightQuantizer
@@ -31,7 +31,7 @@ class GroupedWeight(WeightQuantizer):
     grouped: ClassVar[bool] = True
     zero: Tensor | None
 
-    def __init__(self, bits: int, blocks: Blocks, levels: Levels) -> None:
+    def __init__(self, bits: int, blocks: Grouping, levels: Levels) -> None:
         super().__init__(bits, levels.step)
         self.blocks = blocks
         self.register_buffer("zero", levels.zero)
@@ -155,7 +155,7 @@ class Groups(Quantizer):
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
         """Steps with the least squared error."""
-        blocks = Blocks(self.size, shared.channels or FIRST_AXIS)
+        blocks = Grouping(self.size, shared.channels or FIRST_AXIS)
         if weight.is_meta:
             step = torch.ones(blocks.cut(weight).shape[:2], device="meta")
             return GroupedWeight(bits, blocks, Levels(step, step.clone() if self.zeros else None))
