@@ -138,7 +138,7 @@ class Study:
     def mixed(self, gain: str) -> bitplan.Plan:
         """The best plan within the bytes of 3 bits by some gain."""
         if gain == "eagl":
-            gains = bitplan.estimate("eagl", self.model, self.graph, choices=CHOICES)
+            gains = bitplan.estimate("eagl", self.model, self.graph, choices=CHOICES, steps="mse")
         else:
             table = self.options.work / f"gains-{gain}.table.json"
             if not table.exists():

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bitplan
+from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.quant.blocks import Grouping, fit
 from bitplan.quant.chains import find_chains
@@ -234,3 +235,31 @@ def test_a_layer_whose_input_is_not_seen_stays_rounded_and_is_named(caplog):
     assert list(bitplan.compensate_(made, [x])) == ["2"]
     assert torch.equal(made[0].weight, before)
     assert "1 layers are only rounded, since nothing tells what they read: 0" in caplog.text
+
+
+def encoder():
+    """torch's own attention, which hands its weights to functions."""
+    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), correlated(40, 24).view(8, 5, 24)
+
+
+def bert():
+    library = transformers("a test")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+    model = library.BertModel(library.BertConfig(vocab_size=30, max_position_embeddings=8, **sizes), False)
+    return model, torch.randint(30, (8, 5))
+
+
+@pytest.mark.parametrize("build", [encoder, bert])
+def test_it_works_for_attention_and_linked_layers(build):
+    torch.manual_seed(0)
+    model, x = build()
+    rules = bitplan.Rules(first=None, last=None, narrow=0).for_choices("w2a16")
+    chosen = bitplan.Plan.uniform(bitplan.trace(model.eval(), x[:1], rules=rules), "w2a16")
+    rounded, made = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
+    left = bitplan.compensate_(made, x.split(4))
+    multiplied = [name for name, one in chosen.precisions.items() if one.quantizes_weights and "embedding" not in name]
+    assert sorted(left) == sorted(multiplied)
+    with torch.no_grad():
+        outputs = [one(x) if build is encoder else one(x).last_hidden_state for one in (model, made, rounded)]
+    assert (outputs[1] - outputs[0]).square().mean() < 0.8 * (outputs[2] - outputs[0]).square().mean()
