@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from bitplan.graph.names import Names as Names
     from bitplan.graph.trace import trace as trace
     from bitplan.latency.measure import measure as measure
+    from bitplan.models.pretrained import load_pretrained as load_pretrained
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
     from bitplan.plan.confidence import Confidence as Confidence
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
+    from bitplan.quant.finish import compensate_ as compensate_
     from bitplan.quant.integer_copy import IntegerLayers as IntegerLayers
     from bitplan.quant.integer_copy import integer as integer
     from bitplan.quant.integer_copy import integer_layers as integer_layers
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
     from bitplan.stats.compare import compare as compare
+    from bitplan.stats.paired import Paired as Paired
+    from bitplan.stats.paired import paired as paired
     from bitplan.study.spec import read_study as read_study
     from bitplan.study.sweep import sweep as sweep
     from bitplan.tasks.base import Task as Task
@@ -107,6 +111,7 @@ _HOMES = {
     "Limit": "core.records",
     "Link": "core.records",
     "Names": "graph.names",
+    "Paired": "stats.paired",
     "Plan": "core.records",
     "Precision": "core.precision",
     "Proof": "quant.proof",
@@ -121,6 +126,7 @@ _HOMES = {
     "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
     "choose": "flow",
+    "compensate_": "quant.finish",
     "compare": "stats.compare",
     "confidence": "plan.confidence",
     "estimate": "gains.base",
@@ -134,10 +140,12 @@ _HOMES = {
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
     "load_packed": "exporters.packed",
+    "load_pretrained": "models.pretrained",
     "load_task": "tasks.base",
     "load_weights_": "quant.loading",
     "measure": "latency.measure",
     "open_checkpoint": "weights.opened",
+    "paired": "stats.paired",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",
     "price": "costs.base",

@@ -281,7 +281,10 @@ def test_how_values_lie_in_memory_does_not_matter(method):
     quantizer(x)  # sets its levels
     assert torch.equal(quantizer.eval()(x.T), quantizer(x).T)
     weight = weight_quantizer(method, x.T, 2).eval()
-    assert torch.equal(weight(x.T), weight(x).T)
+    if read_method(method).rows:  # the columns of a weight are not what its rows are
+        assert torch.equal(weight(x.T), weight(x.T.contiguous()))
+    else:
+        assert torch.equal(weight(x.T), weight(x).T)
 
 
 @pytest.mark.parametrize("method", ["sawb", "ternary"])

@@ -1,4 +1,4 @@
-"""BERT's word pieces from a local folder, through Hugging Face tokenizers."""
+"""Tokenizers from local files, through Hugging Face tokenizers: BERT's word pieces, and any model's own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.adapters.foreign import require
+from bitplan.adapters.gguf import check_gguf
+from bitplan.adapters.pretrained import is_gguf
+from bitplan.adapters.transformers import tokenizer_in_gguf
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
 
-_WHOLE, _WORDS, _SETTINGS = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
+"""What a folder of Hugging Face's calls its tokenizer."""
+_WORDS, _SETTINGS = "vocab.txt", "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,19 @@ def load_word_pieces(folder: Path) -> WordPieces:
     require("tokenizers", "text", f"reading the tokenizer in {folder}")
     import tokenizers
 
-    path = folder / _WHOLE
+    path = folder / TOKENIZER
     if not path.is_file():
         path = folder / _WORDS
     if not path.is_file():
         raise FileError(
-            f"there is no tokenizer in {folder}: download {_WHOLE}, or {_WORDS}, of your model (for BERT-base: "
+            f"there is no tokenizer in {folder}: download {TOKENIZER}, or {_WORDS}, of your model (for BERT-base: "
             f"https://huggingface.co/google-bert/bert-base-uncased) and put it there; "
             "another folder is given as the option tokenizer"
         )
     read_text(path)  # says in one line what prevents it
-    lower = path.name == _WHOLE or _lower_case(folder / _SETTINGS)
+    lower = path.name == TOKENIZER or _lower_case(folder / _SETTINGS)
     with parsing(path, "a tokenizer", "fetch it again"):
-        if path.name == _WHOLE:
+        if path.name == TOKENIZER:
             library: Any = tokenizers.Tokenizer.from_file(str(path))
         else:
             library = tokenizers.BertWordPieceTokenizer(str(path), lowercase=lower)
@@ -66,6 +71,48 @@ def load_word_pieces(folder: Path) -> WordPieces:
     library.no_padding()
     begin, between, padding = (_mark(library, word, path) for word in ("[CLS]", "[SEP]", "[PAD]"))
     return WordPieces(path, library.get_vocab_size(), begin, between, padding, library)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A model's own tokenizer, where it is from, and how many tokens it knows."""
+
+    path: Path
+    words: int
+    library: Any
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text as it stands: nothing is put before or behind it."""
+        with parsing(self.path, "a tokenizer", "fetch it again"):
+            ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def load_tokenizer(source: Path) -> TextTokenizer:
+    """The tokenizer of a model's folder, of a `tokenizer.json`, or in a GGUF file."""
+    require("tokenizers", "text", f"reading the tokenizer of {source}")
+    import tokenizers
+
+    text = tokenizer_text(source)
+    with parsing(source, "a tokenizer", "fetch it again"):
+        library: Any = tokenizers.Tokenizer.from_str(text)
+    library.no_truncation()
+    library.no_padding()
+    return TextTokenizer(source, library.get_vocab_size(), library)
+
+
+def tokenizer_text(source: Path) -> str:
+    """A tokenizer as the text of its `tokenizer.json`."""
+    if source.is_file() and is_gguf(source):
+        check_gguf(source)
+        return tokenizer_in_gguf(source)
+    path = source / TOKENIZER if source.is_dir() else source
+    if source.is_dir() and not path.is_file():
+        raise FileError(
+            f"there is no {TOKENIZER} in {source}: download that of your model and put it there, or give another "
+            "folder, or a GGUF file, as the option tokenizer"
+        )
+    return read_text(path)
 
 
 def _mark(library: Any, word: str, path: Path) -> int:

@@ -1,7 +1,12 @@
-"""Hugging Face transformers: models from a configuration, without weights, and its door for quantization methods."""
+"""Hugging Face transformers: models from a configuration or with weights, and its door for quantization methods."""
 
 from __future__ import annotations
 
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -9,7 +14,11 @@ import torch
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
-from bitplan.core.errors import InputError
+from bitplan.adapters.pretrained import CONFIG
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.parsing import first_line, parsing
+
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
 
 
 def transformers(purpose: str) -> ModuleType:
@@ -55,3 +64,96 @@ def bert_for_question_answering(**sizes: int) -> torch.nn.Module:
     config = library.BertConfig(attn_implementation="eager", **sizes)
     model: torch.nn.Module = library.BertForQuestionAnswering(config)
     return model
+
+
+def network_of(folder: Path) -> torch.nn.Module:
+    """The network that a folder's configuration describes, with random weights; its class is one of transformers'."""
+    with _reading(folder / CONFIG):
+        config = _config(folder)
+        return _plain(_class(folder, config)(config))
+
+
+def network_with_weights(path: Path) -> torch.nn.Module:
+    """The network in a folder of safetensors, or in a GGUF file, with its weights as float32."""
+    library = transformers(f"reading {path}")
+    with _reading(path):
+        if path.is_file():
+            where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+            kind: Any = library.AutoModelForCausalLM
+        else:
+            where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True}
+            kind = _class(path, _config(path))
+        return _plain(kind.from_pretrained(**where, dtype=torch.float32, **_LOCAL))
+
+
+def tokenizer_in_gguf(path: Path) -> str:
+    """The tokenizer in a GGUF file, as the text of a tokenizer.json."""
+    library = transformers(f"reading {path}")
+    with _reading(path):
+        found = library.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, **_LOCAL)
+        text: str = found.backend_tokenizer.to_str()
+    return text
+
+
+def _config(folder: Path) -> Any:
+    library = transformers(f"reading {folder / CONFIG}")
+    try:
+        config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
+    except ValueError as error:
+        if "custom code" not in str(error):
+            raise
+        raise FileError(
+            f"{folder} brings code of its own, which is not run: build the network yourself where you trust it, "
+            "package.module:factory, and give this as --weights"
+        ) from None
+    form = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if form is not None:
+        raise FileError(
+            f"{folder} holds a network that is quantized already ({form}): give the float one that it was made from"
+        )
+    return config
+
+
+def _class(folder: Path, config: Any) -> Any:
+    """The class that a configuration names, where transformers has it: names of code elsewhere lead nowhere."""
+    library = transformers(f"reading {folder / CONFIG}")
+    for name in config.architectures or ():
+        kind = getattr(library, name, None)
+        if isinstance(kind, type) and issubclass(kind, library.PreTrainedModel):
+            return kind
+    said = ", ".join(config.architectures or ()) or "no architecture"
+    raise FileError(
+        f"{folder / CONFIG} names {said}, which this transformers ({library.__version__}) does not have: upgrade it, "
+        "or name what builds the network, package.module:factory, and give this as --weights"
+    )
+
+
+def _plain(model: Any) -> torch.nn.Module:
+    """A float network in inference, that does not remember what it was read from, nor keys and values of a run."""
+    for name in ("hf_quantizer", "quantization_method"):
+        vars(model).pop(name, None)
+    if "quantization_config" in vars(model.config):
+        del model.config.quantization_config
+    model.is_quantized = False
+    model.config.architectures = [type(model).__name__]
+    model.config.use_cache = False
+    network: torch.nn.Module = model.eval()
+    return network
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """transformers at work on a file: its bars and warnings kept quiet, its errors said in one line."""
+    log = transformers(f"reading {path}").utils.logging
+    barred, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity(logging.ERROR)
+    try:
+        with redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
+            yield  # bars that no setting switches off are written there
+    except ImportError as error:
+        raise InputError(f"transformers cannot read {path}: {first_line(error)}") from None
+    finally:
+        log.set_verbosity(level)
+        if barred:
+            log.enable_progress_bar()

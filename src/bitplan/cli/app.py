@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -91,6 +91,13 @@ def _root(
     pass
 
 
+def _typed(target: str, shape: str | None, values: bool, trust: bool, data: str | None) -> Any:
+    """What is to be planned, with what is typed beside it."""
+    from bitplan.cli.door import Beside, what_is
+
+    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=data is not None))
+
+
 @app.command()
 def plan(
     target: Target,
@@ -128,16 +135,15 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.door import Beside, what_is
     from bitplan.cli.show import show_plan
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
+    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs = priced(graph, cost, budget, choices, selector)
-    gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
+    gains = estimated(wanted, on_device(weights, device), graph, using.of(thing), aimed(graph, costs, budget, choices))
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
@@ -169,19 +175,18 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
-    from bitplan.cli.door import Beside, what_is
     from bitplan.cli.show import show_frontier
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = what_is(target, Beside(shape=input, values=values, trust=trust)), Wanted(gain, choices, option)
+    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
     for budget in budgets:
         check_asked(graph, [costs], [budget], choices, None)
-    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust)
+    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust, network=thing)
     found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
     show_frontier(found, budgets, as_json=json)
 
@@ -264,12 +269,12 @@ def estimate(
     from bitplan.core.store import load
 
     loaded = load(graph, Graph)
-    thing = None if model is None else what_is(model, Beside(trust=trust))
+    thing = None if model is None else what_is(model, Beside(trust=trust, runs=bool(task or data)))
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     aim = aimed(loaded, priced(loaded, cost, budget, choices, None), budget, choices) if budget else None
-    gains = estimated(Wanted(method, choices, option), weights, loaded, using, aim)
+    gains = estimated(Wanted(method, choices, option), weights, loaded, using.of(thing), aim)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 

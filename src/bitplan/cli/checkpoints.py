@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bitplan.adapters.pretrained import CONFIG
 from bitplan.cli.things import Typed, trace_model
 from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import InputError
@@ -46,6 +47,59 @@ class WeightsFile(Typed):
         from bitplan.weights.opened import open_checkpoint
 
         return open_checkpoint(self.written)
+
+
+@dataclass(frozen=True)
+class PretrainedModel(WeightsFile):
+    """A network of transformers': a folder with its configuration, or a GGUF file.
+
+    Without data to run it on, a folder is planned by the names of its tensors, which are mapped and not loaded, as any
+    file of weights; GGUF has names of its own, so its network is loaded and traced.
+    """
+
+    is_a: ClassVar[str] = "a network of transformers'"
+
+    def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
+        """By names, or of the network."""
+        if self._is_file:
+            return super().graph(rules, link)
+        return trace_model(self.model, self.example, self.written, rules, link, values=self.beside.values)
+
+    @cached_property
+    def model(self) -> Any:
+        """Built as its configuration says, with its weights."""
+        from bitplan.models.pretrained import load_pretrained
+
+        if self.beside.weights is not None:
+            raise InputError(f"{self.written} has its own weights: leave --weights out")
+        return load_pretrained(self.written)
+
+    @cached_property
+    def weights(self) -> Any:
+        """The opened file, or the network."""
+        return super().weights if self._is_file else self.model
+
+    @property
+    def example(self) -> Any:
+        """A row of tokens, unless a shape was typed."""
+        from bitplan.models.pretrained import example_for
+
+        return example_for(self.model) if self.beside.shape is None else super().example
+
+    @property
+    def spec(self) -> str | None:
+        """What its checkpoints say builds it: the configuration beside them."""
+        return CONFIG
+
+    @property
+    def pretrained(self) -> Path:
+        """The folder or file."""
+        return Path(self.written)
+
+    @property
+    def _is_file(self) -> bool:
+        """Whether it is looked at as a file of weights."""
+        return self.pretrained.is_dir() and not self.beside.runs
 
 
 @dataclass(frozen=True)
@@ -92,6 +146,11 @@ class OwnCheckpoint(Typed):
         return None if self._network is None or names_code(self._network) else self._network
 
     @property
+    def pretrained(self) -> Path | None:
+        """The folder itself, where a configuration of transformers' lies in it."""
+        return Path(self.written) if self._about.spec == CONFIG else None
+
+    @property
     def quantized(self) -> Any:
         """The network, plan and all."""
         return self.model
@@ -106,8 +165,11 @@ class OwnCheckpoint(Typed):
 
     @cached_property
     def _built(self) -> tuple[Any, Any]:
+        from bitplan.models.pretrained import built_pretrained
         from bitplan.models.zoo import load_model
 
+        if self._network == CONFIG:
+            return built_pretrained(self.written)
         if self._network is None:
             raise InputError(
                 f"{self.written} names no model of the zoo: say which it is with --model package.module:factory"

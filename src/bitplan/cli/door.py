@@ -3,6 +3,7 @@
 typed                                           is                what it has
 resnet50 · timm/NAME · package.module:factory   BuiltModel        graph · model · example · its name in the zoo
 a folder with a checkpoint.json                 OwnCheckpoint     the same, with weights, and a plan
+FILE.gguf · a folder with transformers' config  PretrainedModel   graph · model · example · tokenizer
 FILE.safetensors, .pth … · a folder of them     WeightsFile       graph, by names and shapes · the opened file
 FILE.json                                       RecordFile        a graph or a plan
 a folder with a study.json                      RunNetwork        all of it, and a task
@@ -13,7 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitplan.cli.checkpoints import OwnCheckpoint, WeightsFile
+from bitplan.adapters.pretrained import is_pretrained
+from bitplan.cli.checkpoints import OwnCheckpoint, PretrainedModel, WeightsFile
 from bitplan.cli.run_networks import Pick as Pick
 from bitplan.cli.run_networks import RunNetwork as RunNetwork
 from bitplan.cli.things import Beside as Beside
@@ -38,6 +40,8 @@ def what_is(written: str | Path, beside: Beside | None = None, pick: Pick | None
     _refuse_pick(typed, pick or Pick())
     if own:
         return OwnCheckpoint(typed, about)
+    if is_pretrained(path):
+        return PretrainedModel(typed, about)
     if path.is_dir() or typed.endswith(_WEIGHTS):
         return WeightsFile(typed, about)
     if path.suffix == ".json" and not _holds_bytes(path):

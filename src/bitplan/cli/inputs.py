@@ -18,6 +18,7 @@ from bitplan.core.written import read_named, read_options
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
+    from bitplan.cli.things import Typed
     from bitplan.engines.base import Engine
 
 
@@ -52,19 +53,25 @@ def with_data(example: Any) -> Any:
     return tree_map_only(torch.Tensor, drawn, example)
 
 
-def read_task(name: str, written: Sequence[str]) -> Any:
-    """The task of that name with its options."""
+def read_task(name: str, written: Sequence[str], network: Typed | None = None) -> Any:
+    """The task of that name with its options; one that leaves its tokenizer open gets that of the network typed."""
+    import dataclasses
+
     from bitplan.tasks.base import load_task
 
-    return load_task(name, **read_options(written, "--task-option"))
+    task = load_task(name, **read_options(written, "--task-option"))
+    pretrained = None if network is None else network.pretrained
+    if pretrained is None or getattr(task, "tokenizer", "said") is not None or not dataclasses.is_dataclass(task):
+        return task
+    return dataclasses.replace(task, tokenizer=str(pretrained))
 
 
-def read_data(task: str | None, written: Sequence[str], data: str | None) -> Any:
+def read_data(task: str | None, written: Sequence[str], data: str | None, network: Typed | None = None) -> Any:
     """What a network is run on: the task of that name, or the batches that `--data` names; None if neither is typed."""
     if data is None:
         if task is None and written:
             raise InputError("--task-option is an option of --task: name it too, or leave it out")
-        return None if task is None else read_task(task, written)
+        return None if task is None else read_task(task, written, network)
     if task is not None or written:
         raise InputError("--data and --task are both what the network is run on: give one of them")
     if not names_code(data):

@@ -41,6 +41,11 @@ class Using:
     store: Path | None = None
     trust: bool = False
     data: str | None = None
+    network: Typed | None = None
+
+    def of(self, network: Typed | None) -> Using:
+        """The same for this network, whose tokenizer a task may need."""
+        return replace(self, network=network)
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -49,7 +54,7 @@ class Using:
         from bitplan.gains.base import Context
 
         return Context(
-            task=read_data(self.task, self.task_option, self.data),
+            task=read_data(self.task, self.task_option, self.data, self.network),
             recipe=read_recipe(self.recipe, self.set) if self.recipe or self.set else None,
             teacher=teacher_of(self.teacher, self.teacher_weights, trust=self.trust),
             seed=self.seed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitplan.core.errors import FileError, InputError
@@ -23,7 +24,7 @@ class Beside:
     """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed.
 
     `values` says that the network decides by the values of its input, and is traced with some; `trust` that code may be
-    imported which only a file names.
+    imported which only a file names; `runs` that there is data to run the network on.
     """
 
     shape: str | None = None
@@ -33,6 +34,7 @@ class Beside:
     seed: int = 0
     values: bool = False
     trust: bool = False
+    runs: bool = False
 
     def __post_init__(self) -> None:
         if self.fresh and self.weights is None:
@@ -103,6 +105,11 @@ class Typed:
     @property
     def spec(self) -> str | None:
         """Its name in the zoo, if it has one."""
+        return None
+
+    @property
+    def pretrained(self) -> Path | None:
+        """Where its configuration and its tokenizer are, if it is a network of transformers'."""
         return None
 
     @property

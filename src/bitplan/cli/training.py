@@ -62,6 +62,7 @@ def quantize(
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
     plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
     method: Annotated[str | None, typer.Option(help="lsq, pact:decay=0.01 …: `bitplan list quantizers`.")] = None,
+    finish: Annotated[str, typer.Option(help="Of weights that nobody trains: round, or compensate (GPTQ).")] = "round",
     percentile: Annotated[float | None, typer.Option(help="For faq and pact: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
     fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,
@@ -83,24 +84,23 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.core.records import Plan
     from bitplan.quant.checkpoint import check_replaceable
+    from bitplan.quant.convert import check_finish
     from bitplan.quant.convert import quantize as quantize_model
 
     _refuse_contradictions(plan, to, method, percentile)
+    check_finish(finish, task or data)
     check_replaceable(output)
     warn = _only_warns(unreached)
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
-    if plan is not None:
-        refuse_rules(rules, f"{plan} says what every layer gets")
-    chosen = what_is(plan).plan if plan is not None else Plan.uniform(told_graph(network, rules), to or "")
+    chosen = _planned(network, rules, plan, to or "")
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
     made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
-    _calibrate_(made, (task, task_option, data), samples, seed=None if plain else seed, warn=warn)
-    _keep(made, output, network.spec)
+    _finish_(made, (task, task_option, data, network), finish, samples, seed=None if plain else seed, warn=warn)
+    _keep(made, output, network)
 
 
 def finetune(
@@ -135,15 +135,15 @@ def finetune(
     limit_threads(threads)
     check_replaceable(output)
     with training_on(device):
-        told, chosen = read_recipe(recipe, set), read_task(task, task_option)
         network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
+        told, chosen = read_recipe(recipe, set), read_task(task, task_option, network)
         trained, guide = network.model, teacher_of(teacher, teacher_weights, model, trust=trust)
         if _only_warns(unreached) and is_quantized(trained):
             allow_unreached_(trained)
         work = output.with_name(f"{output.name}.training")
         with showing_progress("fine-tuning") as progress, fitting(trained, chosen):
             log = finetune_(trained, chosen, told, teacher=guide, seed=seed, folder=work, progress=progress)
-    _keep(trained, output, network.spec)
+    _keep(trained, output, network)
     facts = {"steps": len(log.lines), "seconds": round(log.seconds, 1), "log": str(work / LOG)}
     _score(trained, chosen, json, **facts)
 
@@ -167,9 +167,10 @@ def evaluate(
     from bitplan.cli.door import Beside, what_is
     from bitplan.cli.inputs import read_task
 
-    chosen, place = read_task(task, task_option), usable_device(device)
+    typed = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
+    chosen, place = read_task(task, task_option, typed), usable_device(device)
     limit_threads(threads)
-    network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust)).model.to(place)
+    network = typed.model.to(place)
     _score(_in_integers(network, chosen) if integer else network, chosen, json)
 
 
@@ -200,14 +201,24 @@ def _only_warns(unreached: str) -> bool:
     return unreached == "warn"
 
 
-def _calibrate_(
-    model: Any, data: tuple[str | None, list[str], str | None], samples: int, *, seed: int | None, warn: bool
-) -> None:
-    """Let a task, with its options, or batches set the input steps; say where nothing does."""
+def _planned(network: Any, rules: Any, plan: Path | None, to: str) -> Any:
+    """The plan in a file, or all layers at one precision."""
+    from bitplan.cli.door import what_is
+    from bitplan.core.records import Plan
+
+    if plan is None:
+        return Plan.uniform(told_graph(network, rules), to)
+    refuse_rules(rules, f"{plan} says what every layer gets")
+    return what_is(plan).plan
+
+
+def _finish_(model: Any, data: tuple[Any, ...], finish: Any, samples: int, *, seed: int | None, warn: bool) -> None:
+    """Let a task or batches set the input steps, say where nothing does, and finish the weights."""
     import itertools
+    from functools import partial
 
     from bitplan.cli.inputs import read_data
-    from bitplan.quant.calibrate import calibrate_
+    from bitplan.quant.finish import finish_
 
     task = read_data(*data)
     if task is None:
@@ -216,8 +227,9 @@ def _calibrate_(
         return
     size = min(64, samples, task.size("train"))
     batches = itertools.islice(task.batches("train", size, seed), -(-samples // size))
-    with fitting(model, task):
-        calibrate_(model, batches, forward=task.forward, unreached="warn" if warn else "raise")
+    with showing_progress("finishing") as progress, fitting(model, task):
+        done = partial(finish_, model, batches, finish, forward=task.forward, progress=progress)
+        done(unreached="warn" if warn else "raise")
 
 
 def _uncalibrated(model: Any) -> bool:
@@ -227,10 +239,10 @@ def _uncalibrated(model: Any) -> bool:
     return any(quantizer.range is None for quantizer in inputs)
 
 
-def _keep(model: Any, output: Path, spec: str | None) -> None:
+def _keep(model: Any, output: Path, network: Any) -> None:
     from bitplan.quant.checkpoint import save_checkpoint
 
-    save_checkpoint(model, output, spec=spec)
+    save_checkpoint(model, output, spec=network.spec, pretrained=network.pretrained)
     tell(f"wrote {output}")
 
 

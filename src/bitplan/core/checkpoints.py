@@ -10,7 +10,7 @@ from bitplan.core.record import Record
 from bitplan.core.records import Plan
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
-"""How files of weights usually end; .gguf is refused, but by its name."""
+"""How files of weights usually end; .gguf is a network of its own (`models/pretrained.py`), not weights for another."""
 
 ABOUT, TENSORS = "checkpoint.json", "model.safetensors"
 """The two files of a checkpoint folder: this record, and the tensors."""
@@ -19,7 +19,8 @@ ABOUT, TENSORS = "checkpoint.json", "model.safetensors"
 class Checkpoint(Record):
     """A model saved by bitplan: its plan (None: a float model), and where both come from.
 
-    `spec` is a name of the zoo, the only way a checkpoint names code. `tied` maps a tensor's name to the one
+    `spec` is a name of the zoo, or "config.json", which then describes a network of transformers' and lies beside it:
+    the only ways a checkpoint names code. `tied` maps a tensor's name to the one
     it is stored under, where both are the same tensor. `sha256` is that of the file of tensors; empty in checkpoints
     from before it was written down.
     """

@@ -22,10 +22,13 @@ from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
+from bitplan.quant.blocks import Grouping, Levels
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.factory import told_by
+from bitplan.quant.layers import Channels
 from bitplan.quant.loading import fill_
+from bitplan.quant.methods.groups import GroupedWeight
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.weights.refusals import is_own_packed
 from bitplan.weights.safetensors import map_with_texts
@@ -40,6 +43,10 @@ class Codes:
 
     A `computed` one is the weight of no module: what it is computed from is in the file too, and the codes are for
     those who only multiply. A value is (code + `offset`)·step.
+
+    Where `size` is given, a weight is seen as rows, numbered by its `axes` (after its first is split into `parts`), and
+    groups of so many inputs of a row have steps of their own, (rows, groups); so have zero points, where `zero` names
+    them: a value is then (code − zero)·step.
     """
 
     layers: tuple[str, ...]
@@ -49,6 +56,18 @@ class Codes:
     step: str
     computed: bool = False
     offset: float = 0.0
+    size: int = 0
+    axes: tuple[int, ...] = (0,)
+    parts: int = 1
+    zero: str = ""
+
+    def values(self, codes: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What codes stand for, by the steps among a file's tensors."""
+        step = tensors[self.step]
+        if not self.size:
+            return (codes + self.offset) * WeightQuantizer(self.bits, step).steps_for(codes)
+        levels = Levels(step, tensors[self.zero] if self.zero else None)
+        return GroupedWeight(self.bits, Grouping(self.size, Channels(self.axes, self.parts)), levels).values(codes)
 
 
 _ALL_CODES = TypeAdapter(dict[str, Codes])
@@ -128,8 +147,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
                 del tensors[name]
                 continue
             whole = _unpacked(tensors[name], about)
-            steps = WeightQuantizer(about.bits, tensors[about.step]).steps_for(whole)
-            tensors[name] = ((whole + about.offset) * steps).to(getattr(torch, about.dtype))
+            tensors[name] = about.values(whole, tensors).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
     base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
     with named(source):
@@ -163,6 +181,8 @@ def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
             )
         step, kind = names[id(quantizer.step)], str(weight.dtype)[6:]
         about = Codes((layer,), quantizer.bits, tuple(weight.shape), kind, step, offset=quantizer.offset)
+        if isinstance(quantizer, GroupedWeight):
+            about = _in_groups(about, quantizer, names)
         if id(weight) not in names:
             found[f"{layer}.codes"] = replace(about, computed=True)
             continue
@@ -174,10 +194,15 @@ def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
     return found
 
 
+def _in_groups(about: Codes, quantizer: GroupedWeight, names: Mapping[int, str]) -> Codes:
+    blocks, zero = quantizer.blocks, "" if quantizer.zero is None else names[id(quantizer.zero)]
+    return replace(about, size=blocks.size, axes=blocks.channels.axes, parts=blocks.channels.groups, zero=zero)
+
+
 def _check_survives(layer: str, quantizer: WeightQuantizer, weight: Tensor, codes: Tensor) -> None:
     """Refuse a weight whose type cannot hold what its codes stand for."""
-    back = ((codes + quantizer.offset) * quantizer.steps_for(weight)).to(weight.dtype)
-    if not torch.equal(quantizer.pinned(weight).codes(back), codes):
+    pinned = quantizer.pinned(weight)
+    if not torch.equal(pinned.codes(pinned.values(codes).to(weight.dtype)), codes):
         raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {str(weight.dtype)[6:]}")
 
 

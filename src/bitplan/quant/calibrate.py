@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,10 @@ from torch import nn
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
-from bitplan.quant.convert import is_quantized, quantizers_of
+from bitplan.quant.convert import Forward, is_quantized, quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.proof import Unreached, complain
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-
-Forward = Callable[[nn.Module, Any], Any]
 
 
 def calibrate_(
@@ -36,7 +34,7 @@ def calibrate_(
     does not use them (`unreached="warn"`), a warning.
     """
     kept = list(batches) if refresh_norms else batches
-    run = forward or _call
+    run = forward or called
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
     with _observing(quantizers), _noting(model) as ran, inference(model), torch.no_grad():
         count = 0
@@ -99,7 +97,8 @@ def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> N
                 norm.momentum = momentum
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def called(model: nn.Module, batch: Any) -> Any:
+    """Run a model on a batch: a tensor, a tuple of positional or a mapping of keyword arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.networks import find_network
+from bitplan.adapters.pretrained import CONFIG
+from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
+from bitplan.adapters.transformers import network_of
 from bitplan.core.checkpoints import ABOUT, TENSORS, Checkpoint
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.naming import STEP
@@ -27,6 +30,8 @@ from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.weights.opened import check_weights
 from bitplan.weights.torch_tensors import read_safetensors, write_tensors
+
+_FILES = (ABOUT, TENSORS, CONFIG, TOKENIZER)
 
 
 def check_replaceable(target: Path, *, more: bool = False) -> None:
@@ -45,8 +50,12 @@ def save_checkpoint(
     spec: str | None = None,
     graph_id: str | None = None,
     of: str | None = None,
+    pretrained: str | Path | None = None,
 ) -> Path:
     """Write a model, quantized or not, as a folder; `spec` is its name in the zoo, if it has one.
+
+    `pretrained` is what `load_pretrained` read the network from: its configuration and its tokenizer are then kept
+    beside the tensors, and the folder needs no model to be loaded.
 
     A folder of that name is replaced only if it is a checkpoint and no more, and once the new one is complete. `of`
     says what it belongs to, for those who ask when they load it.
@@ -54,17 +63,20 @@ def save_checkpoint(
     target = Path(path)
     check_replaceable(target, more=of is not None)  # in a run the folder is the run's
     tensors, tied = tensors_of(model)
+    beside = {} if pretrained is None else _beside(model, Path(pretrained))
     quantized = is_quantized(model)
     about = Checkpoint(
         plan=plan_of(model) if quantized else None,
         options=asdict(options_of(model)) if quantized else {},
-        spec=spec,
+        spec=CONFIG if beside else spec,
         graph=graph_id,
         tied=tied,
         versions={"bitplan": bitplan.__version__, "torch": torch.__version__},
     )
     with whole_folder(target) as temporary:
         write_tensors(tensors, temporary / TENSORS)
+        for name, text in beside.items():
+            (temporary / name).write_text(text, encoding="utf-8")
         sealed = about.model_copy(update={"sha256": sha256_of(temporary / TENSORS)})
         (temporary / ABOUT).write_text(sealed.to_json(of=of), encoding="utf-8")
     return target
@@ -119,6 +131,8 @@ def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Modul
         raise InputError(
             f"{source} names no model of the zoo: give the one it belongs to, --model (in Python: model=…)"
         )
+    if spec == CONFIG:
+        return _described(source)
     check_code(spec, source, trust=trust, otherwise="give the model itself, or ")
     factory = import_factory(spec) if names_code(spec) else MODELS.get(spec) if spec in MODELS else find_network(spec)
     if factory is None:
@@ -131,6 +145,25 @@ def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Modul
     built = factory()
     model: nn.Module = built[0] if isinstance(built, tuple) else built
     return model
+
+
+def _described(source: Path) -> nn.Module:
+    """The network that the configuration beside a file describes."""
+    if not (source.parent / CONFIG).is_file():
+        raise InputError(
+            f"{source} is of a network that a {CONFIG} describes, which is not beside it: put it there, or give the "
+            "network, --model (in Python: model=…)"
+        )
+    return network_of(source.parent)
+
+
+def _beside(model: nn.Module, pretrained: Path) -> dict[str, str]:
+    """The configuration of a network of transformers', and its tokenizer where there is one, as texts."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_json_string"):
+        raise InputError(f"the model has no configuration of transformers', so it is not the one in {pretrained}")
+    has_one = pretrained.is_file() or (pretrained / TOKENIZER).is_file()
+    return {CONFIG: config.to_json_string()} | ({TOKENIZER: tokenizer_text(pretrained)} if has_one else {})
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -158,7 +191,7 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _refuse_more_than_a_checkpoint(path: Path) -> None:
-    others = sorted(one.name for one in path.glob("[!.]*") if one.name not in (ABOUT, TENSORS))
+    others = sorted(one.name for one in path.glob("[!.]*") if one.name not in _FILES)
     if others:
         raise FileError(f"{path} holds {others[0]} beside its checkpoint, which would be lost: choose another name")
 

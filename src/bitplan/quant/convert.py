@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, get_args
 
 from torch import Tensor, nn
 
-from bitplan.core.errors import InputError
+from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.integers import Integers
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
 from bitplan.core.parsing import first_line
@@ -33,11 +33,24 @@ from bitplan.quant.sharing import save_once_
 from bitplan.quant.sites import find_sites
 
 BYTE = 8
+Forward = Callable[[nn.Module, Any], Any]
+"""How a model is run on a batch."""
+Finish = Literal["round", "compensate"]
+"""How weights become codes where nobody trains them."""
 _log = logging.getLogger(__name__)
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
 
 
-def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[Told]) -> nn.Module:
+def quantize(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    example: Any = None,
+    finish: Finish = "round",
+    batches: Iterable[Any] | None = None,
+    forward: Forward | None = None,
+    **options: Unpack[Told],
+) -> nn.Module:
     """A quantized copy of a model; the given one stays as it was.
 
     Every layer of a plan that was made from a trace of the model then runs quantized. Of a plan from elsewhere, a file
@@ -53,10 +66,29 @@ def quantize(model: nn.Module, plan: Plan, *, example: Any = None, **options: Un
     quantizes in one compiled loop on a CPU), `integer` (False; True makes a network that integer kernels compute
     exactly: biases and the shifts of batch norms on the grid of products, 8 bits before residual additions and before
     float layers that read an integer convolution; docs/decisions/0017).
+
+    For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once,
+    and `finish="compensate"` rounds weights so that errors in a layer's outputs make up for each other on them
+    (`compensate_`); "round" rounds each by itself. Weights of 4, 3 and 2 bits want `method="groups"` for it.
     """
+    check_finish(finish, batches)
     quantized = copied(model)
     quantize_(quantized, plan, example=example, **options)
+    if batches is not None:
+        from bitplan.quant.finish import finish_  # here, since it asks this file for quantizers
+
+        finish_(quantized, batches, finish, forward=forward)
     return quantized
+
+
+def check_finish(finish: str, batches: object) -> None:
+    """Refuse a finish that there is not, and one that needs data where there is none."""
+    if finish not in get_args(Finish):
+        raise UnknownName("finish", finish, get_args(Finish))
+    if finish != "round" and batches is None:
+        raise InputError(
+            f"finish {finish} looks at what layers read: give batches=… (on the command line --task or --data)"
+        )
 
 
 def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[Told]) -> None:

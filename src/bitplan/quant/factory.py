@@ -93,7 +93,8 @@ class Factory:
         if bits >= LEFT_ALONE_BITS or weight is None:
             return nn.Identity()
         check_real(weight)
-        shared = Shared(channels_of(site.module, weight) if self.options.per_channel else None)
+        by_channel = self.options.per_channel or self.method.rows
+        shared = Shared(channels_of(site.module, weight) if by_channel else None)
         kept = self.kept.get(site.layer, NONE).weight
         bits_before = kept.bits if kept else bits
         made = self.method.weight(weight, bits_before, shared, self.options)

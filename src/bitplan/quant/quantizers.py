@@ -33,6 +33,8 @@ class WeightQuantizer(QuantizingModule):
     """What is added to a code before it is multiplied by the step: ½ where no level is zero."""
     follows: ClassVar[bool] = False
     """Whether levels follow from the weight itself, so that `step` is 0 (`quant/following.py`)."""
+    grouped: ClassVar[bool] = False
+    """Whether groups of inputs have steps of their own, so that only whole weights are quantized."""
 
     def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
         super().__init__()
@@ -81,6 +83,11 @@ class WeightQuantizer(QuantizingModule):
         """The integer codes of a weight: int8 up to 8 bits, else int16."""
         rounded = codes(_grouped(weight.detach(), self.step), self.step, *self.range)
         return rounded.reshape(weight.shape).to(torch.int8 if self.bits <= 8 else torch.int16)
+
+    @torch.no_grad()
+    def values(self, codes: Tensor) -> Tensor:
+        """What codes of a whole weight stand for, where levels do not follow from it."""
+        return (codes + self.offset) * self.steps_for(codes)
 
     @torch.no_grad()
     def in_use(self, weight: Tensor) -> Tensor:

@@ -43,4 +43,6 @@ def why_no_multiples(quantizer: QuantizingModule) -> str:
     """Why levels are not the multiples of a step that other programs know; empty where they are."""
     if not quantizer.uniform:
         return "its levels are not equally far apart"
+    if getattr(quantizer, "grouped", False):
+        return "groups of its inputs have steps of their own"
     return "none of its levels is zero, with zero=true one is" if getattr(quantizer, "offset", 0.0) else ""

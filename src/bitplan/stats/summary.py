@@ -63,11 +63,11 @@ def area(
     areas = (heights[:, 1:] + heights[:, :-1]) @ np.diff(across) / (2 * (across[-1] - across[0]))  # (seeds,)
     low = high = None
     if len(complete) > 1:
-        low, high = _interval(areas, resamples, level, seed)
+        low, high = interval(areas, resamples, level, seed)
     return Area(float(areas.mean()), low, high, tuple(float(value) for value in areas))
 
 
-def _interval(values: NDArray[np.float64], resamples: int, level: float, seed: int) -> tuple[float, float]:
+def interval(values: NDArray[np.float64], resamples: int, level: float, seed: int) -> tuple[float, float]:
     """Where the mean of the values lies at this level, when they are drawn again with replacement."""
     draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
     means = values[draws].mean(axis=1)  # (resamples,)

@@ -78,7 +78,10 @@ def refuse_own_packed(path: Path, texts: Mapping[str, str]) -> None:
 def refuse_foreign(path: Path, start: bytes) -> None:
     """Raise if the first bytes or the ending are those of a file that holds no plain tensors."""
     if start[:4] == b"GGUF" or path.suffix == ".gguf":
-        raise _already_packed(path, "GGUF")
+        raise FileError(
+            f"{path} is a GGUF checkpoint, a network with its own configuration: name it as the model itself, or where "
+            "weights are asked for give it the checkpoint that this one was made from"
+        )
     for form, (ending, place, mark) in _FOREIGN.items():
         if path.suffix == ending or (mark and start[place : place + len(mark)] == mark):
             raise FileError(

@@ -20,7 +20,7 @@ class EmbeddingLayer(Adopted):
         """Look up, then quantize."""
         layer: Any = self
         quantizer = layer.weight_quantizer
-        if getattr(quantizer, "follows", False):
+        if getattr(quantizer, "follows", False) or getattr(quantizer, "grouped", False):
             return self._from_whole(indices, quantizer)
         rows = F.embedding(
             indices,
@@ -38,7 +38,7 @@ class EmbeddingLayer(Adopted):
         return out
 
     def _from_whole(self, indices: Tensor, quantizer: nn.Module) -> Tensor:
-        """Quantize, then look up: of a method whose levels follow from all of the table, or of several precisions."""
+        """Quantize, then look up: of a method that sees all of the table, or of several precisions."""
         layer: Any = self
         if layer.max_norm is not None:
             with torch.no_grad():

@@ -40,6 +40,8 @@ class Quantizer(ABC):
     input_bits: ClassVar[Sequence[int]] = ALL_BITS
     percentile: ClassVar[bool] = False
     """Whether steps or limits begin at a percentile of magnitudes, `percentile` of quantize."""
+    rows: ClassVar[bool] = False
+    """Whether weights are always seen by output channel, whatever `per_channel` says."""
     integers: ClassVar[bool] = False
     """Whether steps are stored and zero is a level, so that integer=True can put biases on the grid of products."""
 

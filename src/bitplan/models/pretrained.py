@@ -1,0 +1,55 @@
+"""Networks of Hugging Face's: a folder of config.json and safetensors, or a GGUF file; with their tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.gguf import check_gguf
+from bitplan.adapters.pretrained import says_network
+from bitplan.adapters.transformers import network_of, network_with_weights
+from bitplan.core.errors import FileError
+from bitplan.weights.opened import open_checkpoint
+
+_TOKENS = 128
+
+
+def load_pretrained(path: str | Path) -> nn.Module:
+    """The network in a Hugging Face folder (config.json and safetensors) or in a GGUF file, in float32 and inference.
+
+    The class is the one that config.json names, of those that the installed transformers has; no code of the file is
+    run, and no pickle is read. What is quantized in a GGUF file becomes floats.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FileError(f"cannot read {place}: there is no such file or folder")
+    if place.is_file():
+        check_gguf(place)
+        return network_with_weights(place)
+    if not says_network(place):
+        raise FileError(f"{place} has no config.json that says which network of transformers' it holds")
+    if not any(place.glob("*.safetensors")):
+        raise FileError(
+            f"{place} has no .safetensors: load it with transformers where you trust it, and write it with "
+            "save_pretrained, which makes them"
+        )
+    open_checkpoint(place)  # what is cut off, lacking or packed is said in one line
+    return network_with_weights(place)
+
+
+def built_pretrained(folder: str | Path) -> tuple[nn.Module, Any]:
+    """The network that a folder's config.json describes, with random weights, and an example of its input."""
+    model = network_of(Path(folder))
+    return model, example_for(model)
+
+
+def example_for(model: nn.Module) -> dict[str, Tensor] | None:
+    """A row of tokens for a network that reads such; None for others."""
+    config: Any = getattr(model, "config", None)
+    if not getattr(config, "vocab_size", 0):
+        return None
+    longest = getattr(config, "max_position_embeddings", None) or _TOKENS
+    return {"input_ids": torch.zeros(1, min(_TOKENS, longest), dtype=torch.long)}

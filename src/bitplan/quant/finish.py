@@ -1,0 +1,291 @@
+"""The finish of a quantized network that nobody trains: its weights rounded, or rounded so that errors make up for each
+other (`quant/compensate.py`), layer after layer, each behind what was already quantized in front of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.torch import inference
+from bitplan.core.errors import InputError
+from bitplan.core.progress import Progress
+from bitplan.quant.blocks import Grouping, Levels
+from bitplan.quant.calibrate import calibrate_, called
+from bitplan.quant.chains import Chain, find_chains
+from bitplan.quant.compensate import DAMPING, Fitted, Fixed, compensated, output_errors
+from bitplan.quant.convert import Finish, Forward, plan_of, quantizers_of
+from bitplan.quant.finished import FinishedLayers
+from bitplan.quant.methods.groups import GroupedWeight
+from bitplan.quant.moments import Enough, Moments, watching
+from bitplan.quant.proof import Unreached, complain
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.quantizing import why_no_multiples
+from bitplan.quant.root import sites_of
+from bitplan.quant.sites import Site
+
+_log = logging.getLogger(__name__)
+_SHOWN = 4
+
+
+def finish_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    finish: Finish,
+    *,
+    forward: Forward | None = None,
+    unreached: Unreached = "raise",
+    progress: Progress | None = None,
+) -> None:
+    """Let batches set the input steps of a quantized model, then finish its weights."""
+    kept = list(batches)
+    if finish == "round" or any(isinstance(module, InputQuantizer) for module in model.modules()):
+        calibrate_(model, kept, forward=forward, unreached=unreached)
+    if finish == "compensate":
+        compensate_(model, kept, forward=forward, unreached=unreached, progress=progress)
+
+
+def compensate_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    damping: float = DAMPING,
+    unreached: Unreached = "raise",
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """Round the weights of a quantized model anew, so that errors in a layer's outputs make up for each other.
+
+    Each layer is done once those in front of it are, by the second moments of what it then reads over all batches,
+    which are as `calibrate_` takes them; quantized inputs must be calibrated before. Afterwards the weights lie on
+    their levels; the error of no layer's outputs on these batches is larger than that of plain rounding. Returned is
+    which part of that error is left, by layer; layers that are no matrix product or convolution of one weight used in
+    one place stay rounded, and are named in a warning. `store` is a folder that keeps finished layers: a killed call
+    goes on there, on the same batches.
+    """
+    kept = list(batches)
+    if not kept:
+        raise InputError("compensated rounding got no batches: give some, as for calibrate_")
+    layers = _layers(model)
+    work = _Work(model, kept, forward, damping, store)
+    left: dict[str, float] = {}
+    with inference(model), torch.no_grad():
+        order = work.order(layers)
+        complain([name for name in layers if name not in order], unreached)
+        stages = _stages(order, plan_of(model).links)
+        with _switched_off(layers):
+            for number, stage in enumerate(stages):
+                left |= work.finish_(stage)
+                if progress is not None:
+                    progress(number + 1, len(stages), next(iter(stage)))
+    _tell_rounded([name for name, layer in layers.items() if name not in left and layer.reads])
+    return left
+
+
+class Weighted(NamedTuple):
+    """A layer whose weight is quantized: where it is, what quantizes it, and the weight itself."""
+
+    site: Site
+    quantizer: WeightQuantizer
+    weight: Tensor
+
+    @property
+    def reads(self) -> bool:
+        """Whether it multiplies its weight, and does not only look rows up."""
+        return any(place.reads for place in self.site.places)
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the weight is a parameter that is used in one place."""
+        return self.reads and isinstance(self.weight, nn.Parameter) and len(self.site.places) == 1
+
+
+class _Work:
+    """Runs the network, or only the block that matters, and finishes layers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None,
+        damping: float,
+        store: str | Path | None,
+    ) -> None:
+        self.model, self.batches, self.damping = model, batches, damping
+        self.forward = forward or called
+        self.store = None if store is None else FinishedLayers(store, model)
+        self.chains = find_chains(model)
+        self.recorded: dict[int, bool] = {}
+        self.times: Counter[str] = Counter()
+
+    def order(self, layers: Mapping[str, Weighted]) -> dict[str, Weighted]:
+        """The layers that run, in the order in which they do; and how often."""
+        names = {layer.quantizer: name for name, layer in layers.items()}
+
+        def note(module: nn.Module, *_: Any) -> None:
+            if module in names:  # and no copy of it, by which a first run is proven
+                self.times[names[module]] += 1
+
+        hooks = [quantizer.register_forward_hook(note) for quantizer in names]
+        try:
+            self.run(self.batches[0])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {name: layers[name] for name in self.times}
+
+    def run(self, batch: Any) -> Any:
+        """The whole network."""
+        return self.forward(self.model, batch)
+
+    def finish_(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+        """Finish layers that read the same; of each, which part of the error is left."""
+        changing = {name: layer for name, layer in stage.items() if layer.can_change}
+        left = self._taken(changing)
+        lacking = {name: layer for name, layer in changing.items() if name not in left}
+        seen = self.moments(lacking) if lacking else {}
+        for layer in stage.values():
+            layer.quantizer.enabled = True
+        for name, layer in lacking.items():
+            share = settle_(layer, seen[name], self.damping)
+            if share is not None:
+                left[name] = share
+            if share is not None and self.store is not None:
+                self.store.keep(name, layer.weight, layer.quantizer, share)
+        for name in left:
+            stage[name].quantizer.enabled = False  # its weight lies on levels now, and need not be rounded in every run
+        return left
+
+    def _taken(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+        """The layers that an earlier call finished."""
+        if self.store is None:
+            return {}
+        found = {name: self.store.take_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
+        return {name: share for name, share in found.items() if share is not None}
+
+    def moments(self, stage: Mapping[str, Weighted]) -> dict[str, Moments]:
+        """What these layers read, over all batches."""
+        quantizers = {name: layer.quantizer for name, layer in stage.items()}
+        chain, block = self._block(quantizers)
+        if chain is not None and block is not None:
+            chain.reach_(block)
+        with watching(quantizers, stop=all(self.times[name] == 1 for name in stage)) as seen:
+            if chain is not None and block is not None:
+                chain.run_(block)
+                return seen
+            for batch in self.batches:
+                with suppress(Enough):
+                    self.run(batch)
+        return seen
+
+    def _block(self, quantizers: Mapping[str, WeightQuantizer]) -> tuple[Chain | None, int | None]:
+        """The chain and the block that all of these are in, where it can be run alone."""
+        for number, chain in enumerate(self.chains):
+            places = {chain.place(quantizer) for quantizer in quantizers.values()}
+            block = places.pop() if len(places) == 1 else None
+            if block is None:
+                continue
+            if number not in self.recorded:
+                self.recorded[number] = chain.record_(self.run, self.batches)
+            return (chain, block) if self.recorded[number] and block >= chain.next else (None, None)
+        return None, None
+
+
+@torch.no_grad()
+def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float | None:
+    """Put a layer's weight onto its levels by moments of its input; which part of rounding's error is left.
+
+    Rows that plain rounding serves better are rounded. None where the moments do not say what the weight multiplies.
+    """
+    _, quantizer, weight = layer
+    if seen.total is None or seen.layout is None:
+        return None
+    grouped = isinstance(quantizer, GroupedWeight)
+    blocks = quantizer.blocks if isinstance(quantizer, GroupedWeight) else Grouping(weight.numel(), seen.layout)
+    rows = blocks.rows(weight.detach() if weight.dtype == torch.float64 else weight.detach().float())
+    parts, inputs = seen.total.shape[0], seen.total.shape[-1]
+    if blocks.channels != seen.layout or rows.shape[1] != inputs:
+        return None
+    shaped = rows.unflatten(0, (parts, -1))
+    rounded = blocks.rows(quantizer(weight).detach()).to(rows.dtype).unflatten(0, (parts, -1))
+    grid: Fixed | Fitted
+    if grouped:
+        grid = Fitted(blocks.width(inputs), quantizer.bits, zeros=quantizer.zero is not None)
+    else:
+        steps = blocks.rows(quantizer.steps_for(weight).expand(weight.shape).to(rows))
+        grid = Fixed(steps.unflatten(0, (parts, -1)), *quantizer.range)
+    made = compensated(shaped, seen.total, grid, damping=damping)
+    before, after = (output_errors(shaped, one, seen.total) for one in (rounded, made))
+    better = after < before
+    made = torch.where(better[..., None], made, rounded)
+    if isinstance(grid, Fitted) and isinstance(quantizer, GroupedWeight):
+        quantizer.settle_(_chosen(better.flatten(), grid.levels, quantizer.in_levels))
+    weight.copy_(blocks.whole(made.flatten(0, 1), weight))
+    total = float(before.sum())
+    return float(torch.where(better, after, before).sum()) / total if total else 1.0
+
+
+def _chosen(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
+    """The levels of the rows that are better compensated, and those that rounding had of the others."""
+    step = torch.where(better[:, None], ours.step.float(), rounded.step)
+    if ours.zero is None or rounded.zero is None:
+        return Levels(step, None)
+    return Levels(step, torch.where(better[:, None], ours.zero.float(), rounded.zero))
+
+
+def _layers(model: nn.Module) -> dict[str, Weighted]:
+    """Every layer whose weight is quantized; a method whose levels cannot stay while weights change is refused."""
+    quantizers, found = quantizers_of(model), {}
+    for name, site in sites_of(model).items():
+        quantizer, weight = quantizers[name].weight, site.weight
+        if quantizer is None or weight is None:
+            continue
+        why = "" if isinstance(quantizer, GroupedWeight) else why_no_multiples(quantizer)
+        why = "its levels follow from its weights" if quantizer.follows else why
+        if why:
+            raise InputError(
+                f"layer {name!r} cannot be compensated, {why}: quantize with method groups, lsq or faq, or finish by "
+                "rounding"
+            )
+        found[name] = Weighted(site, quantizer, weight)
+    return found
+
+
+def _stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]]) -> list[dict[str, Weighted]]:
+    """Layers in their order, those together that follow one another and read the same tensor."""
+    link_of = {name: number for number, link in enumerate(links) for name in link}
+    stages: list[dict[str, Weighted]] = []
+    before: int | None = None
+    for name, layer in order.items():
+        link = link_of.get(name)
+        if link is not None and link == before:
+            stages[-1][name] = layer
+        else:
+            stages.append({name: layer})
+        before = link
+    return stages
+
+
+@contextmanager
+def _switched_off(layers: Mapping[str, Weighted]) -> Iterator[None]:
+    """Weights pass as they are until the block ends, or until they are switched on in it."""
+    for layer in layers.values():
+        layer.quantizer.enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers.values():
+            layer.quantizer.enabled = True
+
+
+def _tell_rounded(names: list[str]) -> None:
+    if names:
+        shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
+        _log.warning("%d layers are only rounded, since nothing tells what they read: %s", len(names), shown)

@@ -1,0 +1,124 @@
+"""Networks of Hugging Face's: folders and GGUF files, with their weights; what cannot be read is one line."""
+
+import gguf
+import pytest
+import torch
+
+import bitplan
+from bitplan.adapters.pretrained import is_pretrained
+from bitplan.adapters.tokenizers import load_tokenizer
+from bitplan.core.errors import InputError
+from texts import llama, turned, with_config, write_folder, write_gguf
+
+TOKENS = torch.arange(20).view(2, 10)
+Q8 = gguf.GGMLQuantizationType.Q8_0
+
+
+def test_a_folder_gives_the_network_that_was_saved(tmp_path):
+    folder = write_folder(tmp_path / "model")
+    assert is_pretrained(folder)
+    model = bitplan.load_pretrained(folder)
+    assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
+    assert not model.training
+
+
+def test_shards_are_put_together(tmp_path):
+    folder = write_folder(tmp_path / "model", shards=True)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    assert torch.equal(bitplan.load_pretrained(folder)(TOKENS).logits, llama()(TOKENS).logits)
+
+
+def test_gguf_gives_the_same_network_with_its_codes_as_floats(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {"ffn_down.weight": Q8, "attn_q.weight": Q8})
+    assert is_pretrained(path)
+    model, expected = bitplan.load_pretrained(path), llama()
+    for name, value in expected.state_dict().items():
+        if "down_proj" in name:
+            value.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(value.numpy(), Q8), Q8)))
+        if "q_proj" in name:
+            stored = torch.from_numpy(gguf.dequantize(gguf.quantize(turned(name, value).numpy(), Q8), Q8))
+            value.copy_(stored.unflatten(0, (4, -1, 2)).transpose(1, 2).flatten(0, 2))
+    assert {name: value.dtype for name, value in model.state_dict().items()} == {
+        name: torch.float32 for name in expected.state_dict()
+    }
+    assert torch.allclose(model(TOKENS).logits, expected(TOKENS).logits, atol=1e-5)
+    assert not torch.allclose(model(TOKENS).logits, llama()(TOKENS).logits, atol=1e-5)
+
+
+def test_gguf_brings_its_tokenizer(tmp_path):
+    tokens = load_tokenizer(write_gguf(tmp_path / "m.gguf"))
+    assert tokens.library.decode(tokens("the king of rome")) == "the king of rome"
+    assert len(tokens("the")) == 1
+
+
+def test_a_quantized_one_keeps_its_configuration_and_tokenizer(tmp_path):
+    folder = write_folder(tmp_path / "model")
+    model = bitplan.load_pretrained(folder)
+    graph = bitplan.trace(model, {"input_ids": TOKENS}, rules=bitplan.Rules(narrow=0).for_choices("w4a16"))
+    made = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a16"), method="groups:size=16")
+    saved = bitplan.save_checkpoint(made, tmp_path / "q", pretrained=folder)
+    assert (saved / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+    assert torch.equal(bitplan.load_checkpoint(saved)(TOKENS).logits, made(TOKENS).logits)
+    bitplan.save_checkpoint(made, saved, pretrained=saved)  # what lies there is a checkpoint and no more
+    (saved / "config.json").unlink()
+    with pytest.raises(InputError, match=r"a config\.json describes, which is not beside it"):
+        bitplan.load_checkpoint(saved)
+
+
+def cut_shard(folder):
+    part = sorted(folder.glob("*.safetensors"))[0]
+    part.write_bytes(part.read_bytes()[:-100])
+
+
+def without_shard(folder):
+    sorted(folder.glob("*.safetensors"))[0].unlink()
+
+
+def pickled(folder):
+    for part in folder.glob("*.safetensors*"):
+        part.unlink()
+    torch.save(llama().state_dict(), folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (cut_shard, "is cut off"),
+        (without_shard, "the shard .* is missing; download it again"),
+        (pickled, "has no .safetensors"),
+        (lambda folder: with_config(folder, architectures=["Evil"]), "names Evil, which this transformers"),
+        (lambda folder: with_config(folder, architectures=["AutoConfig"]), "names AutoConfig, which this"),
+        (
+            lambda folder: with_config(folder, model_type="evil", auto_map={"AutoConfig": "evil.Evil"}),
+            "brings code of its own, which is not run",
+        ),
+        (lambda folder: with_config(folder, quantization_config={"quant_method": "gptq"}), "quantized already"),
+        (lambda folder: (folder / "config.json").write_text("{"), r"has no config\.json that says"),
+        (lambda folder: with_config(folder, hidden_size="wide"), r"config\.json|model"),
+    ],
+)
+def test_damaged_folders_are_one_line(tmp_path, change, said):
+    folder = write_folder(tmp_path / "model", shards=True)
+    (folder / "evil.py").write_text("raise SystemExit('code of a stranger ran')")
+    change(folder)
+    with pytest.raises(InputError, match=said) as caught:
+        bitplan.load_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_type_that_cannot_be_read_is_named(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {"blk.1.ffn_up.weight": gguf.GGMLQuantizationType.I8})
+    with pytest.raises(InputError, match=r"tensor 'blk\.1\.ffn_up\.weight' is of type I8, which cannot be turned"):
+        bitplan.load_pretrained(path)
+
+
+def test_cut_off_gguf_is_one_line(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    for size in (8, 40, len(whole) // 2, len(whole) - 200):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match="is a GGUF checkpoint that is cut off or damaged") as caught:
+            bitplan.load_pretrained(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        bitplan.load_pretrained(tmp_path / "nowhere.gguf")
