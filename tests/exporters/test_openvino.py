@@ -61,7 +61,7 @@ def test_a_sum_that_two_read_is_multiplied_once(tmp_path, per_channel):
 
 
 class Residual(nn.Module):
-    """Grouping around an addition, whose one operand nothing else reads: OpenVINO would leave its rounding out."""
+    """Blocks around an addition, whose one operand nothing else reads: OpenVINO would leave its rounding out."""
 
     def __init__(self):
         super().__init__()

@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 class Random(nn.Module):
-    """Grouping one after the other, some around a shortcut, some of which share a layer; the first may run twice."""
+    """Blocks one after the other, some around a shortcut, some of which share a layer; the first may run twice."""
 
     def __init__(self, kinds, shortcuts, again, seed):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Grouping that run one after the other, each on what the one before made: a later one can be run alone, from there."""
+"""Blocks that run one after the other, each on what the one before made: a later one can be run alone, from there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a network computes on its way, for distillation: hidden states and attention scores, found by structure.
 
 A *block* is one of several modules of one class that stand side by side and have modules inside: the layers of an
-encoder, the residual blocks of a ResNet. Grouping within blocks do not count, and lists of modules are looked through.
+encoder, the residual blocks of a ResNet. Blocks within blocks do not count, and lists of modules are looked through.
 Hidden states are what the first block of a row reads, as far as no other block made it, and what every block makes.
 
 Attention scores are what a softmax over the last dimension of at least three reads, and inside torch's attention
