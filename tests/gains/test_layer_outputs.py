@@ -261,3 +261,13 @@ def test_other_models_and_tasks_are_refused(start):
     spans = quantized(Spans(), train=False)
     with pytest.raises(InputError, match="has no score for a batch"):
         estimate("adaptive", spans, task=Spans())
+
+
+@pytest.mark.parametrize("method", ["ompq", "imprint", "adaptive", "drift", "drop", "fisher"])
+def test_a_checkpoint_that_was_only_loaded_says_the_same(start, tmp_path, method):
+    """Its first run proves the plan, by a copy without data, which nobody must take for the network."""
+    model, graph = start
+    bitplan.save_checkpoint(model, tmp_path / "saved")
+    loaded = bitplan.load_checkpoint(tmp_path / "saved", type(model)())
+    options = {"samples": 64} | ({"levels": 2} if method == "adaptive" else {})
+    assert estimate(method, (loaded, graph), **options).rows == estimate(method, start, **options).rows
