@@ -27,7 +27,7 @@ from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
 
 Seen = TypeVar("Seen")
-_SHARE = 4  # of the memory that is free, one part in so many may be taken
+_SHARE = 16  # of the memory that is free, one part in so many may be taken: several workers may do the same
 
 
 class Rerun(Generic[Seen]):
