@@ -1,6 +1,7 @@
 """Networks run again with some groups lowered in place: bit for bit what a copy lowered by `quantize` gives."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +77,58 @@ class Appends(Leaves):
         found.append(self.conv(x))
 
 
+class Skips(nn.Module):
+    """Skips in a list that blocks share, in a dictionary of an object, or in a buffer that one writes and one reads."""
+
+    def __init__(self, way):
+        super().__init__()
+        kept = {"list": [], "object": SimpleNamespace(found={}), "buffer": nn.Module()}[way]
+        if way == "buffer":
+            kept.register_buffer("seen", torch.zeros(3, 6, 12, 12))
+        self.body = nn.Sequential(*(Keeps(kept, way) for _ in range(3)))
+        self.end, self.head, self.kept, self.way = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(6, 5), kept, way
+
+    def forward(self, x):
+        x = self.end(self.body(x))
+        if self.way == "buffer":
+            return self.head((x + self.kept.seen).mean((2, 3)))
+        seen = self.kept.pop() if self.way == "list" else self.kept.found["last"]
+        return self.head((x + seen).mean((2, 3)))
+
+
+class Keeps(nn.Module):
+    def __init__(self, kept, way):
+        super().__init__()
+        self.conv, self.kept, self.way = nn.Conv2d(6, 6, 3, padding=1), kept, way
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        if self.way == "list":
+            self.kept.append(x)
+        elif self.way == "object":
+            self.kept.found["last"] = x
+        else:
+            self.kept.seen.copy_(x)
+        return x
+
+
+class Hooked(nn.Module):
+    """Features that a hook gathers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Conv2d(6, 6, 3, padding=1) for _ in range(4)))
+        self.head, self.found = nn.Linear(6, 5), {}
+        self.body[1].register_forward_hook(self.gather)
+
+    def gather(self, _, __, out):
+        self.found["a"] = out
+
+    def forward(self, x):
+        x = self.body(x).relu()
+        return self.head((x + self.found.pop("a")).mean((2, 3)))
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -99,8 +152,10 @@ class Recurrent(nn.Module):
 
 IMAGES, TOKENS = (3, 6, 12, 12), (3, 7, 12)
 NETWORKS = {
-    "residual": (lambda: CifarResNet(2), (3, 3, 16, 16)), "attention": (Attention, TOKENS),
-    "side effects": (Remembering, IMAGES), "plain": (Plain, IMAGES), "recurrent": (Recurrent, TOKENS),
+    "residual": (lambda: CifarResNet(2), (3, 3, 16, 16)), "attention": (Attention, TOKENS), "plain": (Plain, IMAGES),
+    "side effects": (Remembering, IMAGES), "recurrent": (Recurrent, TOKENS), "hook": (Hooked, IMAGES),
+    "list": (lambda: Skips("list"), IMAGES), "object": (lambda: Skips("object"), IMAGES),
+    "buffer": (lambda: Skips("buffer"), IMAGES),
 }  # fmt: skip
 
 

@@ -3,19 +3,22 @@
 A pass is recorded once: what its larger modules give out, and where in the pass each watched module first runs. In a
 pass in which only some of the watched modules differ, a module that was finished before the first of them gives out
 what it gave before, and is not run. Nothing is known of the network but that its modules are called, so this holds for
-any order of calls, and a module that does more than to give something out is simply run again.
+any order of calls, and a module that is seen to do more than to give something out is run again: one that writes to its
+arguments, or to what it or a module inside it holds, or at which somebody looks on by a hook.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bitplan.forward.operations import tensors_in
@@ -25,6 +28,8 @@ Call = tuple[int, int]
 """A module, by its number, and which call of it in the pass."""
 
 _WORTH = 0.01  # of the time of a pass: what takes less is run again rather than kept
+_DEPTH = 3  # containers and objects inside each other that are looked into
+_FIXED = (bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, MethodType, nn.Module)
 _PLAIN = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -80,7 +85,7 @@ class Prefix:
 
     def record(self, run: Callable[[], Result], room: float = float("inf")) -> tuple[Result, Recording]:
         """Run as it is, keeping at most so many bytes; by the first pass it is seen what takes long."""
-        recorder = _Recorder(self._worth, room)
+        recorder = _Recorder(self._worth, room, self._watched.keys())
         hooks = [module.register_forward_pre_hook(recorder.see) for module in self._watched.values()]
         try:
             result = self._during(recorder, run)
@@ -133,9 +138,10 @@ class _Pass:
 class _Recorder(_Pass):
     """Keeps what the larger calls give out; of all calls, where it is not known yet which these are."""
 
-    def __init__(self, worth: frozenset[Call] | None, room: float) -> None:
+    def __init__(self, worth: frozenset[Call] | None, room: float, watched: Collection[int]) -> None:
         super().__init__()
         self.made = Recording()
+        self._watched = watched
         self._worth, self._room, self._place = worth, room, 0
         self._seconds: dict[Call, float] = {}
 
@@ -147,11 +153,13 @@ class _Recorder(_Pass):
     def called(self, key: Call, module: nn.Module, run: Callable[[], Any], given: Any) -> Any:
         if _seen_by_a_mode() or (self._worth is not None and key not in self._worth):
             return run()
-        before, calls, start = _Looked.at(module, given), Counter(self.calls), time.perf_counter()
+        before, calls, start = _Looked.at(module, given, self._watched), Counter(self.calls), time.perf_counter()
         out = run()
         self._seconds[key] = time.perf_counter() - start
+        if before is None or not before.unchanged(_Looked.at(module, given, self._watched)):
+            return out
         leaves, shape = tree_flatten(out)
-        if before is not None and before.unchanged(module, given) and _is_plain(leaves) and before.apart(leaves):
+        if _is_plain(leaves) and before.apart(leaves):
             inside = {number: count for number, count in self.calls.items() if count != calls[number]}
             self._keep(key, leaves, shape, inside)
         return out
@@ -192,22 +200,24 @@ class _Looked:
     leaves: tuple[Any, ...]
     shape: Any
     versions: tuple[int, ...]
-    held: tuple[tuple[str, int], ...]
+    held: tuple[Any, ...]
 
     @classmethod
-    def at(cls, module: nn.Module, given: Any) -> _Looked | None:
-        """How they are now; None where they are of kinds of which that cannot be told."""
+    def at(cls, module: nn.Module, given: Any, watched: Collection[int]) -> _Looked | None:
+        """How they are now; None where that cannot be told: of arguments of other kinds, or where somebody looks on."""
         leaves, shape = tree_flatten(given)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not _is_plain(leaves) or any(tensor.is_inference() for tensor in tensors):
             return None
-        versions = tuple(tensor._version for tensor in tensors)
-        held = tuple((name, id(value)) for part in module.modules() for name, value in vars(part).items())
-        return cls(tuple(leaves), shape, versions, held)
+        parts = [part for part in module.modules() if id(part) not in watched]
+        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+            return None
+        known: dict[int, Any] = {}
+        held = tuple(_state(part, known) for part in parts)
+        return cls(tuple(leaves), shape, tuple(tensor._version for tensor in tensors), held)
 
-    def unchanged(self, module: nn.Module, given: Any) -> bool:
+    def unchanged(self, now: _Looked | None) -> bool:
         """Whether all is still as it was."""
-        now = _Looked.at(module, given)
         if now is None or len(now.leaves) != len(self.leaves) or now.shape != self.shape:
             return False
         same = all(one is other for one, other in zip(now.leaves, self.leaves, strict=True))
@@ -217,6 +227,37 @@ class _Looked:
         """Whether what was given out is nothing of what was given in."""
         inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in(self.leaves)}
         return not any(tensor.untyped_storage()._cdata in inputs for tensor in tensors_in(out))
+
+
+def _state(part: nn.Module, known: dict[int, Any]) -> tuple[Any, ...]:
+    """What a module holds, by identity, and how often its tensors were written to.
+
+    The statistics of norms do not count: in inference nobody reads them, and in training nobody but the norm.
+    """
+    counted = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_modules", "forward")}
+    if isinstance(part, _NormBase):
+        counted.pop("_buffers", None)
+    return tuple((name, _signature(value, _DEPTH, known)) for name, value in counted.items())
+
+
+def _signature(value: Any, depth: int, known: dict[int, Any]) -> Any:
+    """What would differ if a value, or something in it, had changed: as deep as things usually hold each other."""
+    if isinstance(value, Tensor):
+        return id(value), 0 if value.is_inference() else value._version
+    if not depth or isinstance(value, _FIXED):
+        return id(value)
+    if id(value) not in known:
+        known[id(value)] = id(value), tuple(_signature(one, depth - 1, known) for one in _contents(value))
+    return known[id(value)]
+
+
+def _contents(value: Any) -> Iterable[Any]:
+    """What is in a container, or hangs on an object."""
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _is_plain(leaves: Iterable[Any]) -> bool:

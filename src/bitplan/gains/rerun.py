@@ -149,6 +149,7 @@ class Reruns(Draws, ABC, Generic[Seen]):
         key = job.batches, job.batch_size, job.seed
         if key not in self._made:
             self._made.clear()
+            self._batches.clear()
             ready = partial(self.ready, batch_size=job.batch_size)
             self._made[key] = Rerun(self.model, self.task, self.drawn(job), ready, self.see)
         return self._made[key]
