@@ -52,7 +52,7 @@ def files(graph, tmp_path, monkeypatch):
             "the bmac is 50.0%. Raise the budget to at least",
         ),
         (("plan", "graph.json", "--gain", "uniform", "--budget", "lots"), "budget 'lots' cannot be read: write 70%"),
-        (("plan", "graph.json", "--gain", "uniform", "--budget", "energy=70%"), "'energy', which was not priced"),
+        (("plan", "graph.json", "--gain", "uniform", "--budget", "heat=70%"), "'heat', which was not priced"),
         (("plan", "resnet20", "--narrow", "128", *UNIFORM), "18 by the rule on input features"),
         (("plan", "resnet20", "--narrow", "128", *UNIFORM), "--narrow 0"),
         (("plan", "graph.json", "--gain", "nan.csv", "--budget", "70%"), "the gain of 'b' at w4a4 is nan"),

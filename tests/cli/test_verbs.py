@@ -175,7 +175,7 @@ def test_list(run):
     assert "uniform" in run("list", "gains")[1]
     names = json.loads(run("list", "models", "--json")[1])
     assert {"resnet50", "resnet20", "bert-base", "timm/vit_tiny_patch16_224"} <= set(names)
-    assert set(json.loads(run("list", "costs", "--json")[1])) == {"bmac", "bops", "memory"}
+    assert set(json.loads(run("list", "costs", "--json")[1])) == {"bmac", "bops", "energy", "memory"}
 
 
 def test_tables_of_gains_and_costs(run, graph, tmp_path):
