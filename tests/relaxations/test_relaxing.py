@@ -71,6 +71,14 @@ def test_without_a_limit_it_takes_what_the_recipe_takes_and_epochs_count_otherwi
     assert (told.jobs, told.steps, told.samples) == (1, 6, 96)
 
 
+@pytest.mark.parametrize("method", ["fracbits", "mixture"])
+def test_of_a_recipe_of_several_stages_it_trains_one_within_what_may_be_spent(start, method):
+    staged = RECIPE.model_copy(update={"then": RECIPE.model_copy(update={"steps": 4, "distill": 0.5})})
+    gains = estimated(start, method, recipe=staged, spend=6 * STEP)
+    assert (gains.counts["steps"], gains.counts["spend"]) == (6, 6 * STEP)
+    assert gains.rows == estimated(start, method, spend=6 * STEP).rows
+
+
 def test_a_teacher_counts(start):
     recipe = RECIPE.model_copy(update={"distill": 0.5})
     gains = estimated(start, "fracbits", recipe=recipe, teacher=started()[0], spend=4 * 64 * 2)

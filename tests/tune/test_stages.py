@@ -136,7 +136,7 @@ def test_people_write_what_differs(tmp_path):
         read_recipe(tmp_path / "endless.toml", [])
 
 
-def test_a_shortened_recipe_has_one_stage_and_one_of_its_own_length_has_all():
+def test_a_shortened_recipe_has_one_stage_even_where_its_length_is_its_own():
     assert shortened(STAGED, epochs=1.0).then is None
     own = shortened(STAGED, steps=6, lr_factor=0.5)
-    assert (own.lr, own.then.steps, own.then.lr) == (0.025, 4, 0.001)
+    assert (own.steps, own.lr, own.then) == (6, 0.025, None)

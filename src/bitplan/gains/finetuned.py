@@ -173,14 +173,8 @@ class Tuner:
 def shortened(
     recipe: Recipe, *, epochs: float | None = None, steps: int | None = None, lr_factor: float = 1.0
 ) -> Recipe:
-    """The same recipe for another length, of one stage; schedule and warmup span the new one.
-
-    Where the length is its own, so are its further stages, at the same part of their rates.
-    """
-    then = None
-    if recipe.then is not None and (epochs, steps) == (recipe.epochs, recipe.steps):
-        then = shortened(recipe.then, epochs=recipe.then.epochs, steps=recipe.then.steps, lr_factor=lr_factor)
-    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor, "then": then}))
+    """The same recipe for another length, always of one stage; schedule and warmup span the new one."""
+    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor, "then": None}))
 
 
 def recipe_for(method: str, context: Context, *, epochs: float | None, steps: int | None, lr_factor: float) -> Recipe:

@@ -113,7 +113,7 @@ class Relaxation(Gain):
         """What the training starts from, by a recipe as long as may be spent, and the meter for it."""
         task = check_task(context.task, self._name, "trains precisions with the weights")
         recipe = _recipe(context, int(task.size("train")))
-        one = price_of(recipe)
+        one = price_of(recipe.stages[0])  # it trains one stage, as long as all
         meter = meter_for(self.spend, context, steps_of(task, recipe) * one.passes)
         least = 2 if self.in_turn else 1
         meter.check(one * least, f"{least} steps of {self._name}", less="train with a smaller batch_size in the recipe")
