@@ -26,7 +26,7 @@ from bitplan.gains.base import Context
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
 from bitplan.tasks.base import Task, samples_in
-from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.choosing import judged_by, samples_per_epoch
 from bitplan.tasks.measured import draw, measure_
 from bitplan.tune.distill import check_teacher
 from bitplan.tune.log import TrainLog
@@ -210,5 +210,5 @@ def counts_of(outcomes: Sequence[Tuned], task: Task) -> dict[str, int]:
         "trainings": len(outcomes),
         "steps": sum(outcome.steps for outcome in outcomes),
         "samples": sum(outcome.samples for outcome in outcomes),
-        "samples_per_epoch": task.size("train"),
+        "samples_per_epoch": samples_per_epoch(task),
     }
