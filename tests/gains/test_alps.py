@@ -155,6 +155,14 @@ def test_two_epochs_are_twice_the_steps_and_other_gains(start):
     assert two.rows != one.rows
 
 
+def test_it_trains_one_stage_even_where_the_first_of_a_recipe_is_as_long(start):
+    staged = bitplan.Recipe(epochs=1, batch_size=32, lr=0.02, then={"epochs": 3, "batch_size": 32, "lr": 0.01})
+    once = staged.model_copy(update={"then": None})
+    gains = [estimate(start, options={"epochs": None, "steps": None}, recipe=recipe) for recipe in (staged, once)]
+    assert gains[0].counts == gains[1].counts
+    assert gains[0].rows == gains[1].rows
+
+
 def test_offset_is_the_loss_itself(start, tmp_path):
     gains = estimate(start, store=tmp_path, options={"offset": True})
     losses = {name: outcome.mean_loss for (name, _), outcome in outcomes(start, tmp_path).items()}

@@ -71,6 +71,14 @@ def test_without_a_limit_it_takes_what_the_recipe_takes_and_epochs_count_otherwi
     assert (told.jobs, told.steps, told.samples) == (1, 6, 96)
 
 
+@pytest.mark.parametrize("method", ["fracbits", "mixture"])
+def test_of_a_recipe_of_several_stages_it_trains_one_within_what_may_be_spent(start, method):
+    staged = RECIPE.model_copy(update={"then": RECIPE.model_copy(update={"steps": 4, "distill": 0.5})})
+    gains = estimated(start, method, recipe=staged, spend=6 * STEP)
+    assert (gains.counts["steps"], gains.counts["spend"]) == (6, 6 * STEP)
+    assert gains.rows == estimated(start, method, spend=6 * STEP).rows
+
+
 def test_a_teacher_counts(start):
     recipe = RECIPE.model_copy(update={"distill": 0.5})
     gains = estimated(start, "fracbits", recipe=recipe, teacher=started()[0], spend=4 * 64 * 2)
@@ -153,9 +161,29 @@ def test_weights_and_chances_learn_in_turn_from_halves_that_share_no_sample(star
 
 def test_a_training_by_adamw_leaves_fixed_groups_where_they_are(start):
     recipe = bitplan.Recipe(steps=6, batch_size=16, optimizer="adamw", lr=0.001, grad_clip=0.1)
-    _, shares = trained(start, ChoiceMixture(halves=False, certain=0.6, rate=0.2), Rows(), recipe)
+    _, shares = trained(start, ChoiceMixture(halves=False, certain=0.6, rate=100.0), Rows(), recipe)
     assert bool((shares.fixed >= 0).any())
     assert bool(shares.theta.isfinite().all())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_theta_takes_plain_steps_whatever_the_optimizer(start, optimizer, monkeypatch):
+    seen = []
+    end_ = LearnedShares.end_
+
+    def noting(shares, *told):
+        before, slope = shares.theta.detach().clone(), shares.theta.grad.clone()
+        end_(shares, *told)
+        seen.append((shares.theta.detach() - before, slope))
+        assert shares.theta.grad is None
+
+    monkeypatch.setattr(LearnedShares, "end_", noting)
+    recipe = bitplan.Recipe(steps=4, batch_size=16, lr=0.001, optimizer=optimizer, schedule="linear")
+    trained(start, ChoiceMixture(halves=False, rate=0.2, certain=1.0), Rows(), recipe)
+    for step, (moved, slope) in enumerate(seen):
+        assert slope.abs().max() > 0
+        assert torch.allclose(moved, -0.2 * (1 - step / 4) * slope, atol=1e-7)
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(("method", "options"), WAYS)
@@ -176,10 +204,12 @@ def test_stopped_in_the_middle_it_goes_on_as_if_it_had_not_been(start, method, o
     steps = []
     resumed = estimated(start, method, store=tmp_path, progress=lambda done, *_: steps.append(done), **options)
     assert resumed.id == whole.id
+    assert resumed.spend == whole.spend
     assert steps == list(range(3, 7))
     assert not list((tmp_path / "running").iterdir())
     again = estimated(start, method, store=tmp_path, progress=lambda *_: pytest.fail("trained again"), **options)
     assert again.id == whole.id
+    assert again.spend == whole.spend
 
 
 def test_killed_it_goes_on(start, tmp_path):

@@ -17,6 +17,7 @@ from bitplan.gains.finetuned import shortened
 from bitplan.tune.log import last_step
 from bitplan.tune.loop import finetune_
 from bitplan.tune.pace import samples_of, steps_of
+from bitplan.tune.prepare import mixed
 from bitplan.tune.resume import check_training
 
 TASK = Halves()
@@ -32,7 +33,7 @@ def same(one, other):
 def test_it_is_one_training_after_the_other():
     staged, by_hand, once = quantized(), quantized(), quantized()
     log = finetune_(staged, TASK, STAGED)
-    first, second = finetune_(by_hand, TASK, FIRST), finetune_(by_hand, TASK, SECOND)
+    first, second = finetune_(by_hand, TASK, FIRST), finetune_(by_hand, TASK, SECOND, seed=mixed(0, "stage", 1))
     finetune_(once, TASK, FIRST)
     assert same(staged, by_hand)
     assert not same(staged, once)
@@ -41,6 +42,21 @@ def test_it_is_one_training_after_the_other():
     assert [line.lr for line in log.lines][6:] == [line.lr for line in second.lines]
     assert log.seconds >= log.lines[5].seconds
     assert log.complete
+
+
+def test_a_later_stage_sees_its_samples_in_an_order_of_its_own():
+    seeds = []
+
+    class Looking(Halves):
+        def batches(self, split, batch_size, seed=None):
+            if split == "train" and seed:  # 0 is that of a look whether training does harm
+                seeds.append(seed)
+            return super().batches(split, batch_size, seed)
+
+    once = FIRST.model_copy(update={"steps": 1})
+    finetune_(quantized(), Looking(), once.model_copy(update={"then": once}))
+    assert len(seeds) == len(set(seeds)) == 2
+    assert seeds[0] == mixed(0, "epoch", 0)
 
 
 def test_its_length_is_that_of_all_stages():
@@ -136,7 +152,7 @@ def test_people_write_what_differs(tmp_path):
         read_recipe(tmp_path / "endless.toml", [])
 
 
-def test_a_shortened_recipe_has_one_stage_and_one_of_its_own_length_has_all():
+def test_a_shortened_recipe_has_one_stage_even_where_its_length_is_its_own():
     assert shortened(STAGED, epochs=1.0).then is None
     own = shortened(STAGED, steps=6, lr_factor=0.5)
-    assert (own.lr, own.then.steps, own.then.lr) == (0.025, 4, 0.001)
+    assert (own.steps, own.lr, own.then) == (6, 0.025, None)

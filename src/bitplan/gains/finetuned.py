@@ -26,7 +26,7 @@ from bitplan.gains.base import Context
 from bitplan.gains.lowering import check_top, layers_of, lower
 from bitplan.gains.measuring import By, check_task, finish, options_of_task, try_task
 from bitplan.tasks.base import Task, samples_in
-from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.choosing import judged_by, samples_per_epoch
 from bitplan.tasks.measured import draw, measure_
 from bitplan.tune.distill import check_teacher
 from bitplan.tune.log import TrainLog
@@ -173,14 +173,8 @@ class Tuner:
 def shortened(
     recipe: Recipe, *, epochs: float | None = None, steps: int | None = None, lr_factor: float = 1.0
 ) -> Recipe:
-    """The same recipe for another length, of one stage; schedule and warmup span the new one.
-
-    Where the length is its own, so are its further stages, at the same part of their rates.
-    """
-    then = None
-    if recipe.then is not None and (epochs, steps) == (recipe.epochs, recipe.steps):
-        then = shortened(recipe.then, epochs=recipe.then.epochs, steps=recipe.then.steps, lr_factor=lr_factor)
-    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor, "then": then}))
+    """The same recipe for another length, always of one stage; schedule and warmup span the new one."""
+    return Recipe(**(dict(recipe) | {"epochs": epochs, "steps": steps, "lr": recipe.lr * lr_factor, "then": None}))
 
 
 def recipe_for(method: str, context: Context, *, epochs: float | None, steps: int | None, lr_factor: float) -> Recipe:
@@ -216,5 +210,5 @@ def counts_of(outcomes: Sequence[Tuned], task: Task) -> dict[str, int]:
         "trainings": len(outcomes),
         "steps": sum(outcome.steps for outcome in outcomes),
         "samples": sum(outcome.samples for outcome in outcomes),
-        "samples_per_epoch": task.size("train"),
+        "samples_per_epoch": samples_per_epoch(task),
     }

@@ -26,7 +26,8 @@ class Shares(nn.Module):
     """How much of each choice each group has, and what of it is learned in a training: here nothing.
 
     The training loop asks it before a piece of a batch runs (`begin_`), for what is minimized (`objective`), before and
-    after a step of the optimizer (`spare_`, `end_`). What it learns has a group of the optimizer to itself, at `rate`.
+    after a step of the optimizer (`spare_`, `end_`). What it learns the optimizer leaves alone,
+    whichever that is: `end_` takes a plain gradient step at `rate`.
     """
 
     rate = 0.0
@@ -45,8 +46,13 @@ class Shares(nn.Module):
     def spare_(self, parameters: Sequence[nn.Parameter]) -> None:
         """Drop the gradients of those among all parameters whose turn it is not."""
 
-    def end_(self) -> None:
-        """After a step of the optimizer."""
+    @torch.no_grad()
+    def end_(self, part: float = 1.0) -> None:
+        """After a step of the optimizer: a plain step of what is learned here, at this part of the rate."""
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self.rate * part)
+                parameter.grad = None
 
     @property
     def learns(self) -> bool:

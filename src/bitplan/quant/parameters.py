@@ -23,7 +23,8 @@ def parameter_groups(
 
     Under Adam or LAMB the gradient scale has no effect, so give steps a smaller rate there. `decay_vectors`
     False also spares biases and normalization (fewer than two dimensions). Frozen parameters are left out. What a
-    relaxation learns of precisions has a group to itself, at its own rate, without momentum and weight decay.
+    relaxation learns of precisions has a group to itself, at its own rate, without momentum and weight decay: bitplan's
+    own loop gives it to no optimizer.
     """
     shares = shares_of(model)
     relaxed = list(shares.parameters())
@@ -52,6 +53,6 @@ def parameter_groups(
     for decay, learned in steps.items():
         rate = lr if step_lr is None else step_lr
         groups.append({"name": "steps", "params": learned, "lr": rate, "weight_decay": decay})
-    own = {"lr": shares.rate, "rate": shares.rate, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
+    own = {"lr": shares.rate, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
     groups.append({"name": SHARES, "params": relaxed, **own})
     return [group for group in groups if group["params"]]

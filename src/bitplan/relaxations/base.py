@@ -27,6 +27,8 @@ from bitplan.relaxations.halves import check_halves
 from bitplan.relaxations.hardening import as_values, used_up
 from bitplan.relaxations.learning import Mix as Mix
 from bitplan.relaxations.learning import Relax
+from bitplan.relaxations.learning import price_of as price_of
+from bitplan.tasks.choosing import samples_per_epoch
 from bitplan.tune.pace import steps_of
 
 _BATCH = 64  # of a training that nobody has given a recipe for
@@ -37,10 +39,11 @@ class Relaxation(Gain):
     """A frozen dataclass derived from this class, whose fields are its options: what is trained, and what it means.
 
     θ, (G, …), is trained together with the weights of a copy of the network, in which every tensor is the mixture of
-    what all choices make of it (`quant/blend.py`). θ has an optimizer group to itself: `rate`, which follows the
-    recipe's schedule, no weight decay, no momentum. The weights are thrown away afterwards; θ gives a table, from which
-    `select` makes the plan. `spend` is what may be spent, in passes of one sample through the network (backwards counts
-    2); where it is not said, the epochs of the context, or what the recipe takes.
+    what all choices make of it (`quant/blend.py`). θ takes plain gradient steps whatever the recipe's optimizer: at
+    `rate`, which follows the recipe's schedule, without weight decay and momentum. The weights are thrown away
+    afterwards; θ gives a table, from which `select` makes the plan. `spend` is what may be spent, in passes of one
+    sample through the network (backwards counts 2); where it is not said, the epochs of the context, or what the recipe
+    takes.
     """
 
     calibrates: ClassVar[bool] = True
@@ -92,7 +95,7 @@ class Relaxation(Gain):
         found = relax(self, tuner, aim, meter)
         told = as_values(self.values(found.theta, aim))
         rows = dict(zip(aim.groups, used_up(told, aim).tolist(), strict=True))
-        size = {"steps": found.steps, "samples_per_epoch": int(tuner.work.task.size("train"))}
+        size = {"steps": found.steps, "samples_per_epoch": samples_per_epoch(tuner.work.task)}
         spent = f"{found.steps:,} steps, {meter.spent.passes:,.0f} passes"
         unsaid = () if context.recipe else (f"recipe: {self._name} trained at harmless rates, since none was given",)
         return LayerGains(
@@ -113,7 +116,7 @@ class Relaxation(Gain):
         """What the training starts from, by a recipe as long as may be spent, and the meter for it."""
         task = check_task(context.task, self._name, "trains precisions with the weights")
         recipe = _recipe(context, int(task.size("train")))
-        one = price_of(recipe)
+        one = price_of(recipe.stages[0])  # it trains one stage, as long as all
         meter = meter_for(self.spend, context, steps_of(task, recipe) * one.passes)
         least = 2 if self.in_turn else 1
         meter.check(one * least, f"{least} steps of {self._name}", less="train with a smaller batch_size in the recipe")
@@ -161,12 +164,6 @@ def relax(method: Relaxation, tuner: Tuner, aim: Aim, meter: PassMeter) -> Found
     meter.charge(Spend(trainings=1))
     like = method.start(aim, run.seed)
     return FoundShares(like.new_tensor(outcome.theta).reshape(like.shape), outcome.steps, outcome.seconds)
-
-
-def price_of(recipe: Recipe) -> Spend:
-    """One step: each sample there and back, and once through a teacher."""
-    taught = recipe.batch_size if recipe.distills else 0
-    return Spend(forwards=recipe.batch_size + taught, backwards=recipe.batch_size)
 
 
 def check_positive(method: str, **numbers: float) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from bitplan.core.jobs import Learned, Relaxed
 from bitplan.core.places import Places
 from bitplan.core.progress import Progress
-from bitplan.core.spend import Spend, charge
+from bitplan.core.spend import Spend, charge, uncharged
+from bitplan.core.trials import Recipe
 from bitplan.plan.aim import Aim
 from bitplan.quant.blend import Shares, blended
 from bitplan.relaxations.halves import InTurn
@@ -82,9 +83,10 @@ class LearnedShares(Shares):
                 parameter.grad = None
 
     @torch.no_grad()
-    def end_(self) -> None:
-        """Keep θ where it may be, that of fixed groups where it was, and fix what is decided."""
+    def end_(self, part: float = 1.0) -> None:
+        """Step θ; keep it where it may be, that of fixed groups where it was, and fix what is decided."""
         assert self._before is not None
+        super().end_(part)
         self._now = None
         is_fixed = (self.fixed != _OPEN).view(-1, *[1] * (self.theta.dim() - 1))
         self.theta.copy_(torch.where(is_fixed, self._before, self.theta))
@@ -121,22 +123,23 @@ class Relax:
     def __call__(self, job: Relaxed) -> Learned:
         """Train by the job's recipe and seed; what a killed training left is where it goes on."""
         start = time.perf_counter()
-        if self.running is None:
-            model = self.made(job)
-            log = self._trained(model, job)
-        else:
-            model, log = begun_anew(
-                lambda model: self._trained(model, job), lambda: self.made(job), self.running, job.id
-            )  # fmt: skip
+        with uncharged():  # what a killed training took counts too: all steps are charged below
+            model, log = self._run(job)
         theta = learned(model).theta.detach().cpu()
         rows = tuple(tuple(row) for row in theta.reshape(len(theta), -1).tolist())
-        charge(Spend(trainings=1, evaluations=1))
+        charge(price_of(job.run.recipe) * len(log.lines) + Spend(trainings=1, evaluations=1))
         return Learned(theta=rows, steps=len(log.lines), seconds=time.perf_counter() - start)
 
     def made(self, job: Relaxed) -> nn.Module:
         """The copy."""
         shares = LearnedShares(self.method, self.aim, self.method.start(self.aim, job.seed))
         return blended(self.model, list(job.members.values()), job.choices, shares)
+
+    def _run(self, job: Relaxed) -> tuple[nn.Module, TrainLog]:
+        if self.running is None:
+            model = self.made(job)
+            return model, self._trained(model, job)
+        return begun_anew(lambda model: self._trained(model, job), lambda: self.made(job), self.running, job.id)
 
     def _trained(self, model: nn.Module, job: Relaxed) -> TrainLog:
         recipe = job.run.recipe
@@ -145,6 +148,12 @@ class Relax:
         return finetune_(
             model, task, recipe, teacher=self.teacher, seed=job.seed, folder=folder, progress=self.progress
         )  # fmt: skip
+
+
+def price_of(recipe: Recipe) -> Spend:
+    """One step: each sample there and back, and once through a teacher."""
+    taught = recipe.batch_size if recipe.distills else 0
+    return Spend(forwards=recipe.batch_size + taught, backwards=recipe.batch_size, labels=recipe.distill < 1)
 
 
 def learned(model: nn.Module) -> LearnedShares:

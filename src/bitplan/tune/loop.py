@@ -69,7 +69,8 @@ def finetune_(
         home = None if folder is None else stage_folder(folder, number)
         taught = teacher if stage.distills else None
         told = partial(_told_in_all, progress, len(log.lines), total) if progress else None
-        log = log.followed_by(_stage_(model, task, stage, taught, seed, home, told, stop))
+        own_seed = mixed(seed, "stage", number) if number else seed  # or it would see the same batches again
+        log = log.followed_by(_stage_(model, task, stage, taught, own_seed, home, told, stop))
         if not log.complete:
             break
     return log
@@ -246,7 +247,7 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
         accelerator.clip_grad_norm_(clipped, recipe.grad_clip)
     with limited(loop.optimizer, recipe.move_limit * lr / recipe.lr):
         loop.optimizer.step()
-    loop.shares.end_()
+    loop.shares.end_(lr / recipe.lr)
     loop.optimizer.zero_grad(set_to_none=True)
     if loop.pace.processes > 1:
         sums = torch.tensor([losses, scores], device=accelerator.device)

@@ -37,10 +37,9 @@ def rate(recipe: Recipe, step: int, total: int) -> float:
 
 
 def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> None:
-    """Give every parameter group its rate: LSQ's steps the recipe's multiple, shares of choices their own."""
+    """Give every parameter group its rate: LSQ's steps the recipe's multiple."""
     for group in optimizer.param_groups:
-        own = {"steps": lr * recipe.step_lr, SHARES: lr / recipe.lr * group.get("rate", 0.0)}
-        group["lr"] = own.get(group["name"], lr)
+        group["lr"] = lr * recipe.step_lr if group["name"] == "steps" else lr
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if share and group["name"] != SHARES and (group["name"] == "steps" or parameter.dim() > 1)
+        if share and (group["name"] == "steps" or parameter.dim() > 1)
     ]
     before = [parameter.detach().clone() for parameter in moved]
     yield
@@ -67,14 +66,15 @@ def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer over everything that is not frozen; steps never decay."""
-    groups = parameter_groups(
+    """The optimizer over everything that is not frozen; steps never decay. Shares of choices step by themselves."""
+    every = parameter_groups(
         model,
         lr=recipe.lr,
         weight_decay=recipe.weight_decay,
         step_lr=recipe.lr * recipe.step_lr,
         decay_vectors=recipe.decay_vectors,
     )
+    groups = [group for group in every if group["name"] != SHARES]
     if not groups:
         raise InputError("the model has nothing to train: every parameter is frozen (requires_grad is False)")
     if recipe.optimizer == "sgd":
