@@ -212,6 +212,30 @@ def test_a_killed_call_goes_on_where_it_was(tmp_path):
     assert float((other(x) - model(x)).detach().square().mean()) < float((whole(x) - model(x)).detach().square().mean())
 
 
+def with_another_stem(model):
+    with torch.no_grad():
+        model.stem.weight.mul_(1.5).add_(0.1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "scale", "damping"),
+    [(lambda model: model, 1.0, 1.0), (with_another_stem, 1.0, 0.01), (lambda model: model, -1.0, 0.01)],
+)
+def test_what_was_kept_for_other_settings_weights_or_batches_is_not_taken(tmp_path, change, scale, damping):
+    model, x = network(), images()
+    chosen = plan(model, x[:1])
+    kept = bitplan.quantize(model, chosen, method=METHODS[0]).eval()
+    bitplan.compensate_(kept, x.split(8), store=tmp_path, damping=0.01)
+    model, batches = change(model), (x * scale).split(8)
+    made, fresh = (bitplan.quantize(model, chosen, method=METHODS[0]).eval() for _ in range(2))
+    bitplan.compensate_(made, batches, store=tmp_path, damping=damping)
+    bitplan.compensate_(fresh, batches, damping=damping)
+    weights = weights_of(fresh)
+    assert all(torch.equal(weight, weights[name]) for name, weight in weights_of(made).items())
+    assert not torch.equal(made.last.weight, kept.last.weight)
+
+
 def test_what_cannot_be_done_is_said():
     model, x = network(), images()
     with pytest.raises(InputError, match="looks at what layers read: give batches"):
