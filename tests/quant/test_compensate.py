@@ -178,6 +178,47 @@ def test_blocks_that_run_one_after_the_other_give_the_same_as_whole_runs(monkeyp
     assert torch.equal(chained(x), whole(x))
 
 
+class Handing(nn.Module):
+    """A block that hands a sum on beside what it makes, as Mamba's do; or one that writes on what it is given."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.norm, self.linear, self.in_place = nn.LayerNorm(16), nn.Linear(16, 16), in_place
+
+    def forward(self, x, rest=None):
+        if self.in_place:
+            x += self.linear(self.norm(x))
+            return x, None
+        rest = x if rest is None else x + rest
+        return self.linear(self.norm(rest)), rest
+
+
+class Handed(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(Handing(in_place) for _ in range(4))
+
+    def forward(self, x):
+        x, rest = self.first(x), None
+        for block in self.blocks:
+            x, rest = block(x, rest)
+        return self.last(x if rest is None else x + rest)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_blocks_that_share_more_than_one_tensor_are_not_run_alone(monkeypatch, in_place):
+    torch.manual_seed(0)
+    model, x = Handed(in_place).eval(), correlated(64, 8)
+    chosen = plan(model, x[:1], "w2a16")
+    made, whole = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
+    assert len(find_chains(made)) == 1
+    first = bitplan.compensate_(made, x.split(16))
+    monkeypatch.setattr("bitplan.quant.finish.find_chains", lambda model: [])
+    assert first == bitplan.compensate_(whole, x.split(16))
+    assert torch.equal(made(x), whole(x))
+
+
 def test_quantize_does_it_at_once_and_calibrates_inputs():
     model, x = network(), images()
     made = bitplan.quantize(
