@@ -178,6 +178,47 @@ def test_blocks_that_run_one_after_the_other_give_the_same_as_whole_runs(monkeyp
     assert torch.equal(chained(x), whole(x))
 
 
+class Handing(nn.Module):
+    """A block that hands a sum on beside what it makes, as Mamba's do; or one that writes on what it is given."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.norm, self.linear, self.in_place = nn.LayerNorm(16), nn.Linear(16, 16), in_place
+
+    def forward(self, x, rest=None):
+        if self.in_place:
+            x += self.linear(self.norm(x))
+            return x, None
+        rest = x if rest is None else x + rest
+        return self.linear(self.norm(rest)), rest
+
+
+class Handed(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(Handing(in_place) for _ in range(4))
+
+    def forward(self, x):
+        x, rest = self.first(x), None
+        for block in self.blocks:
+            x, rest = block(x, rest)
+        return self.last(x if rest is None else x + rest)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_blocks_that_share_more_than_one_tensor_are_not_run_alone(monkeypatch, in_place):
+    torch.manual_seed(0)
+    model, x = Handed(in_place).eval(), correlated(64, 8)
+    chosen = plan(model, x[:1], "w2a16")
+    made, whole = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
+    assert len(find_chains(made)) == 1
+    first = bitplan.compensate_(made, x.split(16))
+    monkeypatch.setattr("bitplan.quant.finish.find_chains", lambda model: [])
+    assert first == bitplan.compensate_(whole, x.split(16))
+    assert torch.equal(made(x), whole(x))
+
+
 def test_quantize_does_it_at_once_and_calibrates_inputs():
     model, x = network(), images()
     made = bitplan.quantize(
@@ -210,6 +251,30 @@ def test_a_killed_call_goes_on_where_it_was(tmp_path):
     other = bitplan.quantize(model, plan(model, x[:1], "w4a16"), method=METHODS[1]).eval()
     bitplan.compensate_(other, x.split(8), store=tmp_path)  # of another plan nothing is taken
     assert float((other(x) - model(x)).detach().square().mean()) < float((whole(x) - model(x)).detach().square().mean())
+
+
+def with_another_stem(model):
+    with torch.no_grad():
+        model.stem.weight.mul_(1.5).add_(0.1)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "scale", "damping"),
+    [(lambda model: model, 1.0, 1.0), (with_another_stem, 1.0, 0.01), (lambda model: model, -1.0, 0.01)],
+)
+def test_what_was_kept_for_other_settings_weights_or_batches_is_not_taken(tmp_path, change, scale, damping):
+    model, x = network(), images()
+    chosen = plan(model, x[:1])
+    kept = bitplan.quantize(model, chosen, method=METHODS[0]).eval()
+    bitplan.compensate_(kept, x.split(8), store=tmp_path, damping=0.01)
+    model, batches = change(model), (x * scale).split(8)
+    made, fresh = (bitplan.quantize(model, chosen, method=METHODS[0]).eval() for _ in range(2))
+    bitplan.compensate_(made, batches, store=tmp_path, damping=damping)
+    bitplan.compensate_(fresh, batches, damping=damping)
+    weights = weights_of(fresh)
+    assert all(torch.equal(weight, weights[name]) for name, weight in weights_of(made).items())
+    assert not torch.equal(made.last.weight, kept.last.weight)
 
 
 def test_what_cannot_be_done_is_said():

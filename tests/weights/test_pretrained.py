@@ -3,6 +3,7 @@
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import bitplan
 from bitplan.adapters.pretrained import is_pretrained
@@ -104,6 +105,58 @@ def test_damaged_folders_are_one_line(tmp_path, change, said):
     with pytest.raises(InputError, match=said) as caught:
         bitplan.load_pretrained(folder)
     assert "\n" not in str(caught.value)
+
+
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def with_tensors(folder, **changes):
+    """A folder with other tensors; those that are None go."""
+    tensors = load_file(folder / "model.safetensors") | changes
+    kept = {name: value for name, value in tensors.items() if value is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, r"lacks tensor 'model\.layers\.1\.mlp\.down_proj\.weight', which the network has: fetch it again"),
+        (torch.zeros(32, 60), r"down_proj\.weight' has shape \(32, 60\), the network \(32, 64\)"),
+    ],
+)
+def test_weights_that_would_stay_random_are_refused(tmp_path, value, said):
+    folder = with_tensors(write_folder(tmp_path / "model"), **{DOWN: value})
+    with pytest.raises(InputError, match=said) as caught:
+        bitplan.load_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_that_lacks_a_tensor_is_refused(tmp_path, monkeypatch):
+    whole = llama()
+    lacking = {name: value for name, value in whole.state_dict().items() if name != DOWN}
+    monkeypatch.setattr(whole, "state_dict", lambda: lacking)
+    monkeypatch.setattr("texts.llama", lambda: whole)
+    with pytest.raises(InputError, match=r"lacks tensor 'model\.layers\.1\.mlp\.down_proj\.weight'"):
+        bitplan.load_pretrained(write_gguf(tmp_path / "m.gguf"))
+
+
+def test_tied_weights_are_not_lacking_and_tensors_without_a_place_are_named(tmp_path, caplog):
+    folder = write_folder(tmp_path / "model", tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    expected = bitplan.load_pretrained(folder)(TOKENS).logits
+    assert not caplog.records
+    with_tensors(folder, **{"model.extra.weight": torch.ones(3)})
+    assert torch.equal(bitplan.load_pretrained(folder)(TOKENS).logits, expected)
+    assert "has 1 tensors that its network has no place for, as model.extra.weight" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_configuration_names_no_repository_of_kernels(tmp_path, key):
+    folder = with_config(write_folder(tmp_path / "model"), **{key: "evil/kernel"})
+    assert bitplan.load_pretrained(folder).config._attn_implementation == "sdpa"
+    with_config(folder, **{key: "eager"})
+    assert bitplan.load_pretrained(folder).config._attn_implementation == "eager"
 
 
 def test_a_type_that_cannot_be_read_is_named(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,9 @@ from bitplan.adapters.pretrained import CONFIG
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import first_line, parsing
 
+_log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
+_ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
 
 
 def transformers(purpose: str) -> ModuleType:
@@ -81,9 +83,14 @@ def network_with_weights(path: Path) -> torch.nn.Module:
             where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
             kind: Any = library.AutoModelForCausalLM
         else:
-            where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True}
-            kind = _class(path, _config(path))
-        return _plain(kind.from_pretrained(**where, dtype=torch.float32, **_LOCAL))
+            config = _config(path)
+            where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
+            kind = _class(path, config)
+        model, found = kind.from_pretrained(
+            **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
+        )
+        _check_filled(path, found)
+        return _plain(model)
 
 
 def tokenizer_in_gguf(path: Path) -> str:
@@ -106,6 +113,8 @@ def _config(folder: Path) -> Any:
             f"{folder} brings code of its own, which is not run: build the network yourself where you trust it, "
             "package.module:factory, and give this as --weights"
         ) from None
+    for key in ("_attn_implementation", "_experts_implementation"):  # of networks inside it too; None is the default
+        setattr(config, key, getattr(config, key, None) if getattr(config, key, None) in _ATTENTION else None)
     form = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if form is not None:
         raise FileError(
@@ -126,6 +135,19 @@ def _class(folder: Path, config: Any) -> Any:
         f"{folder / CONFIG} names {said}, which this transformers ({library.__version__}) does not have: upgrade it, "
         "or name what builds the network, package.module:factory, and give this as --weights"
     )
+
+
+def _check_filled(path: Path, found: Mapping[str, Any]) -> None:
+    """Refuse weights that a file lacks or has in another shape, which would stay random; tied ones are not lacking."""
+    advice = "fetch it again, or write it anew with save_pretrained from a network that has all its weights"
+    for name, there, wanted in sorted(found["mismatched_keys"]):
+        raise FileError(f"{path}: tensor {name!r} has shape {tuple(there)}, the network {tuple(wanted)}: {advice}")
+    lacking, unused = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise FileError(f"{path} lacks tensor {lacking[0]!r}{more}, which the network has: {advice}")
+    if unused:
+        _log.warning("%s has %d tensors that its network has no place for, as %s", path, len(unused), unused[0])
 
 
 def _plain(model: Any) -> torch.nn.Module:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bitplan.quant.moments import Enough
 from bitplan.quant.quantizers import WeightQuantizer
@@ -32,21 +34,30 @@ class Chain:
         return next(inside, None)
 
     def record_(self, run: Run, batches: Sequence[Any]) -> bool:
-        """Run every batch up to the last block; tell whether each was given what the one before made, and ran once."""
+        """Run every batch up to the last block; tell whether each was given what the one before made, and ran once.
+
+        No other thing that blocks are given may be made by one of them, and nothing that they are given or make may be
+        written to: what is kept of a call would not be what it is called with later.
+        """
         self._calls, self._made, self.next = [], [], 0
         for batch in batches:
             calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
             results: list[Any] = []
-            with _noting(self.blocks, calls, results), suppress(Enough):
+            written: list[tuple[Tensor, float]] = []
+            with _noting(self.blocks, calls, results, written), suppress(Enough):
                 run(batch)
             if [block for block, *_ in calls] != self.blocks or len(results) != len(calls):
                 return False
             given = [_given(args, kwargs) for _, args, kwargs in calls]
             passed = all(one is first(made) for one, made in zip(given[1:], results[:-1], strict=True))
-            if not passed or given[0] is None:
+            if not passed or given[0] is None or any(_version(one) != version for one, version in written):
                 return False
-            self._calls.append([_opened(call, one) for call, one in zip(calls, given, strict=True)])
-            self._made.append(given[0])
+            opened = [_opened(call, one) for call, one in zip(calls, given, strict=True)]
+            if _leans_on_results(calls, opened, results):
+                return False
+            copies: dict[int, Tensor] = {}
+            self._calls.append(tree_map_only(Tensor, partial(_copied, copies), opened))
+            self._made.append(given[0].clone())
         return True
 
     def reach_(self, number: int) -> None:
@@ -112,15 +123,52 @@ def _opened(
     }
 
 
+def _leans_on_results(calls: Sequence[Any], opened: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Tell whether a block is given anything else that an earlier one made, and did not only hand on."""
+    made: set[int] = set()
+    for (_, *arguments), others, result in zip(calls, opened, results, strict=True):
+        if made & _memory(others):
+            return True
+        made |= _memory(result) - _memory(arguments)
+    return False
+
+
+def _memory(tree: Any) -> set[int]:
+    """Where the tensors in a tree lie; a view lies where the tensor does."""
+    return {one.untyped_storage().data_ptr() for one in _tensors(tree)} - {0}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(tree) if isinstance(one, Tensor)]
+
+
+def _version(tensor: Tensor) -> float:
+    """How often a tensor was written to; NaN, which equals nothing, where torch does not count it."""
+    return math.nan if tensor.is_inference() else tensor._version
+
+
+def _copied(copies: dict[int, Tensor], tensor: Tensor) -> Tensor:
+    """A copy of a tensor, the same for all blocks that share it; parameters stay, since they change."""
+    if isinstance(tensor, nn.Parameter):
+        return tensor
+    if id(tensor) not in copies:
+        copies[id(tensor)] = tensor.clone()
+    return copies[id(tensor)]
+
+
 @contextmanager
-def _noting(blocks: Sequence[nn.Module], calls: list[Any], results: list[Any]) -> Iterator[None]:
-    """Note what blocks are called with and what they make, until the last one has."""
+def _noting(
+    blocks: Sequence[nn.Module], calls: list[Any], results: list[Any], written: list[tuple[Tensor, float]]
+) -> Iterator[None]:
+    """Note what blocks are called with and what they make, until the last one has; and how often it was written to."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append((module, args, kwargs))
+        written.extend((one, _version(one)) for one in _tensors((args, kwargs)))
 
     def after(last: bool, module: nn.Module, args: Any, out: Any) -> None:
         results.append(out)
+        written.extend((one, _version(one)) for one in _tensors(out))
         if last:
             raise Enough
 

@@ -68,7 +68,7 @@ def compensate_(
     their levels; the error of no layer's outputs on these batches is larger than that of plain rounding. Returned is
     which part of that error is left, by layer; layers that are no matrix product or convolution of one weight used in
     one place stay rounded, and are named in a warning. `store` is a folder that keeps finished layers: a killed call
-    goes on there, on the same batches.
+    goes on there; what was made of other batches, weights or settings is made again.
     """
     kept = list(batches)
     if not kept:
@@ -120,7 +120,7 @@ class _Work:
     ) -> None:
         self.model, self.batches, self.damping = model, batches, damping
         self.forward = forward or called
-        self.store = None if store is None else FinishedLayers(store, model)
+        self.store = None if store is None else FinishedLayers(store, model, batches, damping)
         self.chains = find_chains(model)
         self.recorded: dict[int, bool] = {}
         self.times: Counter[str] = Counter()
