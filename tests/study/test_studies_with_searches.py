@@ -20,7 +20,7 @@ from bitplan.study.trials import trials
 SEARCH = """
 [[methods]]
 name = "random_search"
-options = { judge = "drift:samples=32", spend = 192 }
+options = { judge = "drift:samples=32", spend = 128 }
 label = "lots"
 """
 
@@ -45,7 +45,7 @@ def test_it_is_estimated_for_each_budget(swept):
     assert {title: (gains.budgets, gains.seed) for title, gains in found.items()} == {
         f"lots at {budget}, seed {seed}": ((budget,), seed) for budget in ("85%", "70%") for seed in (0, 1)
     }
-    assert {gains.counts["spend"] for gains in found.values()} == {192}
+    assert {gains.counts["spend"] for gains in found.values()} == {128}
     assert told.methods == {}
     plans = run.plans
     for result in run.results:
@@ -87,7 +87,7 @@ def test_a_study_says_once_what_searches_may_spend(write, tmp_path):
     spent = {title: gains.counts["spend"] for title, gains in RunFolder(tmp_path / "run").bound_gains.items()}
     size = bitplan.load_task("digits").size("train")
     room = int(0.05 * 3 * size / 64)
-    assert spent["lots at 70%, seed 0"] == 192
+    assert spent["lots at 70%, seed 0"] == 128
     assert 0 < spent["evolution at 70%, seed 0"] <= 64 * room
     unsaid = read_study(write(*[(old, new.replace("spend = 0.05\n", "")) for old, new in changes],
                               ('[[methods]]\nname = "uniform"\n', search), name="unsaid.toml"))  # fmt: skip

@@ -15,7 +15,6 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import EPOCH, PassMeter
 from bitplan.costs.base import price_for
 from bitplan.plan.aim import Aim
-from bitplan.tasks.choosing import samples_per_epoch
 
 if TYPE_CHECKING:
     from bitplan.gains.base import Context
@@ -49,6 +48,8 @@ def check_spend(method: str, spend: float | None) -> None:
 def meter_for(spend: float | None, context: Context, usual: float) -> PassMeter:
     """A meter of what a method may spend, in passes: as its options say, else the context's epochs, else as usual."""
     if spend is None and context.epochs is not None and context.task is not None:
+        from bitplan.tasks.choosing import samples_per_epoch  # which loads torch, and EAGL of a file needs none
+
         epoch = EPOCH.passes * samples_per_epoch(context.task)
         return PassMeter(context.epochs * epoch, epoch=epoch)
     return PassMeter(usual if spend is None else spend)

@@ -33,7 +33,7 @@ def with_controls(study: Study) -> Study:
             added.append(wanted)
     several = sum(control.name == LOTS for control in added) > 1
     added = [_labelled(control, details=several) for control in added]
-    return study.model_validate(study.model_dump() | {"methods": (*study.methods, *added)}) if added else study
+    return study.model_validate(dict(study) | {"methods": (*study.methods, *added)}) if added else study
 
 
 def _is_bound(method: Method) -> bool:
