@@ -23,6 +23,7 @@ from bitplan.relaxations.fracbits import FracBits
 from bitplan.relaxations.halves import InTurn
 from bitplan.relaxations.learning import LearnedShares
 from bitplan.relaxations.mixture import ChoiceMixture
+from bitplan.tasks.choosing import choosing_task
 
 WAYS = [("fracbits", {}), ("fracbits", {"penalty": "linear"})]
 WAYS += [("mixture", {"style": style}) for style in ("ssps", "dnas", "bpnas")]
@@ -77,6 +78,12 @@ def test_of_a_recipe_of_several_stages_it_trains_one_within_what_may_be_spent(st
     gains = estimated(start, method, recipe=staged, spend=6 * STEP)
     assert (gains.counts["steps"], gains.counts["spend"]) == (6, 6 * STEP)
     assert gains.rows == estimated(start, method, spend=6 * STEP).rows
+
+
+@pytest.mark.parametrize(("method", "options"), [("fracbits", {}), ("alps", {"steps": 1, "budget": None})])
+def test_an_epoch_is_that_of_the_whole_task_where_samples_are_held_out(start, method, options):
+    gains = estimated(start, method, choosing_task(Rows(), 0.5), **options)
+    assert gains.counts["samples_per_epoch"] == Rows().size("train") == 128
 
 
 def test_a_teacher_counts(start):

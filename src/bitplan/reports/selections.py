@@ -122,7 +122,8 @@ def trained_plans(run: RunFolder) -> Plans:
     """The plan of each method at each budget, those of references first; the float network has none."""
     study, plans = run.study, run.plans
     turns = {method.title: turn for turn, method in enumerate(study.methods)}
-    planned = [result for result in run.results if result.plan in plans and result.training]
+    done = [result for result in run.results if result.trial.role != "quantizer"]  # whose plan was given
+    planned = [result for result in done if result.plan in plans and result.training]
     planned.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
     by_place: dict[Place, Plan] = {}
     for result in planned:
