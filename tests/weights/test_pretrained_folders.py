@@ -165,6 +165,18 @@ def test_a_type_that_cannot_be_read_is_named(tmp_path):
         bitplan.load_pretrained(path)
 
 
+def test_an_unknown_type_or_architecture_is_named_and_not_taken_for_damage(tmp_path):
+    path, name = write_gguf(tmp_path / "m.gguf"), b"blk.0.ffn_down.weight"
+    whole = path.read_bytes()
+    place = whole.find(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions, and two of them
+    path.write_bytes(whole[:place] + (250).to_bytes(4, "little") + whole[place + 4 :])
+    with pytest.raises(InputError, match="with a tensor of type 250, which this gguf package does not know: upgrade"):
+        bitplan.load_pretrained(path)
+    path.write_bytes(whole.replace(b"llama", b"lxxma"))
+    with pytest.raises(InputError, match="a network of architecture lxxma, which transformers does not read"):
+        bitplan.load_pretrained(path)
+
+
 def test_cut_off_gguf_is_one_line(tmp_path):
     path = write_gguf(tmp_path / "m.gguf")
     whole = path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import first_line
 
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")  # as Python says it of an enumeration
 _ADVICE = "fetch it again, or give it the checkpoint that this one was made from"
 
 
@@ -39,4 +41,10 @@ def _opened(path: Path) -> Any:
         return gguf.GGUFReader(path)
     except Exception as error:  # whatever a damaged file makes the parser say
         said = first_line(error) or type(error).__name__
+        unknown = _UNKNOWN_TYPE.search(said)
+        if unknown:
+            raise FileError(
+                f"{path} is a GGUF checkpoint with a tensor of type {unknown[1]}, which this gguf package does not "
+                "know: upgrade it (pip install -U gguf), or give it the checkpoint that this one was made from"
+            ) from None
         raise FileError(f"{path} is a GGUF checkpoint that is cut off or damaged ({said}): {_ADVICE}") from None

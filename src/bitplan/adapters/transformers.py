@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -21,6 +22,7 @@ from bitplan.core.parsing import first_line, parsing
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
 _ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
+_UNKNOWN_NETWORK = re.compile(r"architecture (\S+) is not supported yet|Unknown gguf model_type: (\S+)")
 
 
 def transformers(purpose: str) -> ModuleType:
@@ -173,6 +175,14 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         with redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
             yield  # bars that no setting switches off are written there
+    except FileError as error:
+        unknown = _UNKNOWN_NETWORK.search(str(error.__cause__))
+        if unknown is None:
+            raise
+        raise FileError(
+            f"{path} holds a network of architecture {unknown[1] or unknown[2]}, which transformers does not read: "
+            "upgrade it (pip install -U transformers), or give the checkpoint that this one was made from"
+        ) from None
     except ImportError as error:
         raise InputError(f"transformers cannot read {path}: {first_line(error)}") from None
     finally:
