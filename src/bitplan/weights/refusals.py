@@ -142,6 +142,6 @@ def unreadable(path: Path, error: OSError) -> FileError:
 
 def _already_packed(path: Path, form: str) -> FileError:
     return FileError(
-        f"{path} is a {form} checkpoint, already quantized and packed: bitplan starts from float weights, so "
+        f"{path} is already quantized and packed, by {form}: bitplan starts from float weights, so "
         "give it the checkpoint that this one was made from"
     )
