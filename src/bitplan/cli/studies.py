@@ -54,7 +54,7 @@ def sweep(
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
-    folder = run or _usual_folder(read.name)
+    folder = run or usual_folder(read.name)
     if dry_run:
         from bitplan.cli.show_runs import show_forecast
         from bitplan.study.forecast import forecast
@@ -74,7 +74,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _usual_folder(name: str) -> Path:
+def usual_folder(name: str) -> Path:
     """Where the run of a study goes; its name stands in a file, and must not lead elsewhere."""
     if Path(name).name != name or name == "..":
         raise InputError(f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER")

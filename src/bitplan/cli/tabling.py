@@ -31,8 +31,8 @@ def tables(
     which: Annotated[
         str,
         typer.Option(
-            help="frontier, spend, quantizers, costs, compression, layers, lowered, agreement, differences; published, "
-            "published_times."
+            help="frontier, spend, regret, quantizers, costs, compression, layers, lowered, agreement, differences; "
+            "published, published_times."
         ),
     ] = "frontier",
     budgets: Annotated[

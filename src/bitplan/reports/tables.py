@@ -9,6 +9,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.reports.quantizers import quantizer_scores, quantizers
+from bitplan.reports.regrets import regret, regret_values
 from bitplan.reports.selections import (
     agreement,
     correlations,
@@ -123,6 +124,7 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
     "spend": (score_against_spend, spend_by_budget),
     "compression": (compression, compression),
     "quantizers": (quantizers, quantizer_scores),
+    "regret": (regret, regret_values),
 }
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
