@@ -1,4 +1,4 @@
-"""The verb that looks for the best plan by training: `bitplan ceiling`."""
+"""The verbs that look for the best plan by training, and that keep what a run found: `bitplan ceiling`, `results`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Json, Trust
-from bitplan.cli.studies import StudyFile, usual_folder
+from bitplan.cli.studies import RunPath, StudyFile, usual_folder
 from bitplan.cli.terminal import say, say_json, tell, tell_error
 from bitplan.core.errors import WriteError
 from bitplan.core.progress import clock
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    """Register the verb."""
+    """Register the verbs."""
     app.command()(ceiling)
+    app.command()(results)
 
 
 def ceiling(
@@ -75,6 +76,19 @@ def ceiling(
         tell_error(f"{error}. What is finished is kept: make room and type it again")
         raise typer.Exit(1) from None
     _show(folder, as_json=json)
+
+
+def results(
+    run: RunPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file (.json), such as results/NAME.json.")],
+) -> None:
+    """Keep what a run found in one small file, which compare, tables and report take in place of the folder."""
+    from bitplan.core.store import write_text
+    from bitplan.reports.kept import keep_results
+
+    found = keep_results(run)
+    path = write_text(output, found.to_json())
+    tell(f"wrote {path} ({path.stat().st_size / 1e3:,.0f} kB): {len(found.results.own)} trials")
 
 
 def _in_words(told: Outlook, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -9,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from bitplan.core.precision import Precision
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
-from bitplan.core.studies import Finite
+from bitplan.core.studies import Finite, Study
 from bitplan.core.trials import Count, NotNegative
 
 
@@ -89,3 +90,10 @@ class Ceiling(Record):
     def precisions(self, picks: tuple[int, ...]) -> dict[str, Precision]:
         """Group → precision."""
         return {name: self.choices[pick] for name, pick in zip(self.groups, picks, strict=True)}
+
+
+def best_searched(ceilings: Iterable[Ceiling], study: Study) -> list[Ceiling]:
+    """Those of a study that are found: of each of its budgets the one that took the most trainings."""
+    own = [one for one in ceilings if one.search.study == study.id and one.finalists]
+    by_budget = {one.search.budget: one for one in sorted(own, key=lambda one: len(one.judged))}
+    return [by_budget[budget] for budget in study.budgets if budget in by_budget]

@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from bitplan.core.ceilings import Ceiling
+from bitplan.core.ceilings import Ceiling, best_searched
 from bitplan.core.errors import FileError
 from bitplan.core.places import Places
 from bitplan.core.record import Record
@@ -220,13 +220,13 @@ class RunFolder:
     @property
     def found_ceilings(self) -> list[Ceiling]:
         """The ceilings of the study that are found: of each budget the one that took the most trainings."""
-        if not self.ceilings.ids():
-            return []
-        study, by_budget = self.study, dict[str, Ceiling]()
-        for one in sorted(self.ceilings.read_all().values(), key=lambda one: len(one.judged)):
-            if one.search.study == study.id and one.finalists:
-                by_budget[one.search.budget] = one
-        return [by_budget[budget] for budget in study.budgets if budget in by_budget]
+        return best_searched(self.ceilings.read_all().values(), self.study) if self.ceilings.ids() else []
+
+    @property
+    def unfinished(self) -> int:
+        """How many trials of the study are neither done nor failed; 0 where nobody wrote down which there are."""
+        agenda = self.agenda
+        return 0 if agenda is None else max(0, len(agenda.trials) - len(self.results) - len(self.failures))
 
     @property
     def pairs(self) -> Pairs | None:
