@@ -67,7 +67,7 @@ def test_what_is_there_decides_and_one_line_says_so(start, float_net, saved):
         (saved / "learned", None, "eagl", "learned steps"),
         (saved / "learned", LOADER, "eagl", "data is not used, since a file of weights cannot be run"),
         (low, LOADER, "eagl", "data is not used, since drift starts from every layer at w4a4"),
-        (start[0], LOADER, "drift", "how far answers move.*Better: alps_racing"),
+        (start[0], LOADER, "drift", "how far answers move.*Better: .*drift_in_context.*alps_racing"),
         (float_net, LOADER, "drift", "calibrated at w4a4, not trained"),
     ]
     for model, batches, method, words in cases:
