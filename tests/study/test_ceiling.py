@@ -15,7 +15,9 @@ from tiny import diary_of
 from bitplan.cli import main
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
+from bitplan.reports.across import methods, methods_values
 from bitplan.reports.document import report
+from bitplan.reports.kept import look_at
 from bitplan.reports.regrets import regret, regret_values
 from bitplan.stats.regret import regrets
 from bitplan.study.ceiling import Effort, find_ceiling, outlook
@@ -121,6 +123,22 @@ def test_regrets_stand_in_tables_and_on_the_page(found, tmp_path):
     assert by_method["eagl"][2] == values["eagl"].value
     assert [row[0] for row in regret(run).rows] == ["eagl", "uniform", "from the last"]
     assert "Against the best plan found" in report(run, tmp_path / "page.html").read_text()
+
+
+def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(found, tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "results.json"
+    for told in (["results", str(found[0]), "-o", str(kept)], ["tables", str(kept), "--which", "methods"]):
+        monkeypatch.setattr(sys, "argv", ["bitplan", *told])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+    assert "tiny, 70%" in capsys.readouterr().out
+    runs = [RunFolder(found[0]), look_at(kept)]
+    assert methods([runs[0]]) == methods([runs[1]])
+    values = {row[0]: row[3] for row in methods_values([runs[1]]).rows}
+    assert values == {
+        one.title: one.value for one in regrets(runs[0].study, runs[0].results, [found[1]], runs[0].plans)
+    }
 
 
 def test_bad_wishes_are_refused(study, tmp_path, swept):
