@@ -16,7 +16,8 @@ from bitplan.core.errors import WriteError
 from bitplan.core.progress import clock
 
 if TYPE_CHECKING:
-    from bitplan.study.ceiling import Outlook
+    from bitplan.core.studies import Study
+    from bitplan.study.ceiling import Effort, Outlook
 
 
 def add(app: typer.Typer) -> None:
@@ -43,7 +44,7 @@ def ceiling(
     """
     from bitplan.core.budget import Budget
     from bitplan.core.trust import check_code, check_engine
-    from bitplan.study.ceiling import Effort, find_ceiling, outlook
+    from bitplan.study.ceiling import Effort, outlook
     from bitplan.study.controls import with_controls
     from bitplan.study.spec import read_study
 
@@ -61,21 +62,29 @@ def ceiling(
     (say if dry_run else tell)(_in_words(told, folder))
     if dry_run:
         return
+    _search(read, folder, budgets, effort, workers=workers, trust=trust)
+    _show(folder, as_json=json)
+
+
+def _search(
+    study: Study, folder: Path, budgets: list[str], effort: Effort, *, workers: int | None, trust: bool
+) -> None:
+    """A ceiling at each budget, with a bar; a disk that is full is one line."""
+    from bitplan.cli.progress import showing_progress
+    from bitplan.study.ceiling import find_ceiling
+
     engine: Any = None
     if workers is not None:
         from bitplan.engines.local import Local
 
         engine = Local(workers=workers)
-    from bitplan.cli.progress import showing_progress
-
     try:
         with showing_progress("starting", every_event=True) as progress:
             for one in budgets:
-                find_ceiling(read, folder, one, effort=effort, engine=engine, progress=progress, trust=trust)
+                find_ceiling(study, folder, one, effort=effort, engine=engine, progress=progress, trust=trust)
     except WriteError as error:
         tell_error(f"{error}. What is finished is kept: make room and type it again")
         raise typer.Exit(1) from None
-    _show(folder, as_json=json)
 
 
 def results(

@@ -26,7 +26,7 @@ Places = Annotated[
 """For each group, the place of its choice among the choices; a line in a file."""
 
 
-class Judged(Value):
+class TriedPlan(Value):
     """A plan that was trained on a part of the training samples, and its score on the others.
 
     `by` says why it was tried: the titles of the methods that chose it, or what `searches/swaps.py` calls it.
@@ -82,7 +82,7 @@ class Ceiling(Record):
     trainings: Count
     metric: str
     higher_is_better: bool
-    judged: tuple[Judged, ...]
+    judged: tuple[TriedPlan, ...]
     finalists: tuple[Finalist, ...] = ()
     complete: bool = False
     seconds: NotNegative = 0.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, Judged
+from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, TriedPlan
 from bitplan.core.errors import Damaged, InputError, WriteError
 from bitplan.core.progress import Progress
 from bitplan.core.records import Plan
@@ -132,7 +132,7 @@ class _Quest:
     effort: Effort
     engine: Engine
     tell: Progress
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[TriedPlan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.study, self.run, self.graph = self.setting.study, self.setting.run, self.setting.graph
@@ -166,7 +166,7 @@ class _Quest:
             for name, (job, (picks, by)) in asked.items():
                 if name in done:
                     score = done[name].score
-                    self.judged.append(Judged(picks=picks, by=by, seed=job.seed, training=name, score=score))
+                    self.judged.append(TriedPlan(picks=picks, by=by, seed=job.seed, training=name, score=score))
                     self.swaps.learn_([(picks, self.sign * score)])
             self._keep()
             proposals = self.swaps.propose()
