@@ -42,8 +42,10 @@ def saved(start, float_net, tmp_path_factory):
 
 
 def test_the_table_has_one_row_for_all_that_can_be_there():
-    rows = [(row.there, row.data) for row in TABLE]
-    assert len(set(rows)) == len(rows)
+    every = [(row.there, row.data, row.time) for row in TABLE]
+    assert len(set(every)) == len(every)
+    rows = {(there, data) for there, data, time in every if time == "seconds"}
+    assert rows == {(there, data) for there, data, _ in every}
     assert {there for there, _ in rows} == {"no weights", "float weights", "learned steps"}
     assert all(there != "no weights" for there, data in rows if data)
     for row in TABLE:
@@ -65,7 +67,7 @@ def test_what_is_there_decides_and_one_line_says_so(start, float_net, saved):
         (saved / "learned", None, "eagl", "learned steps"),
         (saved / "learned", LOADER, "eagl", "data is not used, since a file of weights cannot be run"),
         (low, LOADER, "eagl", "data is not used, since drift starts from every layer at w4a4"),
-        (start[0], LOADER, "drift", "how far answers move.*Better: alps_racing"),
+        (start[0], LOADER, "drift", "how far answers move.*Better: .*drift_in_context.*alps_racing"),
         (float_net, LOADER, "drift", "calibrated at w4a4, not trained"),
     ]
     for model, batches, method, words in cases:
@@ -178,3 +180,19 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(start):
         bitplan.estimate("regression", *start, batches=LOADER, loss=F.cross_entropy, context=Context(recipe=RECIPE))
     by_task = bitplan.estimate("drop", *start, batches=TASK, samples=16)
     assert by_task.rows == bitplan.estimate("drop", *start, context=Context(task=TASK), samples=16).rows
+
+
+@pytest.mark.parametrize(("time", "method"), [("seconds", "drift"), ("minutes", "drift_in_context"), ("hours", "alps")])
+def test_more_time_takes_a_method_that_uses_it_and_one_line_says_why(start, time, method):
+    more = {"context": Context(task=TASK, recipe=RECIPE)} | ({"budget": "70%"} if time == "minutes" else {})
+    gains = bitplan.estimate("auto", *start, choices=CHOICES, time=time, **more)
+    assert gains.method == method
+    assert "time" not in gains.options
+    assert gains.notes[0].startswith(f"gains: auto takes {method}, since there ")
+    assert "\n" not in gains.notes[0]
+
+
+def test_time_changes_nothing_where_there_is_no_data_and_must_be_a_word_that_auto_knows(start):
+    assert bitplan.estimate("auto", *start, choices=CHOICES, time="hours").method == "eagl"
+    with pytest.raises(InputError, match="time is seconds, minutes or hours, not 'days'"):
+        bitplan.estimate("auto", *start, choices=CHOICES, time="days")

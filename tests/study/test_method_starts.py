@@ -13,7 +13,7 @@ from bitplan.study.forecast import forecast
 from bitplan.study.setting import Setting
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
-from bitplan.study.trials import start_of, starts, trials
+from bitplan.study.trials import starts, trials
 
 FAQ = ("[start]\n", '[start]\noptions = { method = "faq" }\n')
 TWO = (
@@ -46,7 +46,7 @@ def test_each_method_sees_its_own_start_and_all_train_from_one(done):
     assert [trial.method for trial in known.all] == ["float", "w4a4 start", "w4a4 start, method=lsq"]
     assert {path.name for path in (folder / "starts").iterdir()} == {trial.id for trial in known.all}
     for method in (study.methods[0], study.methods[1]):
-        start = start_of(study, method)
+        start = known.of(method)
         network = load_checkpoint(folder / "starts" / start.id, Setting(study, run, True).bare_network(), of=start.id)
         by_hand = bitplan.estimate("eagl", network, run.graph, choices=study.choices)
         assert run.gains_of(method.title).rows == by_hand.rows

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bitplan.cli import datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
+from bitplan.cli import ceilings, datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
 from bitplan.cli.options import (
     Budgets,
     BudgetsOfSearches,
@@ -313,5 +313,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-for verbs in (inspecting, datasets, measuring, training, studies, tabling, reporting, exporting):
+for verbs in (inspecting, datasets, measuring, training, studies, ceilings, tabling, reporting, exporting):
     verbs.add(app)

@@ -24,7 +24,7 @@ def add(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or the file of its results.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write one page (.html) here.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Draw the paper's figures into this folder.")] = None,
     budget: Annotated[

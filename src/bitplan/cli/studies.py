@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, which `bitplan sweep` made.")]
+RunOrFile = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or the file of its results.")]
 
 
 def add(app: typer.Typer) -> None:
@@ -54,7 +55,7 @@ def sweep(
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
-    folder = run or _usual_folder(read.name)
+    folder = run or usual_folder(read.name)
     if dry_run:
         from bitplan.cli.show_runs import show_forecast
         from bitplan.study.forecast import forecast
@@ -74,7 +75,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _usual_folder(name: str) -> Path:
+def usual_folder(name: str) -> Path:
     """Where the run of a study goes; its name stands in a file, and must not lead elsewhere."""
     if Path(name).name != name or name == "..":
         raise InputError(f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER")
@@ -90,7 +91,7 @@ def status(run: RunPath, json: Json = False) -> None:
 
 
 def compare(
-    run: RunPath,
+    run: RunOrFile,
     against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' lists any two.")] = None,
     corrected: Annotated[
         bool, typer.Option("--corrected", "--holm", help="Correct p for there being several budgets.")
@@ -98,13 +99,13 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare the methods or quantizers of a run: scores, what choosing took, and which differences mean anything."""
+    from bitplan.reports.kept import look_at
     from bitplan.reports.quantizers import quantizer_scores, quantizers, quantizers_against
     from bitplan.reports.spending import score_against_spend, spend_by_budget
-    from bitplan.reports.still import StillRun
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
 
-    folder = StillRun(run)
+    folder = look_at(run)
     study = folder.study
     quantizing = [one.title for one in study.quantizers]
     if json:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bitplan.reports.formats import Table
     from bitplan.reports.published import Traced
 
+METHODS = "methods"
 PUBLISHED = "published"
 TIMES = "published_times"
 
@@ -24,15 +25,15 @@ def add(app: typer.Typer) -> None:
 
 
 def tables(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="The folder of a run; none for published and published_times."),
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder or results; several for methods, none for published."),
     ] = None,
     which: Annotated[
         str,
         typer.Option(
-            help="frontier, spend, quantizers, costs, compression, layers, lowered, agreement, differences; published, "
-            "published_times."
+            help="frontier, spend, regret, quantizers, costs, compression, layers, lowered, agreement, differences; "
+            "methods (of several runs); published, published_times."
         ),
     ] = "frontier",
     budgets: Annotated[
@@ -45,11 +46,14 @@ def tables(
     """Print a table of a run (its frontier, its layers, what it took …), or of what others published."""
     within = [one.strip() for one in budgets.split(",") if one.strip()]
     plain = form in ("csv", "json")
+    given = runs or []
     if which in (PUBLISHED, TIMES):
-        _refuse(run=run, budgets=within, which=which)
+        _refuse(run=given[0] if given else None, budgets=within, which=which)
         table = _published(of, plain=plain) if which == PUBLISHED else _times(of)
+    elif which == METHODS:
+        table = _across(given, plain=plain)
     else:
-        table = _of_run(run, which, of, within, plain=plain)
+        table = _of_run(given, which, of, within, plain=plain)
     _give(table, form, output)
 
 
@@ -60,16 +64,26 @@ def _refuse(*, run: Path | None, budgets: list[str], which: str) -> None:
         raise InputError(f"the table {which} is of no run, so {idle} has no part in it: leave it out")
 
 
-def _of_run(run: Path | None, which: str, of: str | None, budgets: list[str], *, plain: bool) -> Table:
-    from bitplan.core.runs import RunFolder
+def _across(runs: list[Path], *, plain: bool) -> Table:
+    from bitplan.reports.across import methods, methods_values
+    from bitplan.reports.kept import look_at
+
+    if not runs:
+        raise InputError(f"the table {METHODS} is of runs: bitplan tables RUN RUN … --which {METHODS}")
+    return (methods_values if plain else methods)([look_at(one) for one in runs])
+
+
+def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *, plain: bool) -> Table:
+    from bitplan.reports.kept import look_at
     from bitplan.reports.tables import check_name, make
 
-    check_name(which, (PUBLISHED, TIMES))
-    if run is None:
-        raise InputError(f"the table {which} is of a run: bitplan tables RUN --which {which}")
+    check_name(which, (METHODS, PUBLISHED, TIMES))
+    if len(runs) != 1:
+        raise InputError(f"the table {which} is of one run: bitplan tables RUN --which {which}")
+    run = runs[0]
     if of is not None:
         raise InputError(f"--of is for what others published: --which {PUBLISHED} --of {of}, without {run}")
-    return make(which, RunFolder(run), plain=plain, budgets=budgets)
+    return make(which, look_at(run), plain=plain, budgets=budgets)
 
 
 def _published(of: str | None, *, plain: bool) -> Table:

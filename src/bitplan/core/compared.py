@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from bitplan.core.record import Value
 from bitplan.core.records import Name
@@ -56,7 +56,11 @@ class Start(Value):
     the public ones are); without it, or on top of it, `float_recipe` trains. `recipe` then trains the network at the
     highest choice, with the float one as teacher where it distills; `checkpoint` names one that is ready instead, and
     `checkpoint_from` what it is made from, for whoever has none: nothing depends on it, so it is in no file or id.
+    `seeds` makes several starts, each with a seed of its own from the float network on, where that is trained; then
+    `seed` is the first of them.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"seeds"})
 
     weights: str | None = None
     weights_from: str = ""
@@ -66,7 +70,25 @@ class Start(Value):
     checkpoint: str | None = None
     checkpoint_from: Annotated[str, Field(exclude=True)] = ""
     seed: int = 0
+    seeds: tuple[int, ...] = ()
     options: dict[str, JsonValue] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_seed(cls, told: Any) -> Any:
+        """One start is as if its seed were said alone; of several, the first is `seed`."""
+        seeds = told.get("seeds") if isinstance(told, dict) else None
+        if not isinstance(seeds, list | tuple) or not seeds:
+            return told
+        return {**told, "seed": seeds[0], "seeds": seeds if len(seeds) > 1 else ()}
+
+    @model_validator(mode="after")
+    def _apart(self) -> Start:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"the seeds of starts must differ, got {', '.join(map(str, self.seeds))}")
+        if self.seeds and self.checkpoint is not None:
+            raise ValueError("a checkpoint is one start: leave seeds out, or the checkpoint")
+        return self
 
 
 class Choosing(Value):

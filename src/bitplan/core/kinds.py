@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitplan.core import checkpoints, jobs, latencies, probes, records, studies, trials, verdicts
+from bitplan.core import ceilings, checkpoints, jobs, latencies, probes, records, results, studies, trials, verdicts
 from bitplan.core.errors import FileError
 from bitplan.core.record import Record
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load
 
-HOMES = (records, trials, studies, jobs, probes, checkpoints, verdicts, latencies)
+HOMES = (records, trials, studies, ceilings, results, jobs, probes, checkpoints, verdicts, latencies)
 
 KINDS: dict[str, type[Record]] = {
     name: kind for name, kind in Record.kinds.items() if kind.__module__ in [home.__name__ for home in HOMES]

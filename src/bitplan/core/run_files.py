@@ -36,6 +36,7 @@ class RunPart(StrEnum):
     JOBS = "jobs"
     RUNNING = "running"
     STARTS = "starts"
+    CEILINGS = "ceilings"
 
 
 def is_own(name: PurePath) -> bool:
@@ -44,9 +45,13 @@ def is_own(name: PurePath) -> bool:
     return name.parts[0] in own
 
 
-def title_at(title: str, budgets: tuple[str, ...], seed: int) -> str:
-    """What the gains of a method are called; of one that chooses within budgets they hold for these and a seed."""
-    return f"{title} at {' and '.join(budgets)}, seed {seed}" if budgets else title
+def title_at(title: str, budgets: tuple[str, ...], seed: int, *, start: int | None = None) -> str:
+    """What the gains of a method are called; of one that chooses within budgets they hold for these and a seed.
+
+    `start` is the seed of the network that they were estimated from, where that is not a study's first.
+    """
+    own = f"{title} at {' and '.join(budgets)}, seed {seed}" if budgets else title
+    return own if start is None else f"{own}, start {start}"
 
 
 def gains_file(title: str) -> str:

@@ -12,6 +12,7 @@ RUN/
 ├── running/ID/              where a killed training goes on
 ├── jobs/ID.json             what methods measured on the way, such as ALPS's fine-tuned groups
 ├── leases/PART-ID           who works on what right now
+├── ceilings/ID.json         the search for the best plan within a budget, and what its finalists reached
 ├── starts/ID/               checkpoints that trials start from
 ├── networks/ID/  ID.json    a trained network as a checkpoint, by its training, and what that training gave
 └── additivity/pairs.json  additivity/fit.json
@@ -30,6 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from bitplan.core.ceilings import Ceiling, best_searched
 from bitplan.core.errors import FileError
 from bitplan.core.places import Places
 from bitplan.core.record import Record
@@ -50,6 +52,7 @@ _KINDS: dict[RunPart, type[Record]] = {
     RunPart.TRAINED: Trained,
     RunPart.NETWORKS: Trained,
     RunPart.JOBS: Record,
+    RunPart.CEILINGS: Ceiling,
 }
 """What lies on shelves."""
 
@@ -151,6 +154,11 @@ class RunFolder:
         return self._shelf(RunPart.JOBS, Record)
 
     @property
+    def ceilings(self) -> Shelf[Ceiling]:
+        """Searches for the best plan within a budget, by what they depend on."""
+        return self._shelf(RunPart.CEILINGS, Ceiling)
+
+    @property
     def kept(self) -> Shelf[Trained]:
         """What the trainings of networks that are kept gave; a network without it is not whole."""
         return self._shelf(RunPart.NETWORKS, Trained)
@@ -208,6 +216,17 @@ class RunFolder:
         """The trials of the study that failed."""
         found = self.failed.ids()
         return [self.failed.read(name) for name in self._wanted(found) if name in found]
+
+    @property
+    def found_ceilings(self) -> list[Ceiling]:
+        """The ceilings of the study that are found: of each budget the one that took the most trainings."""
+        return best_searched(self.ceilings.read_all().values(), self.study) if self.ceilings.ids() else []
+
+    @property
+    def unfinished(self) -> int:
+        """How many trials of the study are neither done nor failed; 0 where nobody wrote down which there are."""
+        agenda = self.agenda
+        return 0 if agenda is None else max(0, len(agenda.trials) - len(self.results) - len(self.failures))
 
     @property
     def pairs(self) -> Pairs | None:

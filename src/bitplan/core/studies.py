@@ -142,7 +142,8 @@ class Study(Record):
 
     def words(self, trial: Trial) -> str:
         """A trial as people call it."""
-        return f"{self.words_over_seeds(trial)} seed {trial.seed}"
+        start = "" if trial.start_seed is None else f" start {trial.start_seed}"
+        return f"{self.words_over_seeds(trial)}{start} seed {trial.seed}"
 
     def words_over_seeds(self, trial: Trial) -> str:
         """The same for all of its seeds together."""
@@ -204,10 +205,11 @@ class Estimation(Record):
 class Training(Record):
     """One network to train: trials whose plans have the same precisions share it.
 
-    `quantizer` is said where the start is a float network, which is then quantized by it and calibrated.
+    `quantizer` is said where the start is a float network, which is then quantized by it and calibrated. `hold_out` is
+    a share of the training samples that is left out, and that the network is scored on instead of the test split.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"quantizer"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"quantizer", "hold_out"})
 
     task: Name
     start: str
@@ -215,6 +217,7 @@ class Training(Record):
     recipe: Recipe
     seed: int
     quantizer: str = ""
+    hold_out: NotNegative = 0.0
 
 
 class Trained(Record):

@@ -169,13 +169,16 @@ class Trial(Record):
     what the method estimated with, `gain_spend` what a search could spend, in epochs, `gain_hold_out` the share of
     training samples that was held out to judge by, `gain_start` how the network was quantized that it estimated from,
     where that is another than trials start from. Of a quantizer, `method` is its name with its options and `at` the
-    plan that it is tried at: a precision, or the name and the id of a plan.
+    plan that it is tried at: a precision, or the name and the id of a plan. `start_seed` is the seed of the start,
+    where a study has several.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"gain_spend", "gain_hold_out", "gain_start", "at"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset(
+        {"gain_spend", "gain_hold_out", "gain_start", "at", "start_seed"}
+    )
 
     task: Name
     model: Name
@@ -196,6 +199,7 @@ class Trial(Record):
     gain_hold_out: NotNegative = 0.0
     gain_start: dict[str, JsonValue] | None = None
     at: str = ""
+    start_seed: int | None = None
 
     @model_validator(mode="after")
     def _as_its_role_says(self) -> Self:

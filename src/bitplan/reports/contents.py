@@ -11,12 +11,15 @@ from bitplan.core.records import Gains, Graph, Plan
 from bitplan.costs.totals import total
 from bitplan.reports.budget_axis import Track, encode, lay_track, used
 from bitplan.reports.evidence import additivity_data, provenance_data, trials_data
+from bitplan.reports.formats import Table
+from bitplan.reports.regrets import regret_table
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.spending import spend_table
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.weights import histograms, short
 from bitplan.stats.compare import ALPHA, Cell, Comparison
 from bitplan.stats.correction import CORRECTION
+from bitplan.stats.regret import regrets
 
 Data = dict[str, Any]
 
@@ -41,6 +44,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "track": _track(subject, track),
         "rides": [encode(ride, subject) for ride in track.rides],
         "spend": scores and _spend(subject, scores),
+        "regret": _regret(subject, plans),
         "additivity": additivity_data(subject),
         "trials": trials_data(subject),
         "provenance": provenance_data(subject),
@@ -134,7 +138,18 @@ def _spend(subject: Subject, scores: Scores) -> Data | None:
     """Score against spend as a table of texts; headings of numbers begin with ">"."""
     if subject.study is None or not subject.spends:
         return None
-    made = spend_table(subject.study, subject.spends, scores.methods, scores.metric)
+    return _texts(spend_table(subject.study, subject.spends, scores.methods, scores.metric))
+
+
+def _regret(subject: Subject, plans: dict[str, Plan]) -> Data | None:
+    """What methods lack against the best plans found, where these were looked for."""
+    if subject.study is None or not subject.ceilings:
+        return None
+    found = regrets(subject.study, subject.results, subject.ceilings, plans)
+    return _texts(regret_table(subject.study, subject.ceilings, found))
+
+
+def _texts(made: Table) -> Data:
     columns = [f">{column.name}" if column.number else column.name for column in made.columns]
     return {"columns": columns, "rows": made.texts(), "notes": list(made.notes)}
 

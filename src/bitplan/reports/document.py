@@ -15,6 +15,7 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import write_text
 from bitplan.reports.contents import contents
+from bitplan.reports.kept import look_at
 from bitplan.reports.subject import plan_subject, run_subject
 
 SCRIPTS = ("dom", "chart", "answer", "scores", "layers", "strip", "detail", "evidence", "page")
@@ -23,7 +24,7 @@ _ESCAPES = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026"})  # js
 
 def report(run: str | Path | RunFolder, path: str | Path, *, budget: str | None = None) -> Path:
     """Write the page of a run; the answer is for `budget`, the study's middle one unless given."""
-    folder = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    folder = run if isinstance(run, RunFolder) else look_at(run)
     return write_text(path, render(contents(run_subject(folder, budget), folder.plans)))
 
 

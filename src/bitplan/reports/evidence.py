@@ -53,7 +53,8 @@ def trials_data(subject: Subject) -> list[list[Any]] | None:
         return None
 
     def head(trial: Trial) -> list[Any]:
-        return [study.title_of(trial), ", ".join(trial.budgets), trial.seed]
+        start = "" if trial.start_seed is None else f", start {trial.start_seed}"
+        return [f"{study.title_of(trial)}{start}", ", ".join(trial.budgets), trial.seed]
 
     rows: list[list[Any]] = []
     for result in subject.results:

@@ -9,6 +9,7 @@ from pathlib import Path
 from bitplan.core.runs import RunFolder
 from bitplan.reports.drawing import Draw, draw_figure
 from bitplan.reports.evidence import fit_points
+from bitplan.reports.kept import look_at
 from bitplan.reports.plots import draw_frontier, draw_histograms, draw_scatter, draw_selection
 from bitplan.reports.scores import Scores, gather
 from bitplan.reports.spend_plot import draw_spend
@@ -37,7 +38,7 @@ class Sheet:
 
 def write_figures(run: str | Path | RunFolder, folder: str | Path, *, budget: str | None = None) -> Figures:
     """Write every figure that the run has data for, as SVG, PDF and PNG; `budget` is that of the selections."""
-    source = run if isinstance(run, RunFolder) else RunFolder(Path(run))
+    source = run if isinstance(run, RunFolder) else look_at(run)
     subject = run_subject(source, budget)
     scores = gather(subject, source.plans)
     paths: list[Path] = []

@@ -77,7 +77,6 @@ def _metric(run: RunFolder) -> str:
 
 
 def _left(run: RunFolder) -> tuple[str, ...]:
-    agenda, failed = run.agenda, len(run.failures)
-    left = 0 if agenda is None else len(agenda.trials) - len(run.results) - failed
-    notes = [f"{left} of {len(agenda.trials)} trials are not done yet"] if agenda is not None and left else []
+    left, failed = run.unfinished, len(run.failures)
+    notes = [f"{left} of {left + len(run.results) + failed} trials are not done yet"] if left else []
     return (*notes, *([f"{failed} trials failed"] if failed else []))

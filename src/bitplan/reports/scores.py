@@ -67,7 +67,7 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
         comparisons=compare(study, subject.results, plans, spends=subject.spends),
         higher_is_better=all(result.higher_is_better for result in known),
         metric=metric_of(study, known),
-        planned=len(study.methods) * len(study.budgets) * len(study.seeds),
+        planned=len(study.methods) * len(study.budgets) * len(study.seeds) * max(1, len(study.start.seeds)),
         done=sum(len(cell.scores) for cell in found if cell.budget),
         single_seed=all(len(cell.scores) == 1 for cell in found if cell.budget),
     )

@@ -122,7 +122,9 @@ def trained_plans(run: RunFolder) -> Plans:
     """The plan of each method at each budget, those of references first; the float network has none."""
     study, plans = run.study, run.plans
     turns = {method.title: turn for turn, method in enumerate(study.methods)}
+    first = (None, study.start.seed)  # of several starts the first stands for the method
     done = [result for result in run.results if result.trial.role != "quantizer"]  # whose plan was given
+    done = [result for result in done if result.trial.start_seed in first]
     planned = [result for result in done if result.plan in plans and result.training]
     planned.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
     by_place: dict[Place, Plan] = {}

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bitplan.core.budget import Budget
+from bitplan.core.ceilings import Ceiling
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.run_files import gains_file
@@ -53,6 +54,7 @@ class Subject:
     pairs: Pairs | None = None
     fit: Fit | None = None
     spends: Mapping[str, MethodSpend] = field(default_factory=dict)
+    ceilings: tuple[Ceiling, ...] = ()
 
     @cached_property
     def cost(self) -> Costs:
@@ -120,6 +122,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         pairs=run.pairs,
         fit=run.fit,
         spends=spends_of(run),
+        ceilings=tuple(run.found_ceilings),
     )
 
 

@@ -9,6 +9,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.costs.totals import total
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.reports.quantizers import quantizer_scores, quantizers
+from bitplan.reports.regrets import regret, regret_values
 from bitplan.reports.selections import (
     agreement,
     correlations,
@@ -123,6 +124,7 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
     "spend": (score_against_spend, spend_by_budget),
     "compression": (compression, compression),
     "quantizers": (quantizers, quantizer_scores),
+    "regret": (regret, regret_values),
 }
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
@@ -183,11 +185,9 @@ def _mean(cell: Cell | None) -> float | None:
 def _notes(run: RunFolder, found: Sequence[Cell]) -> tuple[str, ...]:
     """Which cells are the same networks, what is missing, what failed."""
     notes = [*_shared(found), *seen_notes(run)]
-    agenda, failed = run.agenda, len(run.failures)
-    if agenda is not None:
-        left = len(agenda.trials) - len(run.results) - failed
-        if left > 0:
-            notes.append(f"{left} of {len(agenda.trials)} trials are not done yet")
+    left, failed = run.unfinished, len(run.failures)
+    if left:
+        notes.append(f"{left} of {left + len(run.results) + failed} trials are not done yet")
     if failed:
         notes.append(f"{failed} trials failed")
     return tuple(notes)

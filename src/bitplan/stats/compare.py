@@ -12,7 +12,7 @@ from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
 from bitplan.stats.correction import CORRECTION
-from bitplan.stats.ranksum import floor, rank_sum
+from bitplan.stats.ranksum import Strata, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
 from bitplan.stats.summary import Area, area, deviation, mean
 
@@ -20,12 +20,15 @@ ALPHA = 0.05
 NO_PLANS: Mapping[str, Plan] = {}
 Place = tuple[str, str]
 """The title of a method, and a budget ("" for references)."""
+Key = tuple[int | None, int]
+"""The seed of a start (None: the study has one), and the seed of a training from there."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The scores of one method at one budget, by ascending seed; `budget` is "" for references.
+    """The scores of one method at one budget, by start and ascending seed; `budget` is "" for references.
 
+    `starts` has the seed of each score's start, None where the study has one start.
     `shared_with` names the methods that chose the same precisions at this budget, so that their networks are the same.
     """
 
@@ -37,6 +40,16 @@ class Cell:
     sd: float | None
     shared_with: tuple[str, ...] = ()
     role: Role = "choice"
+    starts: tuple[int | None, ...] = ()
+
+    @property
+    def by_seed(self) -> dict[Key, float]:
+        """Seed of the start, and seed → score."""
+        return dict(zip(zip(self.starts, self.seeds, strict=True), self.scores, strict=True))
+
+    def from_start(self, start: int | None) -> tuple[float, ...]:
+        """The scores from one start."""
+        return tuple(score for own, score in zip(self.starts, self.scores, strict=True) if own == start)
 
     @property
     def name(self) -> str:
@@ -150,6 +163,8 @@ def belongs(study: Study, trial: Trial) -> bool:
         return False
     if trial.role != "choice":
         return _is_reference(study, trial)
+    if trial.start_seed not in (study.start.seeds or (None,)):
+        return False
     asked_for = trial.seed in study.seeds and ", ".join(trial.budgets) in study.budgets and trial.cost == study.cost
     return asked_for and study.once("belongs", trial, lambda: any(_is_by(one, study, trial) for one in study.methods))
 
@@ -166,15 +181,16 @@ def _is_reference(study: Study, trial: Trial) -> bool:
         return study.start.float_recipe in (None, trial.recipe)
     if trial.role != "reference" or trial.precision not in (study.choices[0], study.choices[-1]):
         return False
-    return trial.recipe == study.reference_recipe(trial.precision) and trial.seed in study.seeds
+    started = trial.start_seed in (study.start.seeds or (None,))
+    return started and trial.recipe == study.reference_recipe(trial.precision) and trial.seed in study.seeds
 
 
 def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str, Area]:
     """Method → the area under its frontier over all of the study's budgets; methods that lack a budget are left out."""
-    scores: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)  # title → budget → seed → score
+    scores: dict[str, dict[str, dict[Key, float]]] = defaultdict(dict)  # title → budget → start and seed → score
     for cell in cells(study, results):
         if cell.budget:
-            scores[cell.title][cell.budget] = dict(zip(cell.seeds, cell.scores, strict=True))
+            scores[cell.title][cell.budget] = cell.by_seed
     by_title: dict[str, Area] = {}
     for title, by_budget in scores.items():
         if by_budget.keys() == set(study.budgets):
@@ -208,18 +224,25 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
 def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     """Two cells of one budget, before any correction."""
     counts = len(ours.scores), len(theirs.scores)
+    strata = strata_of(ours, theirs)
     return Comparison(
         first=ours.title,
         second=theirs.title,
         budget=ours.budget,
         difference=(ours.mean - theirs.mean) * (1 if higher_is_better else -1),
-        p=rank_sum(ours.scores, theirs.scores),
-        floor=floor(*counts),
+        p=stratified(strata) if strata else 1.0,
+        floor=stratified_floor([(len(first), len(second)) for first, second in strata]),
         corrected=1.0,
         corrected_floor=1.0,
         seeds=counts,
         shared=theirs.title in ours.shared_with,
     )
+
+
+def strata_of(ours: Cell, theirs: Cell) -> list[Strata]:
+    """The scores of two cells from each start that both have scores from: what is compared is from one start."""
+    both = [start for start in dict.fromkeys(ours.starts) if start in theirs.starts]
+    return [(ours.from_start(start), theirs.from_start(start)) for start in both]
 
 
 def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
@@ -231,15 +254,15 @@ def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
     return [replace(test, corrected=value, corrected_floor=lowest) for test, value in zip(tests, values, strict=True)]
 
 
-def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[int, Result]]:
+def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[Key, Result]]:
     """The study's results of each method at each budget, by seed; two trials that claim one seed are refused."""
-    by_place: dict[Place, dict[int, Result]] = defaultdict(dict)
+    by_place: dict[Place, dict[Key, Result]] = defaultdict(dict)
     for result in results:
         trial = result.trial
         if not belongs(study, trial):
             continue
         title, budget = study.title_of(trial), ", ".join(trial.budgets)
-        other = by_place[title, budget].setdefault(trial.seed, result).trial
+        other = by_place[title, budget].setdefault((trial.start_seed, trial.seed), result).trial
         if other is not trial and other.id != trial.id:
             raise InputError(
                 f"two trials claim seed {trial.seed} of {title} at {budget or 'no budget'}: {other.id} and {trial.id}; "
@@ -248,7 +271,7 @@ def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[int, 
     return by_place
 
 
-def _in_order(study: Study, by_place: Mapping[Place, Mapping[int, Result]]) -> list[Place]:
+def _in_order(study: Study, by_place: Mapping[Place, Mapping[Key, Result]]) -> list[Place]:
     """References first, by their names and the float network last; then methods and budgets as the study has them."""
     methods = [method.title for method in study.methods]
     roles = {title: next(iter(by_seed.values())).trial.role for (title, _), by_seed in by_place.items()}
@@ -262,19 +285,20 @@ def _in_order(study: Study, by_place: Mapping[Place, Mapping[int, Result]]) -> l
     return sorted(by_place, key=turn)
 
 
-def cell_of(place: Place, by_seed: Mapping[int, Result], shared_with: tuple[str, ...] = ()) -> Cell:
+def cell_of(place: Place, by_seed: Mapping[Key, Result], shared_with: tuple[str, ...] = ()) -> Cell:
     """The scores of one place."""
-    seeds = tuple(sorted(by_seed))
-    scores = tuple(by_seed[seed].score for seed in seeds)
-    role = by_seed[seeds[0]].trial.role
-    return Cell(*place, seeds, scores, mean(scores), deviation(scores), shared_with, role)
+    keys = sorted(by_seed, key=lambda key: (key[0] or 0, key[1]))
+    scores = tuple(by_seed[key].score for key in keys)
+    seeds, starts = tuple(seed for _, seed in keys), tuple(start for start, _ in keys)
+    role = by_seed[keys[0]].trial.role
+    return Cell(*place, seeds, scores, mean(scores), deviation(scores), shared_with, role, starts)
 
 
 def _precisions(results: Iterable[Result], plans: Mapping[str, Plan]) -> frozenset[object]:
     """What the plans of a cell choose: precisions where the plan is at hand, else its id."""
     chosen: set[object] = set()
-    for plan in {result.plan for result in results}:
-        chosen.add(tuple(plans[plan].precisions.items()) if plan in plans else plan)
+    for start, plan in {(result.trial.start_seed, result.plan) for result in results}:
+        chosen.add((start, tuple(plans[plan].precisions.items()) if plan in plans else plan))
     return frozenset(chosen)
 
 

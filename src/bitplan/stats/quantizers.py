@@ -8,15 +8,15 @@ from itertools import combinations
 
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result, Trial
-from bitplan.stats.compare import Cell, Comparison, cell_of, corrected_over_budgets, tested_pair
+from bitplan.stats.compare import Cell, Comparison, Key, Place, cell_of, corrected_over_budgets, tested_pair
 
 
 def quantizer_cells(study: Study, results: Iterable[Result]) -> tuple[Cell, ...]:
     """The scores of every quantizer at every plan, in the study's order; the plan stands where budgets do."""
-    by_place: dict[tuple[str, str], dict[int, Result]] = defaultdict(dict)
+    by_place: dict[Place, dict[Key, Result]] = defaultdict(dict)
     for result in results:
         if _belongs(study, result.trial):
-            by_place[study.title_of(result.trial), result.trial.at][result.trial.seed] = result
+            by_place[study.title_of(result.trial), result.trial.at][None, result.trial.seed] = result
     order = [one.title for one in study.quantizers]
     return tuple(cell_of(place, by_place[place]) for place in sorted(by_place, key=lambda place: order.index(place[0])))
 

@@ -1,4 +1,4 @@
-"""The exact rank-sum test with midranks, and the least p that a number of seeds can reach."""
+"""The exact rank-sum test with midranks, within strata where there are some, and the least p that so few can reach."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from bitplan.core.errors import InputError
 from bitplan.stats.splits import counted_tail, inverted_tail
 
+Strata = tuple[Sequence[float], Sequence[float]]
+MOST_IN_STRATUM = 200
 MOST = 5000  # values per side; one test of so many takes seconds
 _COUNTED = 3_000_000  # additions that counting may take, about two milliseconds
 _WHOLE = 2**53  # the most that floating point counts exactly
@@ -34,6 +37,45 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
         ranks, observed = 2 * centre - ranks, 2 * centre * len(side) - observed
     lower, upper = _tails(np.sort(ranks).tobytes(), len(side), observed)
     return max(floor(len(first), len(second)), min(1.0, 2 * min(lower, upper)))
+
+
+def stratified(strata: Sequence[Strata]) -> float:
+    """The same for two samples that are each cut into strata: ranks are given within a stratum, and their sums added.
+
+    Every split within every stratum counts (van Elteren's test with equal weights, exact). Values are compared with
+    those of their own stratum alone, so that what a stratum has in common is no part of it.
+    """
+    if len(strata) == 1:
+        return rank_sum(*strata[0])
+    total, observed = np.ones(1), 0
+    for first, second in strata:
+        _check(first, second)
+        if len(first) + len(second) > MOST_IN_STRATUM:
+            raise InputError(
+                f"a stratum of the exact test takes {MOST_IN_STRATUM} values at most, got {len(first) + len(second)}"
+            )
+        ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)
+        observed += int(ranks[: len(first)].sum())
+        total = np.convolve(total, _shares(ranks, len(first)))
+    lower, upper = float(total[: observed + 1].sum()), float(total[observed:].sum())
+    counts = [(len(first), len(second)) for first, second in strata]
+    return max(stratified_floor(counts), min(1.0, 2 * min(lower, upper)))
+
+
+def stratified_floor(counts: Sequence[tuple[int, int]]) -> float:
+    """The least p that strata with so many values on each side can reach."""
+    return min(1.0, 2 * math.prod(floor(*one) / 2 if min(one) else 1.0 for one in counts)) if counts else 1.0
+
+
+def _shares(ranks: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+    """The share of the splits that have each sum of ranks."""
+    counts = np.zeros((size + 1, int(ranks.sum()) + 1))  # of subsets of the ranks so far: (members, sum)
+    counts[0, 0] = 1
+    for rank in ranks:
+        with_rank = counts[:-1, :-rank].copy()  # or a rank would be taken twice
+        counts[1:, rank:] += with_rank
+    shares: NDArray[np.float64] = counts[size] / counts[size].sum()
+    return shares
 
 
 def floor(first: int, second: int) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class Area:
 
 
 def area(
-    scores: Mapping[str, Mapping[int, float]], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
+    scores: Mapping[str, Mapping[Any, float]], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
 ) -> Area | None:
     """The area under the frontier of scores {budget: {seed: score}}, divided by the width of the budgets.
 

@@ -107,7 +107,7 @@ def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Con
     context = Context(
         task=setting.task,
         recipe=study.recipe,
-        teacher=setting.teacher(study.recipe),
+        teacher=setting.teacher(study.recipe, high.id),
         seed=study.gain_seed,
         engine=engine_of(study, trust=setting.trust),
         store=run.jobs,

@@ -13,7 +13,7 @@ from bitplan.core.studies import Study
 from bitplan.core.temporary import left_behind
 from bitplan.engines.lease import left_markers, read_lease
 from bitplan.study.controls import with_controls
-from bitplan.study.trials import estimations, starts, trials
+from bitplan.study.trials import all_starts, estimations, made_by, trials
 
 Needed = dict[RunPart, set[str]]
 """Part of the run → the ids in it that somebody needs."""
@@ -58,7 +58,7 @@ def left_by_killed(run: RunFolder, *, by_others: bool = False) -> list[Path]:
 def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
     wanted = {trial.id for study in studies for trial in trials(study)}
-    own = [trial for study in studies for trial in starts(study).all]
+    own = [trial for study in studies for trial in made_by(study)]
     needed = {
         RunPart.TRIALS: wanted,
         RunPart.FAILURES: wanted,
@@ -67,7 +67,11 @@ def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     graph = run.graph
     if graph is not None:
         needed[RunPart.ESTIMATES] = {
-            job.id for study in studies for method in study.methods for job in estimations(study, graph.id, method)
+            job.id
+            for study in studies
+            for first in all_starts(study)
+            for method in study.methods
+            for job in estimations(study, graph.id, method, first)
         }
     return needed
 
@@ -79,6 +83,9 @@ def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[L
         return {}
     results = [run.trials.read(name) for name in sorted(wanted)]
     trainings = {result.training for result in results}
+    for found in run.ceilings.read_all().values():
+        trainings |= {one.training for one in found.judged}
+        trainings |= {score.training for one in found.finalists for score in one.scores}
     return {
         RunPart.PLANS: {result.plan for result in results},
         RunPart.TRAINED: trainings,

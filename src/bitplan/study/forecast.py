@@ -20,7 +20,7 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.controls import with_controls
 from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import estimations, starts, trials
+from bitplan.study.trials import all_starts, estimations, made_by, trials
 from bitplan.tune.loop import finetune_
 from bitplan.tune.pace import samples_of
 
@@ -72,7 +72,7 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     methods = _estimates(setting, high, network, graph)
     left = [line for line in lines if not line.done]
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
-    kept = len(starts(study).all) + _networks(study, left)  # those that trials start from: float, and highest choice
+    kept = len(made_by(study)) + _networks(study, left)  # those that trials start from: float, and highest choice
     return Forecast(
         lines=tuple(lines),
         methods=methods,
@@ -88,7 +88,7 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
     study, seconds = setting.study, dict[str, float]()
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
-        for job in estimations(study, graph.id, method):
+        for job in [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]:
             if setting.run.estimates.has(job.id):
                 continue
             teacher = network if job.recipe and job.recipe.distills else None
@@ -114,7 +114,7 @@ def _networks(study: Study, left: Sequence[TrialForecast]) -> int:
     """How many trained networks are kept at most; those that others start from always are."""
     if not study.keep_networks:
         return 0
-    own = starts(study).all
+    own = made_by(study)
     return sum(line.trial not in own for line in left)
 
 

@@ -17,6 +17,7 @@ from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
+from bitplan.tasks.choosing import choosing_task
 from bitplan.tune.anew import begun_anew
 from bitplan.tune.loop import finetune_
 
@@ -48,16 +49,17 @@ class Train:
         """
         begin = time.perf_counter()
         setting = self.setting
-        teacher, folder = setting.teacher(job.recipe), setting.run.running.path(job.id)
+        task = choosing_task(setting.task, job.hold_out)
+        teacher, folder = setting.teacher(job.recipe, job.start), setting.run.running.path(job.id)
         model, log = begun_anew(
             lambda model: finetune_(
-                model, setting.task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
+                model, task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
             ),
             lambda: first_network(setting, job),
             setting.run.running,
             job.id,
         )
-        trained = Trained(training=job.id, **scored(model, setting.task, log.lines, begin))
+        trained = Trained(training=job.id, **scored(model, task, log.lines, begin))
         if setting.study.keep_networks:
             place = setting.run.networks.path(job.id)
             save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=job.id)
@@ -80,7 +82,7 @@ class Estimate:
         context = Context(
             task=setting.choosing_task,
             recipe=job.recipe,
-            teacher=setting.teacher(job.recipe),
+            teacher=setting.teacher(job.recipe, job.start),
             seed=job.seed,
             engine=self.engine,
             store=setting.run.jobs,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Plan
+from bitplan.core.run_files import title_at
 from bitplan.core.studies import Estimation, Method, Study, Trained, Training
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.plan.base import select_each
+from bitplan.study.trials import all_starts, estimations
 
 
 def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -16,7 +19,30 @@ def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
     return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
 
 
-def served_by(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
+class Served(NamedTuple):
+    """A method whose gains an estimate gives, what these are called, and the trials that they are for."""
+
+    method: Method
+    title: str
+    trials: list[Trial]
+
+
+def estimates_for(study: Study, graph: str, wanted: Sequence[Trial]) -> Iterator[tuple[Estimation, Served]]:
+    """Every estimate of every method from every start, and the trials from there that it is for: all of its budget."""
+    by: dict[tuple[str, str], list[Trial]] = {}
+    for trial in wanted:
+        if trial.role == "choice":
+            by.setdefault((trial.start, study.title_of(trial)), []).append(trial)
+    for place, first in enumerate(all_starts(study)):
+        seed = study.start.seeds[place] if place else None
+        for method in study.methods:
+            own = by.get((first.high.id, method.title), [])
+            for job in estimations(study, graph, method, first):
+                title = title_at(method.title, job.budgets, job.seed, start=seed)
+                yield job, Served(method, title, _served_by(job, own))
+
+
+def _served_by(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
     """The trials of a method that an estimate of it is for: those of its budget and seed, or all."""
     of_job = job.budgets, job.seed
     return [trial for trial in trials if not job.budgets or (trial.budgets, trial.gain_seed) == of_job]

@@ -31,7 +31,7 @@ from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
 from bitplan.plan.aim import Aim
 from bitplan.quant.checkpoint import load_checkpoint
-from bitplan.study.trials import starts
+from bitplan.study.trials import all_starts
 from bitplan.tasks.base import Task, load_task
 from bitplan.tasks.choosing import choosing_task
 from bitplan.tune.log import LogLine
@@ -111,11 +111,11 @@ class Setting:
         self._check_code()
         return copy.deepcopy(_checkpoint(str(self.run.starts.path(trial)), self.study.model))
 
-    def teacher(self, recipe: Recipe | None) -> nn.Module | None:
-        """The float network where a recipe distills."""
+    def teacher(self, recipe: Recipe | None, start: str) -> nn.Module | None:
+        """Where a recipe distills, the float network that the start of this id was made from."""
         if recipe is None or not recipe.distills:
             return None
-        return self.start(_float_start(self.study.to_json()))
+        return self.start(_float_starts(self.study.to_json())[start])
 
     def plan(self, precisions: dict[str, Any]) -> Plan:
         """A plan of nothing but precisions and links, the same for all that choose alike."""
@@ -183,11 +183,13 @@ def _mean_line(lines: Sequence[LogLine]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=2)
-def _float_start(study: str) -> str:
-    """The id of the float network's trial; once per process, since it hashes the file of weights."""
-    floating = starts(Study.from_json(study)).floating
-    assert floating is not None, "starts() refuses a study that distills without a float network"
-    return floating.id
+def _float_starts(study: str) -> dict[str, str]:
+    """Start → the float network that it was made from; once per process, since it hashes the file of weights."""
+    found: dict[str, str] = {}
+    for one in all_starts(Study.from_json(study)):
+        assert one.floating is not None, "starts() refuses a study that distills without a float network"
+        found |= {trial.id: one.floating.id for trial in one.all}
+    return found
 
 
 @lru_cache(maxsize=2)

@@ -134,6 +134,8 @@ def _start(content: Content, base: Content, home: Path) -> Start:
     for key, changes in (("float_recipe", FOR_FLOATS), ("recipe", {})):
         if key in content:
             filled[key] = _recipe(_table(content, key), base | changes, f"[start.{key}]")
+    if {"seed", "seeds"} <= content.keys():
+        raise InputError("[start] says seed and seeds: say seeds, the first of which counts as the seed")
     start = _section(Start, filled, "[start]")
     if start.weights is None and start.float_recipe is None and start.checkpoint is None:
         raise InputError("[start] says nothing about the float network: give weights, or a float_recipe that trains it")

@@ -42,7 +42,7 @@ class MakeStart:
         setting = self.setting
         model, log = begun_anew(
             lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
-            self._float if trial.role == "float" else lambda: self._high(trial),
+            lambda: self._float(trial.seed) if trial.role == "float" else self._high(trial),
             setting.run.running,
             trial.id,
         )
@@ -52,9 +52,9 @@ class MakeStart:
         plan = plan_of(model).id if is_quantized(model) else FLOAT
         return Result(trial=trial, plan=plan, **measured)
 
-    def _float(self) -> nn.Module:
+    def _float(self, seed: int) -> nn.Module:
         start = self.setting.study.start
-        network = self.setting.network(start.seed)
+        network = self.setting.network(seed)
         if start.weights is None:
             return network
         if (Path(start.weights) / ABOUT).is_file():  # bitplan's own
@@ -63,7 +63,8 @@ class MakeStart:
         return network
 
     def _high(self, trial: Trial) -> nn.Module:
-        study, setting, known = self.setting.study, self.setting, starts(self.setting.study)
+        study, setting = self.setting.study, self.setting
+        known = starts(study, trial.seed)
         if study.start.checkpoint is not None and trial.id == known.high.id:
             return self._ready(study.start.checkpoint)
         floating = known.floating
@@ -72,7 +73,7 @@ class MakeStart:
         highest = Plan.uniform(setting.graph, study.choices[-1])
         model = quantize(setting.start(floating.id), highest, **options)  # type: ignore[arg-type]
         recipe = study.start.recipe or study.recipe
-        batches = some_batches(setting.task, recipe.batch_size, study.start.seed, CALIBRATION)
+        batches = some_batches(setting.task, recipe.batch_size, trial.seed, CALIBRATION)
         calibrate_(model, batches, forward=setting.task.forward)
         return model
 
@@ -96,7 +97,7 @@ class MakeStart:
             model,
             self.setting.task,
             recipe,
-            teacher=self.setting.teacher(recipe),
+            teacher=self.setting.teacher(recipe, trial.id),
             seed=trial.seed,
             folder=self.setting.run.running.path(trial.id),
         )

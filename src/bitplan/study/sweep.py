@@ -10,9 +10,8 @@ from pathlib import Path
 from bitplan.core.errors import Damaged, InputError, UnknownName, WriteError
 from bitplan.core.progress import Progress
 from bitplan.core.records import Costs, Graph, Plan
-from bitplan.core.run_files import title_at
 from bitplan.core.runs import RunFolder
-from bitplan.core.studies import Agenda, Estimation, FailedTrial, Method, Study, Training
+from bitplan.core.studies import Agenda, Estimation, FailedTrial, Study, Training
 from bitplan.core.temporary import remove_quietly
 from bitplan.core.trials import Trial
 from bitplan.engines.base import Engine, Failure
@@ -23,11 +22,11 @@ from bitplan.study.clean import left_by_killed
 from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
 from bitplan.study.quantizers import quantizer_plans
-from bitplan.study.serving import plans_of, references, result_of, served_by, trainings_of
+from bitplan.study.serving import Served, estimates_for, plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import MakeStart, Started, check_same
 from bitplan.study.tally import Tally
-from bitplan.study.trials import agenda, estimations, starts
+from bitplan.study.trials import agenda, all_starts
 
 _PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
@@ -150,16 +149,25 @@ class _Sweeper:
             if trial.role not in ("float", "start") and (only is None or self.study.title_of(trial) in only)
         ]
         given = references(graph, wanted) | quantizer_plans(self.study, graph, wanted)
-        first = starts(self.study)
-        for trial in (first.floating, first.high):
-            if trial in self.agenda.trials and not self._start(trial):
-                return 0
-        own = {title: trial for title, trial in first.others.items() if only is None or title in only}
-        unmade = {title for title, trial in own.items() if not self._start(trial)}
-        wanted = [trial for trial in wanted if self.study.title_of(trial) not in unmade]
+        wanted = self._begun(wanted, only)
         plans = given | self._choose(graph, costs, wanted)
         self.run.keep_plans(plans.values())
         return self._train([trial for trial in wanted if trial.id in plans], plans)
+
+    def _begun(self, wanted: Sequence[Trial], only: frozenset[str] | None) -> list[Trial]:
+        """Make all starts; gives the trials that then can begin."""
+        left = list(wanted)
+        for first in all_starts(self.study):
+            for trial in (first.floating, first.high):
+                if trial in self.agenda.trials and not self._start(trial):
+                    left = [one for one in left if one.start not in (trial.id, first.high.id)]
+                    break
+            else:
+                own = {title: trial for title, trial in first.others.items() if only is None or title in only}
+                unmade = {title for title, trial in own.items() if not self._start(trial)}
+                here = first.high.id
+                left = [one for one in left if one.start != here or self.study.title_of(one) not in unmade]
+        return left
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
@@ -188,30 +196,23 @@ class _Sweeper:
 
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
         """The plan of every trial whose method has gains; where estimating fails, its trials do."""
-        own: dict[str, list[Trial]] = {method.title: [] for method in self.study.methods}
-        for trial in wanted:
-            if trial.role == "choice":
-                own[self.study.title_of(trial)].append(trial)
-        jobs: dict[str, tuple[Estimation, list[Method]]] = {}  # methods that differ only in their selector share one
-        for method in self.study.methods:
-            for job in estimations(self.study, graph.id, method):
-                if any(not self._skipped(trial) for trial in served_by(job, own[method.title])):
-                    jobs.setdefault(job.id, (job, []))[1].append(method)
+        jobs: dict[str, tuple[Estimation, list[Served]]] = {}  # methods that differ only in their selector share one
+        for job, served in estimates_for(self.study, graph.id, wanted):
+            if any(not self._skipped(trial) for trial in served.trials):
+                jobs.setdefault(job.id, (job, []))[1].append(served)
         if jobs:
-            titles = ", ".join(dict.fromkeys(method.title for _, methods in jobs.values() for method in methods))
+            titles = ", ".join(dict.fromkeys(one.method.title for _, several in jobs.values() for one in several))
             self.tally.tell(f"estimating gains: {titles}")
         work = Estimate(self.setting, self.engine, self.tally.now_and_then())
         plans: dict[str, Plan] = {}
         for job, outcome in run_jobs(work, [job for job, _ in jobs.values()], shelf=self.run.estimates):
-            for method in jobs[job.id][1]:
-                served = served_by(job, own[method.title])
+            for one in jobs[job.id][1]:
                 if isinstance(outcome, Failure):
-                    self._fail(served, outcome)
+                    self._fail(one.trials, outcome)
                     continue
-                title = title_at(method.title, job.budgets, job.seed)
-                self.run.keep_gains(title, outcome)
-                self.tally.tell(f"{title}: gains estimated, {outcome.seconds:.1f} s of work")
-                plans |= plans_of(graph, outcome, costs, method, served)
+                self.run.keep_gains(one.title, outcome)
+                self.tally.tell(f"{one.title}: gains estimated, {outcome.seconds:.1f} s of work")
+                plans |= plans_of(graph, outcome, costs, one.method, one.trials)
         return plans
 
     def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:

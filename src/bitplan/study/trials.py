@@ -23,7 +23,7 @@ _NO_PART = ("workers",)  # options of a task that no score depends on
 
 @dataclass(frozen=True)
 class Starts:
-    """The trials that all others start from: the float network (None: there is none), and the high-precision one.
+    """The trials that others start from: the float network (None: there is none), and the high-precision one.
 
     `others` are networks at the highest choice that only methods look at, by their titles.
     """
@@ -31,6 +31,10 @@ class Starts:
     floating: Trial | None
     high: Trial
     others: dict[str, Trial]
+
+    def of(self, method: Method) -> Trial:
+        """The network that a method estimates from: its own, or the one that trials start from."""
+        return self.others.get(method.title, self.high)
 
     @property
     def all(self) -> list[Trial]:
@@ -40,9 +44,24 @@ class Starts:
         return list({trial.id: trial for trial in found}.values())
 
 
-def starts(study: Study) -> Starts:
-    """The float network from weights or trained, and from it the one at the highest choice."""
+def all_starts(study: Study) -> tuple[Starts, ...]:
+    """One for each seed of the study's start."""
+    return tuple(starts(study, seed) for seed in study.start.seeds or (study.start.seed,))
+
+
+def made_by(study: Study) -> list[Trial]:
+    """The trials that make all starts, each once: one float network may serve several."""
+    found = [trial for one in all_starts(study) for trial in one.all]
+    return list({trial.id: trial for trial in found}.values())
+
+
+def starts(study: Study, seed: int | None = None) -> Starts:
+    """The float network from weights or trained, and from it the one at the highest choice; the first unless said.
+
+    The seed has a part in the float network only where that is trained, or parts of it are random.
+    """
     start, base = study.start, _base(study)
+    seed = start.seed if seed is None else seed
     floating = None
     if start.weights is not None or start.float_recipe is not None:
         source = _digest_of_weights(start) if start.weights else "random weights"
@@ -53,7 +72,7 @@ def starts(study: Study) -> Starts:
             role="float",
             method=FLOAT,
             recipe=start.float_recipe,
-            seed=start.seed,
+            seed=seed if start.float_recipe or start.fresh else start.seed,
         )
     _check_teacher(study, floating)
     origin = floating.id if floating else _task_name(study)
@@ -61,10 +80,10 @@ def starts(study: Study) -> Starts:
     if start.checkpoint is not None:
         advice = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
         made = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint', advice)}"
-    high = _high(study, made, start.options, f"{study.choices[-1]} start")
+    high = _high(study, made, start.options, f"{study.choices[-1]} start", seed)
     if start.checkpoint is not None:
         high = high.model_copy(update={"recipe": None})
-    return Starts(floating, high, {method.title: _own(study, method, origin, floating) for method in _starting(study)})
+    return Starts(floating, high, {one.title: _own(study, one, floating, seed) for one in _starting(study)})
 
 
 def _starting(study: Study) -> list[Method]:
@@ -73,7 +92,7 @@ def _starting(study: Study) -> list[Method]:
     return [method for method in study.methods if method.start not in (None, usual)]
 
 
-def _own(study: Study, method: Method, origin: str, floating: Trial | None) -> Trial:
+def _own(study: Study, method: Method, floating: Trial | None, seed: int) -> Trial:
     """The network that a method looks at."""
     assert method.start is not None, "_starting gives no other"
     if floating is None:
@@ -82,10 +101,10 @@ def _own(study: Study, method: Method, origin: str, floating: Trial | None) -> T
             "[start]"
         )
     shown = ", ".join(f"{key}={value}" for key, value in method.start.items())
-    return _high(study, origin, method.start, f"{study.choices[-1]} start, {shown}")
+    return _high(study, floating.id, method.start, f"{study.choices[-1]} start, {shown}", seed)
 
 
-def _high(study: Study, origin: str, options: dict[str, Any], name: str) -> Trial:
+def _high(study: Study, origin: str, options: dict[str, Any], name: str, seed: int) -> Trial:
     """A network at the highest choice, quantized with these options."""
     if options:
         _check_options(study, options)
@@ -97,18 +116,29 @@ def _high(study: Study, origin: str, options: dict[str, Any], name: str) -> Tria
         precision=study.choices[-1],
         options={**options, "rules": study.rules.model_dump(mode="json")},
         recipe=study.start.recipe,
-        seed=study.start.seed,
+        seed=seed,
     )
 
 
 def trials(study: Study) -> list[Trial]:
-    """All trials: the starts, the references over the seeds, then every method at every budget over the seeds."""
-    found = starts(study)
-    base = _base(study) | {"start": found.high.id, "recipe": study.recipe}
-    listed = found.all
-    of_quantizers = quantizer_trials(study, found.floating, _base(study))
+    """All trials: the starts, then from each the references over the seeds and every method at every budget over them.
+
+    Quantizers are compared from the first float network alone.
+    """
+    found = all_starts(study)
+    listed = made_by(study)
+    of_quantizers = quantizer_trials(study, found[0].floating, _base(study))
     if not study.methods:  # quantizers alone begin with the float network
-        return [trial for trial in listed if trial.role == "float"] + of_quantizers
+        return [trial for trial in listed[:1] if trial.role == "float"] + of_quantizers
+    for start, seed in zip(found, study.start.seeds or (None,), strict=True):
+        listed += _from(study, start.high.id, seed)
+    return listed + of_quantizers
+
+
+def _from(study: Study, start: str, start_seed: int | None) -> list[Trial]:
+    """The references and the methods' trials from one start."""
+    base = _base(study) | {"start": start, "recipe": study.recipe, "start_seed": start_seed}
+    listed: list[Trial] = []
     if study.references:
         ends = (study.choices[0], study.choices[-1])
         for choice in ends:
@@ -137,7 +167,7 @@ def trials(study: Study) -> list[Trial]:
             unsaid = f"{method.name} selects by {own[0].selector} unless said"
             raise InputError(f"{same!r} and {method.title!r} are the same method, since {unsaid}: leave one out")
         listed += own
-    return listed + of_quantizers
+    return listed
 
 
 def agenda(study: Study) -> Agenda:
@@ -149,12 +179,6 @@ def selector_of(method: Method) -> str:
     """The selector asked for, or the one that the method is defined with."""
     gain, _ = make_gain(method.name, method.options)
     return method.selector or gain.selector
-
-
-def start_of(study: Study, method: Method) -> Trial:
-    """The network that a method estimates from: its own, or the one that all trials start from."""
-    found = starts(study)
-    return found.others.get(method.title, found.high)
 
 
 def gain_recipe(study: Study, method: Method) -> Recipe:
@@ -178,12 +202,12 @@ def _spend(study: Study, method: Method) -> float | None:
     return None if "spend" in method.options else study.spend
 
 
-def estimations(study: Study, graph: str, method: Method) -> list[Estimation]:
-    """What the gains of a method depend on; `graph` is the graph's id.
+def estimations(study: Study, graph: str, method: Method, first: Starts) -> list[Estimation]:
+    """What the gains of a method from one of the starts depend on; `graph` is the graph's id.
 
     A method that chooses within a budget has an estimate for each budget and seed of the study; others have one.
     """
-    one = estimation(study, graph, method)
+    one = estimation(study, graph, method, first)
     if not _chooses_within_budget(method):
         return [one]
     alike = {"cost": study.cost, "spend": _spend(study, method)}
@@ -194,10 +218,10 @@ def estimations(study: Study, graph: str, method: Method) -> list[Estimation]:
     ]
 
 
-def estimation(study: Study, graph: str, method: Method) -> Estimation:
+def estimation(study: Study, graph: str, method: Method, first: Starts) -> Estimation:
     """What one estimate depends on, whatever the budget."""
     return Estimation(
-        start=start_of(study, method).id,
+        start=first.of(method).id,
         graph=graph,
         method=method.name,
         options=method.options,

@@ -42,9 +42,11 @@ function drawEstimates() {
   ]);
   body.append(table(['method', 'options', 'selector', '>time', 'work'], rows, 'What the estimates cost'));
   body.append(h('p', { class: 'note' }, 'Time to estimate the gains of all groups once; training the chosen networks costs the same for every method.'));
-  if (!data.spend) return;
-  body.append(h('h3', {}, 'Score against spend'), table(data.spend.columns, data.spend.rows, 'Score against spend'));
-  data.spend.notes.forEach((note) => body.append(h('p', { class: 'note' }, `${note[0].toUpperCase()}${note.slice(1)}.`)));
+  [['Score against spend', data.spend], ['Against the best plan found', data.regret]].forEach(([title, made]) => {
+    if (!made) return;
+    body.append(h('h3', {}, title), table(made.columns, made.rows, title));
+    made.notes.forEach((note) => body.append(h('p', { class: 'note' }, `${note[0].toUpperCase()}${note.slice(1)}.`)));
+  });
 }
 
 const PAGE = 15;

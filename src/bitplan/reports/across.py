@@ -1,0 +1,90 @@
+"""Methods over several runs: what each lacks against the best plan found on every network, and what choosing took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bitplan.core.errors import InputError
+from bitplan.core.runs import RunFolder
+from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.spending import spends_of
+from bitplan.stats.compare import ALPHA
+from bitplan.stats.correction import CORRECTION
+from bitplan.stats.regret import Regret, regrets
+from bitplan.stats.spending import MethodSpend
+
+Place = tuple[str, str]
+"""The name of a run's study, and a budget."""
+
+
+def methods(runs: Sequence[RunFolder]) -> Table:
+    """A row per method, a column per network and budget: regret ± standard error; then what choosing took in epochs.
+
+    Methods are the same where tables of their studies call them the same.
+    """
+    places, found, spends = _found(runs)
+    names = list(dict.fromkeys(name for name, _ in found))
+    rows: list[tuple[Value, ...]] = []
+    for name in names:
+        own = [found.get((name, place)) for place in places]
+        rows.append((name, *(None if one is None else _words(one) for one in own), _range(spends.get(name, []))))
+    headings = [f"{title}, {budget}" for title, budget in places]
+    columns = (Column("method"), *numbers(*headings), Column("epochs to choose"))
+    notes = (
+        "regret: points below the best plan that a search by training found, ± standard error over pairs of trainings; "
+        f"▲ p ≤ {ALPHA} by rank sums within starts, after {CORRECTION.words} over the methods and budgets of a run",
+        "an epoch of training is three passes of every sample; where runs differ, the least and the most",
+    )
+    return Table("Methods: regret by network and budget, and what choosing took", columns, tuple(rows), notes)
+
+
+def methods_values(runs: Sequence[RunFolder]) -> Table:
+    """The same for programs: a row per method, network and budget."""
+    _, found, spends = _found(runs)
+    rows: list[tuple[Value, ...]] = []
+    for (name, (title, budget)), one in found.items():
+        epochs = [spend.epochs for spend in spends.get(name, []) if spend.epochs is not None]
+        told = (one.value, one.error, one.low, one.high, one.corrected, max(epochs, default=None))
+        rows.append((name, title, budget, *told))
+    columns = (
+        Column("method"), Column("study"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
+        *numbers(f"p ({CORRECTION.name})", "epochs", digits=4),
+    )  # fmt: skip
+    return Table("Methods: regret", columns, tuple(rows))
+
+
+def _found(
+    runs: Sequence[RunFolder],
+) -> tuple[list[Place], dict[tuple[str, Place], Regret], dict[str, list[MethodSpend]]]:
+    places: list[Place] = []
+    found: dict[tuple[str, Place], Regret] = {}
+    spends: dict[str, list[MethodSpend]] = {}
+    for run in runs:
+        study, ceilings = run.study, run.found_ceilings
+        if not ceilings:
+            raise InputError(f"{run.path} has no ceiling: `bitplan ceiling STUDY` finds one; leave it out until then")
+        told = spends_of(run)
+        for one in regrets(study, run.results, ceilings, run.plans):
+            places.append((study.name, one.budget))
+            found[one.title, (study.name, one.budget)] = one
+        for title, spend in told.items():
+            spends.setdefault(title, []).append(spend)
+    return list(dict.fromkeys(places)), found, spends
+
+
+def _words(one: Regret) -> str:
+    return one.words + (" ▲" if not one.same and one.corrected <= ALPHA else "")
+
+
+def _range(spends: Sequence[MethodSpend]) -> str | None:
+    """What one estimate took, in epochs, the least and the most of all runs."""
+    epochs = [spend.epochs for spend in spends if spend.epochs is not None]
+    if not epochs:
+        return None
+    shown = list(dict.fromkeys(_short(value) for value in (min(epochs), max(epochs))))
+    return " to ".join(shown)
+
+
+def _short(epochs: float) -> str:
+    return "0" if not epochs else f"{epochs:.{max(0, 1 - math.floor(math.log10(epochs)))}f}"

@@ -1,0 +1,258 @@
+"""find_ceiling: the best plan of a study's network within a budget, with the score of trained networks as the judge.
+
+Plans are trained on a part of the training samples and judged by the others; the finalists are then trained as trials
+are, with the study's seeds, which no plan was chosen by, and scored on the test split. Every training is one of the
+run's, by id, so that it is done once, and a killed search repeats its proposals and finds their scores there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, TriedPlan
+from bitplan.core.errors import Damaged, InputError, WriteError
+from bitplan.core.progress import Progress
+from bitplan.core.records import Plan
+from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study, Trained, Training
+from bitplan.engines.base import Engine, Failure
+from bitplan.engines.jobs import run_jobs
+from bitplan.plan.aim import Aim, Picks
+from bitplan.searches.swaps import Proposal, Swaps
+from bitplan.study.controls import with_controls
+from bitplan.study.forecast import forecast
+from bitplan.study.jobs import Train
+from bitplan.study.setting import Setting, engine_of
+from bitplan.study.sweep import sweep
+from bitplan.study.trials import all_starts
+
+HOLD_OUT = 0.1
+"""The share of the training samples that judges, where the study holds none out."""
+_LEAST = 2
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many trainings a search takes, how many plans are trained again at its end, and the seed of its lots."""
+
+    trainings: int = 150
+    finalists: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.trainings < _LEAST or self.finalists < 1:
+            raise InputError(
+                f"a ceiling takes at least {_LEAST} trainings and 1 finalist, not {self.trainings} and {self.finalists}"
+            )
+
+    def in_all(self, study: Study) -> int:
+        """The trainings of the search and of the finalists."""
+        return self.trainings + min(self.finalists, self.trainings) * len(all_starts(study)) * len(study.seeds)
+
+
+USUAL = Effort()
+
+
+def find_ceiling(
+    study: Study,
+    run_folder: str | Path,
+    budget: str,
+    *,
+    effort: Effort = USUAL,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+    trust: bool = False,
+) -> Ceiling:
+    """Sweep what is left of the study, search with so many trainings, then train the finalists; all goes on if killed.
+
+    The search begins with the plans of all methods, and is from the study's first start; finalists are trained from all
+    starts. More trainings, later, go on where fewer ended.
+    """
+    begin = time.perf_counter()
+    study = with_controls(study)
+    check_budget(study, budget)
+    run, tell = RunFolder(Path(run_folder)), progress or (lambda *_: None)
+    at_work = engine or engine_of(study, trust=trust)
+    sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
+    setting = Setting(study, run, trust)
+    quest = _Quest(setting, budget, effort, at_work, tell)
+    quest.search()
+    return quest.decide(begin)
+
+
+def check_budget(study: Study, budget: str) -> None:
+    """Refuse a budget at which the study's methods have no plans."""
+    if budget not in study.budgets:
+        raise InputError(
+            f"the study {study.name} has no budget {budget}, at which a ceiling would be compared with its methods: "
+            f"take one of {', '.join(study.budgets) or 'none, it compares quantizers'}, or add it to the study"
+        )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is left to do for a ceiling: trials of the sweep, trainings of the search and of finalists, and seconds."""
+
+    trials: int
+    searching: int
+    deciding: int
+    seconds: float
+
+
+def outlook(
+    study: Study, run_folder: str | Path, budgets: Sequence[str], *, effort: Effort = USUAL, trust: bool = False
+) -> Outlook:
+    """What ceilings at these budgets take at most, in turn, by a few steps of training; the folder is only read."""
+    study = with_controls(study)
+    told = forecast(study, run_folder, trust=trust)
+    run = RunFolder(Path(run_folder))
+    known = {one.search.budget: one for one in run.ceilings.read_all().values() if one.search.study == study.id}
+    searching = deciding = 0
+    for budget in budgets:
+        check_budget(study, budget)
+        found = known.get(budget)
+        searching += max(0, effort.trainings - (len(found.judged) if found else 0))
+        deciding += 0 if found and found.complete else effort.in_all(study) - effort.trainings
+    one = max((line.seconds for line in told.lines if line.trial.role == "choice"), default=0.0)
+    left = sum(not line.done for line in told.lines)
+    return Outlook(left, searching, deciding, told.seconds + one * (searching + deciding))
+
+
+@dataclass
+class _Quest:
+    """One search: what it works on and with, and what it has found."""
+
+    setting: Setting
+    budget: str
+    effort: Effort
+    engine: Engine
+    tell: Progress
+    judged: list[TriedPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.study, self.run, self.graph = self.setting.study, self.setting.run, self.setting.graph
+        self.starts = [one.high.id for one in all_starts(self.study)]
+        self.about = CeilingSearch(
+            study=self.study.id,
+            graph=self.graph.id,
+            start=self.starts[0],
+            budget=self.budget,
+            seed=self.effort.seed,
+            hold_out=self.study.choosing.hold_out or HOLD_OUT,
+        )
+        aim = self.setting.aim((self.budget,))
+        assert aim is not None
+        self.aim: Aim = aim
+        unknowns = len(aim.groups) * (len(aim.choices) - 1)
+        self.swaps = Swaps(aim, self.effort.seed, self._given(), min(unknowns, self.effort.trainings // 3))
+        self.count, self.total = 0, self.effort.in_all(self.study)
+        self.sign = 1 if self.setting.task.higher_is_better else -1
+
+    def search(self) -> None:
+        """Propose, train, learn, until the trainings are used up or there is nothing left to propose."""
+        proposals, tried = self.swaps.first(), Counter[Picks]()
+        while proposals and len(self.judged) < self.effort.trainings:
+            asked: dict[str, tuple[Training, Proposal]] = {}
+            for picks, by in proposals[: self.effort.trainings - len(self.judged)]:
+                job = self._training(picks, self.starts[0], self._fresh(tried[picks]), self.about.hold_out)
+                asked[job.id] = job, (picks, by)
+                tried[picks] += 1
+            done = self._trained([job for job, _ in asked.values()], "searching")
+            for name, (job, (picks, by)) in asked.items():
+                if name in done:
+                    score = done[name].score
+                    self.judged.append(TriedPlan(picks=picks, by=by, seed=job.seed, training=name, score=score))
+                    self.swaps.learn_([(picks, self.sign * score)])
+            self._keep()
+            proposals = self.swaps.propose()
+
+    def decide(self, begin: float) -> Ceiling:
+        """Train those that are expected to be the best, and keep what was found."""
+        model, seeds = self.swaps.model, self.study.seeds
+        best = sorted(model.plans, key=model.expected, reverse=True)[: self.effort.finalists]
+        by = {one.picks: one.by for one in reversed(self.judged)}
+        jobs = {
+            (picks, start, seed): self._training(picks, start, seed)
+            for picks in best for seed in seeds for start in self.starts
+        }  # fmt: skip
+        done = self._trained(list(jobs.values()), "deciding")
+        last: list[Finalist] = []
+        for picks in best:
+            scores = tuple(
+                FinalScore(start=start, seed=seed, training=job.id, score=done[job.id].score)
+                for (own, start, seed), job in jobs.items() if own == picks and job.id in done
+            )  # fmt: skip
+            expected = self.sign * model.expected(picks)
+            error = model.error(picks)
+            last.append(Finalist(picks=picks, by=by[picks], expected=expected, error=error, scores=scores))
+        complete = all(len(one.scores) == len(self.starts) * len(seeds) for one in last)
+        return self._keep(finalists=tuple(last), complete=complete, seconds=time.perf_counter() - begin)
+
+    def _given(self) -> list[Proposal]:
+        """The plans of all methods from the start that the search is from."""
+        plans, own = self.run.plans, list[Proposal]()
+        for result in self.run.results:
+            trial = result.trial
+            if trial.role == "choice" and trial.start == self.starts[0] and trial.budgets == (self.budget,):
+                own.append((self._picks(plans[result.plan]), self.study.title_of(trial)))
+        return list(dict.fromkeys(own))
+
+    def _picks(self, plan: Plan) -> Picks:
+        return tuple(self.aim.choices.index(plan.precisions[name]) for name in self.aim.groups)
+
+    def _fresh(self, turn: int) -> int:
+        """The seed of a plan's training of that turn: the same for all plans, and none of the study's."""
+        return max(self.study.seeds) + 1 + turn
+
+    def _training(self, picks: Picks, start: str, seed: int, hold_out: float = 0.0) -> Training:
+        """As a trial with this plan would be trained; where samples are held out, without them."""
+        chosen = dict(zip(self.aim.groups, picks, strict=True))
+        precisions = dict(self.graph.fixed_beside(self.aim.choices))
+        for group in self.graph.selectable:
+            precisions |= dict.fromkeys((layer.name for layer in group.layers), self.aim.choices[chosen[group.name]])
+        return Training(
+            task=self.study.task,
+            start=start,
+            precisions={layer.name: precisions[layer.name] for layer in self.graph.layers},
+            recipe=self.study.recipe,
+            seed=seed,
+            hold_out=hold_out,
+        )
+
+    def _trained(self, jobs: Sequence[Training], what: str) -> dict[str, Trained]:
+        """What trainings gave, by id; one that fails is told, and is not among them."""
+        done: dict[str, Trained] = {}
+        shelf = self.run.trained
+        for job, outcome in run_jobs(Train(self.setting), list(jobs), shelf=shelf, engine=self.engine):
+            if isinstance(outcome, Failure):
+                if outcome.fault in ("store", "damage"):
+                    raise (WriteError if outcome.fault == "store" else Damaged)(outcome.message)
+                self.tell(self.count, self.total, f"{what}: a training failed, {outcome.error}")
+                continue
+            done[job.id] = outcome
+            self.run.running.clear(job.id)
+            self.count += 1
+            self.tell(self.count, self.total, f"{what}: {outcome.score:.2f}")
+        if jobs and not done:
+            raise InputError(f"every training of this round failed ({what} at {self.budget}): look at the recipe")
+        return done
+
+    def _keep(self, **more: Any) -> Ceiling:
+        """Write down how far it is."""
+        found = Ceiling(
+            search=self.about,
+            groups=self.aim.groups,
+            choices=self.aim.choices,
+            trainings=self.effort.trainings,
+            metric=self.setting.task.metric,
+            higher_is_better=self.sign > 0,
+            judged=tuple(self.judged),
+            **more,
+        )
+        self.run.ceilings.keep(self.about.id, found)
+        return found

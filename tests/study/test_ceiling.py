@@ -1,0 +1,163 @@
+"""The ceiling of a study: judged on held-out samples, resumed after a kill, finalists trained as trials are."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from killed_ceiling import EFFORT, search
+from tiny import diary_of
+
+from bitplan.cli import main
+from bitplan.core.errors import InputError
+from bitplan.core.runs import RunFolder
+from bitplan.reports.across import methods, methods_values
+from bitplan.reports.document import report
+from bitplan.reports.kept import look_at
+from bitplan.reports.regrets import regret, regret_values
+from bitplan.stats.regret import regrets
+from bitplan.study.ceiling import Effort, find_ceiling, outlook
+from bitplan.study.check import check
+from bitplan.study.clean import find_waste
+from bitplan.study.setting import Setting
+from bitplan.tasks.choosing import choosing_task
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def found(swept, tmp_path_factory):
+    """A run with a ceiling at 70 %, and the ceiling; do not write to it."""
+    run = tmp_path_factory.mktemp("ceiling") / "run"
+    shutil.copytree(swept, run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(HERE)
+        return run, search(swept.parent / "study.toml", run)
+
+
+def test_the_search_uses_what_it_was_given_and_the_finalists_the_study_s_seeds(found):
+    run, ceiling = RunFolder(found[0]), found[1]
+    assert len(ceiling.judged) == EFFORT.trainings
+    assert ceiling.complete
+    assert all(one.seed > max(run.study.seeds) for one in ceiling.judged)
+    assert ceiling.judged[0].by.startswith("eagl")
+    assert [sorted({score.seed for score in one.scores}) for one in ceiling.finalists] == [[0, 1], [0, 1]]
+    expected = [one.expected for one in ceiling.finalists]
+    assert expected == sorted(expected, reverse=True)
+    assert [one.search.budget for one in run.found_ceilings] == ["70%"]
+    ids = {one.training for one in ceiling.judged}
+    assert len(ids) == EFFORT.trainings <= len(run.trained.ids())
+
+
+def test_plans_are_judged_by_samples_that_they_were_not_trained_on(found, study):
+    task = Setting(study, RunFolder(found[0]), trust=True).task
+    part = choosing_task(task, 0.1)
+    assert part.size("train") + part.size("test") == task.size("train")
+    for one in found[1].judged:
+        assert RunFolder(found[0]).trained.read(one.training).score == one.score
+        right = one.score * part.size("test") / 100
+        assert right == pytest.approx(round(right))  # so many of the 144 samples held out; the test split has 360
+
+
+def test_a_network_that_the_sweep_trained_is_not_trained_again(found, swept):
+    ceiling, before = found[1], RunFolder(swept).trained.ids()
+    from_methods = [one for one in ceiling.finalists if "eagl" in one.by]
+    for one in from_methods:
+        assert {score.training for score in one.scores} <= before
+    assert {one.training for one in ceiling.judged}.isdisjoint(before)
+
+
+def test_a_killed_search_goes_on_and_finds_the_same(found, swept, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(swept, run)
+    diary_of(run).touch()
+    command = [sys.executable, str(HERE / "killed_ceiling.py"), str(swept.parent / "study.toml"), str(run)]
+    path = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE, env=os.environ | path) as process:
+        for line in itertools.islice(process.stdout, 200):
+            if line.startswith("searching") and len(diary_of(run).read_text().splitlines()) >= 5:
+                break
+        process.kill()
+    begun = diary_of(run).read_text().splitlines()
+    done = RunFolder(run).trained.ids() - RunFolder(swept).trained.ids()
+    assert 0 < len(done) < EFFORT.trainings
+    torch.set_num_threads(1)
+    ceiling = search(swept.parent / "study.toml", run)
+    assert ceiling.model_copy(update={"seconds": 0.0}) == found[1].model_copy(update={"seconds": 0.0})
+    after = diary_of(run).read_text().splitlines()[len(begun) :]
+    assert not done.intersection(after)  # what was finished is not begun again
+
+
+def test_more_trainings_go_on_where_fewer_ended(found, swept, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(found[0], run)
+    more = Effort(EFFORT.trainings + 3, EFFORT.finalists, EFFORT.seed)
+    ceiling = find_ceiling(RunFolder(run).study, run, "70%", effort=more, trust=True)
+    assert ceiling.judged[: EFFORT.trainings] == found[1].judged
+    assert len(ceiling.judged) == EFFORT.trainings + 3
+    assert RunFolder(run).found_ceilings == [ceiling]
+
+
+def test_nothing_of_it_is_waste_and_all_is_sound(found, study):
+    assert find_waste(found[0], [study]).paths == ()
+    assert check(found[0]).wrong == ()
+
+
+def test_what_is_left_is_told_before_it_begins(found, study, swept):
+    all_of_it = outlook(study, swept, ["70%"], effort=EFFORT, trust=True)
+    assert (all_of_it.trials, all_of_it.searching, all_of_it.deciding) == (0, 9, 4)
+    assert all_of_it.seconds > 0
+    nothing = outlook(study, found[0], ["70%"], effort=EFFORT, trust=True)
+    assert (nothing.searching, nothing.deciding, nothing.seconds) == (0, 0, 0)
+
+
+def test_regrets_stand_in_tables_and_on_the_page(found, tmp_path):
+    run, ceiling = RunFolder(found[0]), found[1]
+    values = {one.title: one for one in regrets(run.study, run.results, [ceiling], run.plans)}
+    assert set(values) == {"eagl", "uniform", "from the last"}
+    by_method = {row[0]: row for row in regret_values(run).rows}
+    assert by_method["eagl"][2] == values["eagl"].value
+    assert [row[0] for row in regret(run).rows] == ["eagl", "uniform", "from the last"]
+    assert "Against the best plan found" in report(run, tmp_path / "page.html").read_text()
+
+
+def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(found, tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "results.json"
+    for told in (["results", str(found[0]), "-o", str(kept)], ["tables", str(kept), "--which", "methods"]):
+        monkeypatch.setattr(sys, "argv", ["bitplan", *told])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+    assert "tiny, 70%" in capsys.readouterr().out
+    runs = [RunFolder(found[0]), look_at(kept)]
+    assert methods([runs[0]]) == methods([runs[1]])
+    values = {row[0]: row[3] for row in methods_values([runs[1]]).rows}
+    assert values == {
+        one.title: one.value for one in regrets(runs[0].study, runs[0].results, [found[1]], runs[0].plans)
+    }
+
+
+def test_bad_wishes_are_refused(study, tmp_path, swept):
+    with pytest.raises(InputError, match="no budget 50%.*85%, 70%"):
+        find_ceiling(study, tmp_path, "50%")
+    with pytest.raises(InputError, match="at least 2 trainings"):
+        Effort(trainings=1)
+    with pytest.raises(InputError, match="no ceiling yet: `bitplan ceiling"):
+        regret(RunFolder(swept))
+
+
+def test_the_verb_tells_what_it_takes_then_the_regrets(found, swept, monkeypatch, capsys):
+    told = ["--trainings", "9", "--finalists", "2", "--seed", "3", "--budget", "70%", "--trust"]
+    monkeypatch.setattr(
+        sys, "argv", ["bitplan", "ceiling", str(swept.parent / "study.toml"), "--run", str(found[0]), *told]
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    out, err = capsys.readouterr()
+    assert "0 trainings to search and 0 of the finalists are left" in err
+    assert "what each method lacks against the best plan found" in out
