@@ -144,7 +144,7 @@ class Study:
         if gain == "drift_in_context":
             path = self.kept(f"{size:g} {gain}")
             if not path.exists():
-                self.estimated(gain, GAINS[gain], path, budget=f"memory={budget}")
+                self.estimated(gain, GAINS[gain], path, budget=budget)
         gains = bitplan.load(path)
         return bitplan.select(self.graph, gains, bitplan.price("memory", self.graph, CHOICES), budget=budget)
 

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.core.jobs import Drifted
+from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context
 from bitplan.gains.moments import MomentsGain
 from bitplan.gains.weight_error import WeightError
@@ -67,7 +69,6 @@ def test_drift_is_the_divergence_from_the_float_network(language):
     gains = estimated(language, "drift", samples=3)
     assert gains.options == {"samples": 3, "batch_size": 1, "temperature": 1.0}  # as the task says
     context = Context(task=task, quantizer=GROUPS)
-    from bitplan.core.jobs import Drifted
     from bitplan.gains.rerun import Draws
 
     job = Drifted(groups=(), layers={}, network="", weights="", task="", seed=0, batches=3, batch_size=1, temperature=1)
@@ -153,7 +154,7 @@ def test_in_context_groups_are_moved_from_the_plan_that_is_settled_on(language):
     model, graph, task, _ = language
     context = Context(task=task, quantizer=GROUPS)
     gains = bitplan.estimate(
-        "drift_in_context", model, graph, choices=CHOICES, context=context, budget="memory=3bpw", samples=2, decide=4
+        "drift_in_context", model, graph, choices=CHOICES, context=context, budget="3bpw", samples=2, decide=4
     )
     plan = bitplan.select(graph, gains, bitplan.price("memory", graph, CHOICES), budget="3bpw")
     assert len(set(map(str, plan.precisions.values()))) > 1
@@ -167,7 +168,7 @@ def test_a_pass_around_a_plan_gives_what_a_whole_pass_gives(language):
     from bitplan.gains.started import started
 
     model, graph, task, _ = language
-    choices = bitplan.parse_choices(CHOICES)
+    choices = parse_choices(CHOICES)
     start, _ = started(MomentsGain(), "moments", model, graph, choices, Context(task=task, quantizer=GROUPS))
     batches = list(task.batches("train", 2))[:2]
     rerun = Rerun(start, task, batches, lambda network: ready(network, 2), lambda outputs, _: outputs.logits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -136,7 +137,9 @@ class _InFile:
             starts, each = _spread(units, max(1, self.rows * rows.width // rows.unit))
         for start in starts:
             first, last = start * rows.unit, min(start + each, units) * rows.unit
-            yield torch.from_numpy(rows.arrange(tensor.floats(first, last)))
+            yield torch.from_numpy(
+                np.array(rows.arrange(tensor.floats(first, last)))
+            )  # a file that is mapped is not written
             tensor.done(first, last)
 
 

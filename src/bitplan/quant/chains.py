@@ -64,16 +64,17 @@ class Chain:
         """Run what is in front of a block on every batch, as far as it has not been since it was recorded."""
         assert number >= self.next, "what came before is not kept"
         while self.next < number:
-            self._made = [self._ran(self.next, batch) for batch in range(len(self._made))]
+            self._made = [self.made(self.next, batch) for batch in range(len(self._made))]
             self.next += 1
 
     def run_(self, number: int) -> None:
         """Run one block on every batch, after `reach_`; it may end early with `Enough`."""
         for batch in range(len(self._made)):
             with suppress(Enough):
-                self._ran(number, batch)
+                self.made(number, batch)
 
-    def _ran(self, number: int, batch: int) -> Tensor:
+    def made(self, number: int, batch: int) -> Tensor:
+        """What one block makes of a batch, after `reach_`."""
         args, kwargs = self._calls[batch][number]
         made = self._made[batch]
         given = (made if one is _HERE else one for one in args)

@@ -78,7 +78,7 @@ def rescaled(quantizer: Some, bits: int) -> Some:
 
 @contextmanager
 def switched(
-    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh
+    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh | None = None
 ) -> Iterator[list[Switched]]:
     """Quantizers of these layers at other bits, their steps rescaled as `quantize` does, until the block ends.
 
@@ -92,7 +92,7 @@ def switched(
         setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
         for name, quantizer, bits in changes.values():
             if not quantizer.enabled and isinstance(quantizer, WeightQuantizer):
-                _hold_(quantizer, dict(vars(fresh.at(name, bits))))
+                _hold_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
                 continue
             _hold_(
                 quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
