@@ -8,6 +8,7 @@ import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.quant import tuned
+from texts import llama
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0, embeddings="w16a16")
 
@@ -43,9 +44,7 @@ def vision():
 
 
 def language():
-    from texts import llama
-
-    return llama(), [torch.randint(32, (4, 16)) for _ in range(4)], "w2a16"
+    return llama(use_cache=False), [torch.randint(32, (4, 16)) for _ in range(4)], "w2a16"
 
 
 def quantized(made, finish="round", **options):

@@ -42,10 +42,11 @@ class Using:
     trust: bool = False
     data: str | None = None
     network: Typed | None = None
+    quantizer: str | None = None
 
-    def of(self, network: Typed | None) -> Using:
-        """The same for this network, whose tokenizer a task may need."""
-        return replace(self, network=network)
+    def of(self, network: Typed | None, quantizer: str | None = None) -> Using:
+        """The same for this network, whose tokenizer a task may need, and how its plan will be quantized."""
+        return replace(self, network=network, quantizer=quantizer)
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -60,6 +61,7 @@ class Using:
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,
+            quantizer=self.quantizer,
         )
 
 
@@ -90,6 +92,10 @@ class Wanted:
         from bitplan.gains.base import looks_at_model
 
         return _has_weights(target) if self.method == AUTO else looks_at_model(self.gain)
+
+    def runs(self, data: str | None) -> bool:
+        """Whether the network itself is run on data; a method may take it from its file, block after block."""
+        return data is not None and (self.method == AUTO or not getattr(self.gain, "streams", False))
 
     def taken(self, weights: Any, graph: Graph, task: Any) -> Any:
         """The method itself, also where it is left to bitplan."""

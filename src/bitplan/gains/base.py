@@ -92,8 +92,8 @@ class Gain(Protocol):
     to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
     network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
     quantized and calibrated for it; with `from_float = True` too, where weights alone are quantized, it is given the
-    float one, whose weights are switched on to be lowered (`is_float`). `bound = True` says that its gains hold for one
-    budget, that of the context's aim.
+    float one, whose weights are switched on to be lowered (`is_float`). `streams = True` says that a folder of weights
+    will do, though there is data. `bound = True` says that its gains hold for one budget, that of the context's aim.
     """
 
     selector: ClassVar[str] = "exact"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from bitplan.quant.moments import Multiplied, WeightWatch
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.switching import Fresh, lowered_weights, remember_weights_
 from bitplan.tasks.base import WithData
+from bitplan.weights.opened import OpenedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class MomentsGain(Gain):
     about: ClassVar[About] = About(True, passes="N·(1 + C)", source="the objective of GPTQ, Frantar et al. 2022")
     calibrates: ClassVar[bool] = True
     from_float: ClassVar[bool] = True
+    streams: ClassVar[bool] = True
 
     samples: int = 128
     batch_size: int = 16
@@ -56,7 +59,14 @@ class MomentsGain(Gain):
         check_samples("moments", self.samples, self.batch_size)
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """A job for each batch."""
+        """A job for each batch; a file is run block after block (`gains/streamed.py`)."""
+        if isinstance(model, str | Path | OpenedCheckpoint):
+            from bitplan.gains.streamed import streamed_errors  # here, since it asks this file how to look
+
+            layers = [layer.name for group in graph.selectable for layer in group.layers]
+            outcome = streamed_errors(model, graph, choices, context, self.samples)
+            gains = {name: tuple(self._gains(name, [outcome], len(choices))[:, 0].tolist()) for name in layers}
+            return LayerGains(gains, counts={"samples": self.samples, "batches": 1}, work=outcome.seconds)
         task = check_task(context.task, "moments", "looks at what layers read", WithData)
         check_top(model, graph, choices, "moments")
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
@@ -113,7 +123,7 @@ class SpoilOutputs(Draws):
             if (quantizer := found[layer].weight) is not None
         }
         lowered = {layer: lowered_weights(layer, found[layer], job.choices, self._fresh) for layer in weights}
-        watch = _OutputWatch(lowered)
+        watch = OutputWatch(lambda call: lowered[call.layer])
         with torch.no_grad(), watch.watching(weights):
             self.task.forward(self._copy, self.drawn(job)[job.first])
         charge(Spend(forwards=job.batch_size * (1 + len(job.choices))))
@@ -136,10 +146,13 @@ class SpoilOutputs(Draws):
         return Fresh(self._copy)
 
 
-class _OutputWatch(WeightWatch):
-    """Adds up squares of what layers give out, and of what other weights would change about it."""
+class OutputWatch(WeightWatch):
+    """Adds up squares of what layers give out, and of what other weights would change about it.
 
-    def __init__(self, lowered: Mapping[str, Sequence[WeightQuantizer]]) -> None:
+    `lowered` says of a layer that multiplies its weight which quantizers would make these.
+    """
+
+    def __init__(self, lowered: Callable[[Multiplied], Iterable[WeightQuantizer]]) -> None:
         super().__init__()
         self._lowered = lowered
         self.powers: dict[str, float] = {}
@@ -147,7 +160,7 @@ class _OutputWatch(WeightWatch):
 
     def see(self, call: Multiplied) -> None:
         """Run it again with the weights of each choice."""
-        self.add_(call.layer, call.run(), (call.run(one(call.weight)) for one in self._lowered[call.layer]))
+        self.add_(call.layer, call.run(), (call.run(one(call.weight)) for one in self._lowered(call)))
 
     @torch.no_grad()
     def add_(self, layer: str, out: Tensor, changed: Iterable[Tensor]) -> None:

@@ -108,17 +108,20 @@ def _parts(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Fo
     chain, taught = max(pairs, key=lambda pair: _weight_in(pair[0].blocks), default=(None, None))
     if chain is None or taught is None or _weight_in(chain.blocks) < _MOST * _weight_in([model]):
         chain = None
-    with torch.no_grad():
-        recorded = chain is not None and taught is not None and all(
-            one.record_(lambda batch, network=network: run(network, batch), batches)
-            for one, network in ((chain, model), (taught, teacher))
-        )  # fmt: skip
+    recorded = chain is not None and taught is not None and all(
+        _recorded(one, network, batches, run) for one, network in ((chain, model), (taught, teacher))
+    )  # fmt: skip
     if chain is None or taught is None or not recorded:
         yield _WHOLE, _whole(model, teacher, batches, run)
         return
     for number, block in enumerate(chain.blocks):
         if _weight_in([block]):
             yield names[block], _block(chain, taught, number, len(batches))
+
+
+@torch.no_grad()
+def _recorded(chain: Chain, network: nn.Module, batches: Sequence[Any], run: Forward) -> bool:
+    return chain.record_(lambda batch: run(network, batch), batches)
 
 
 def _whole(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> _Part:
@@ -150,8 +153,9 @@ class _Training:
         self.tensors: dict[str, Tensor] = {}
         for name, site in sites.items():
             own, weight = quantizers[name].weight, weights.get(name)
-            alone = isinstance(weight, nn.Parameter) and len(site.places) == 1  # no tied embedding
-            if own is None or not alone or site.owner not in inside:
+            if own is None or not isinstance(weight, nn.Parameter) or site.owner not in inside:
+                continue
+            if len(site.places) > 1:  # a tied embedding
                 continue
             size = float(own.steps_for(weight).mean())
             self._add(f"{name} weight", weight, size)
