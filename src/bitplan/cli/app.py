@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bitplan.cli import datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
+from bitplan.cli.inputs import runs_network
 from bitplan.cli.options import (
     Budgets,
     BudgetsOfSearches,
@@ -92,13 +93,6 @@ def _root(
     pass
 
 
-def _typed(target: str, shape: str | None, values: bool, trust: bool, runs: bool) -> Any:
-    """What is to be planned, with what is typed beside it."""
-    from bitplan.cli.door import Beside, what_is
-
-    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=runs))
-
-
 @app.command()
 def plan(
     target: Target,
@@ -137,12 +131,13 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
+    from bitplan.cli.door import typed
     from bitplan.cli.show import show_plan
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     wanted = Wanted(gain, choices, option)
-    thing = _typed(target, input, values, trust, wanted.runs(task or data))
+    thing = typed(target, input, values, trust, runs_network(wanted, task or data))
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     using = using.of(thing, quantizer)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
@@ -179,13 +174,14 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
+    from bitplan.cli.door import typed
     from bitplan.cli.show import show_frontier
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     wanted = Wanted(gain, choices, option)
-    thing = _typed(target, input, values, trust, wanted.runs(task or data))
+    thing = typed(target, input, values, trust, runs_network(wanted, task or data))
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
@@ -275,7 +271,7 @@ def estimate(
     from bitplan.core.store import load
 
     loaded, wanted = load(graph, Graph), Wanted(method, choices, option)
-    thing = None if model is None else what_is(model, Beside(trust=trust, runs=wanted.runs(task or data)))
+    thing = None if model is None else what_is(model, Beside(trust=trust, runs=runs_network(wanted, task or data)))
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)

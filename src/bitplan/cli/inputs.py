@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
@@ -18,6 +19,7 @@ from bitplan.core.written import read_named, read_options
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
+    from bitplan.cli.steps import Wanted
     from bitplan.cli.things import Typed
     from bitplan.engines.base import Engine
 
@@ -99,3 +101,8 @@ def read_engine(written: str) -> Engine:
     from bitplan.engines.base import make_engine
 
     return make_engine(*read_named(written, "--engine"))
+
+
+def runs_network(wanted: Wanted, data: str | None) -> bool:
+    """Whether the network itself is run on data; a method may take it from its file, block after block."""
+    return data is not None and (wanted.method == AUTO or not getattr(wanted.gain, "streams", False))

@@ -93,10 +93,6 @@ class Wanted:
 
         return _has_weights(target) if self.method == AUTO else looks_at_model(self.gain)
 
-    def runs(self, data: str | None) -> bool:
-        """Whether the network itself is run on data; a method may take it from its file, block after block."""
-        return data is not None and (self.method == AUTO or not getattr(self.gain, "streams", False))
-
     def taken(self, weights: Any, graph: Graph, task: Any) -> Any:
         """The method itself, also where it is left to bitplan."""
         from bitplan.core.precision import parse_choices

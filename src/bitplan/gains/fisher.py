@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -100,13 +101,11 @@ class Lean(Draws):
     def __call__(self, job: Sloped) -> Slopes:
         """Square the slopes, and average them."""
         start = time.perf_counter()
-        model = lower(self.model, {}).eval().requires_grad_(False)
-        remember_weights_(model)
-        found = quantizers_of(model)
+        model, found = self._copy, quantizers_of(self._copy)
         from_float = all(is_off(found[layer]) for layers in job.members.values() for layer in layers)
         towards_which = job.choices if from_float else job.choices[:-1]
         squares = np.zeros((len(job.members), len(towards_which)))
-        with slopes(model, job.members, towards_which) as towards, torch.enable_grad():
+        with slopes(model, job.members, towards_which, self._fresh) as towards, torch.enable_grad():
             for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
                 outputs = self.task.forward(model, batch)
                 if job.labels == "task":
@@ -119,6 +118,16 @@ class Lean(Draws):
             raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
         rows = zip(job.members, squares.tolist(), strict=True)
         return Slopes(squares={name: tuple(row) for name, row in rows}, seconds=time.perf_counter() - start)
+
+    @cached_property
+    def _copy(self) -> nn.Module:
+        copy = lower(self.model, {}).eval().requires_grad_(False)
+        remember_weights_(copy)
+        return copy
+
+    @cached_property
+    def _fresh(self) -> Fresh:
+        return Fresh(self._copy)
 
 
 def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
@@ -140,7 +149,7 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
 
 @contextmanager
 def slopes(
-    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision]
+    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision], fresh: Fresh | None = None
 ) -> Iterator[Callable[[Tensor], np.ndarray]]:
     """A function that differentiates a loss of this model towards each of these choices, (G, choices).
 
@@ -148,7 +157,7 @@ def slopes(
     each choice would change there.
     """
     found = torch.zeros(len(members), len(choices), dtype=torch.float64)
-    quantizers, fresh = quantizers_of(model), Fresh(model)
+    quantizers, fresh = quantizers_of(model), fresh or Fresh(model)
     hooks = []
     for row, layers in enumerate(members.values()):
         seen: dict[int, tuple[Quantizer, list[Quantizer]]] = {}

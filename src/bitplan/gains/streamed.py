@@ -32,7 +32,6 @@ from bitplan.quant.proof import take_proof_off_
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.root import sites_of
 from bitplan.quant.steps import Shared
-from bitplan.quant.switching import switch_off_
 from bitplan.tasks.base import WithData, title_of
 from bitplan.tasks.choosing import judged_by
 from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
@@ -49,7 +48,9 @@ def streamed_errors(
     network = skeleton_of(opened)
     quantize_(network, Plan.uniform(graph, choices[-1]), method=context.quantizer_for(choices))
     take_proof_off_(network)  # by a copy of what has no data nothing is proven: what does not run is told below
-    switch_off_(network, layers)
+    for quantizer in (one for both in quantizers_of(network).values() for one in (both.weight, *both.inputs)):
+        if quantizer is not None:
+            quantizer.enabled = False  # none has data: they only tell whose weight it is
     count = min(samples, task.size(judged_by(task)))
     batch = next(iter(task.batches(judged_by(task), count, seed=context.seed)))
     watch = _LayerWatch(_Ledger(opened, choices, context, count, layers), network, choices)

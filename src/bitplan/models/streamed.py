@@ -17,6 +17,9 @@ from bitplan.weights.opened import OpenedCheckpoint
 from bitplan.weights.tensors import FLOATS
 from bitplan.weights.torch_tensors import as_torch
 
+Names = dict[str, str]
+"""What a parameter is called in the network → in the file."""
+
 
 def skeleton_of(opened: OpenedCheckpoint) -> nn.Module:
     """The network that the configuration beside an opened file describes, its parameters without data."""
@@ -28,8 +31,8 @@ def skeleton_of(opened: OpenedCheckpoint) -> nn.Module:
         )
     with parameters_without_data():
         network = network_of(Path(folder))
-    names = _names(network)
-    lacking = [name for name, known in names.items() if not any(one in opened.tensors for one in known)]
+    names = _names(network, opened)
+    lacking = [name for name, parameter in network.named_parameters() if parameter.is_meta and name not in names]
     if lacking:
         raise FileError(f"{opened.path} lacks tensor {lacking[0]!r}, which the network of its config.json has")
     return network
@@ -40,11 +43,11 @@ def streaming(model: nn.Module, opened: OpenedCheckpoint) -> Iterator[None]:
     """Every block of a network without data has that of a file while it runs, in float32, until the block ends.
 
     A block is a module of a list; what is outside of lists is read module by module. Of tied parameters the file has
-    one.
+    one. What the file does not have, such as steps that were added since, is left as it is.
     """
-    names = _names(model)
+    names = _names(model, opened)
     hooks = []
-    for path, unit in _units(model):
+    for path, unit in _units(model, names):
         reading = _Reading(unit, path, names, opened)
         hooks.append(unit.register_forward_pre_hook(reading.read, prepend=True))
         hooks.append(unit.register_forward_hook(reading.let_go, always_call=True))
@@ -58,9 +61,9 @@ def streaming(model: nn.Module, opened: OpenedCheckpoint) -> Iterator[None]:
 class _Reading:
     """One unit: which parameters it has where, and under which names the file may have them."""
 
-    def __init__(self, unit: nn.Module, path: str, names: dict[str, list[str]], opened: OpenedCheckpoint) -> None:
+    def __init__(self, unit: nn.Module, path: str, names: Names, opened: OpenedCheckpoint) -> None:
         self._opened = opened
-        self._places: list[tuple[nn.Module, str, nn.Parameter, list[str]]] = []
+        self._places: list[tuple[nn.Module, str, nn.Parameter, str]] = []
         for inside, module in unit.named_modules():
             for name, parameter in module._parameters.items():
                 full = ".".join(part for part in (path, inside, name) if part)
@@ -69,8 +72,8 @@ class _Reading:
 
     def read(self, *_: Any) -> None:
         """Fill what the unit holds."""
-        for module, name, _parameter, known in self._places:
-            tensor = next(self._opened.tensors[one] for one in known if one in self._opened.tensors)
+        for module, name, _parameter, stored in self._places:
+            tensor = self._opened.tensors[stored]
             if tensor.dtype not in FLOATS:
                 raise FileError(f"{self._opened.path}: tensor {tensor.name!r} holds no floats ({tensor.dtype})")
             module._parameters[name] = nn.Parameter(as_torch(tensor).float(), requires_grad=False)
@@ -78,12 +81,12 @@ class _Reading:
 
     def let_go(self, *_: Any) -> None:
         """Put back what has no data."""
-        for module, name, parameter, _known in self._places:
+        for module, name, parameter, _stored in self._places:
             module._parameters[name] = parameter
 
 
-def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of the outermost lists, and outside of these every module that has parameters of its own."""
+def _units(model: nn.Module, names: Names) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of the outermost lists, and outside of these every module that has parameters of its own in the file."""
     inside: set[nn.Module] = set()
     for path, module in model.named_modules():
         if module in inside:
@@ -92,21 +95,16 @@ def _units(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             for name, block in module.named_children():
                 inside.update(block.modules())
                 yield f"{path}.{name}" if path else name, block
-        elif any(parameter is not None for parameter in module._parameters.values()):
-            yield path, _alone(module, path)
+        elif any(f"{path}.{name}".strip(".") in names for name in module._parameters):
+            inside.update(module.modules())
+            yield path, module
 
 
-def _alone(module: nn.Module, path: str) -> nn.Module:
-    """A module outside of lists; one that has parameters and modules with others would read them all."""
-    if any(child._parameters for child in module.children()):
-        raise InputError(f"{path or 'the network itself'} has parameters beside those of its parts: load the network")
-    return module
-
-
-def _names(model: nn.Module) -> dict[str, list[str]]:
-    """Each parameter's name → the names that it and those tied to it have; what has data already is not among them."""
-    every = dict(model.named_parameters(remove_duplicate=False))
-    by_identity: dict[int, list[str]] = {}
+def _names(model: nn.Module, opened: OpenedCheckpoint) -> Names:
+    """Parameters without data by name → the name that they, or others that they are tied to, have in the file."""
+    every = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.is_meta}
+    stored: dict[int, str] = {}
     for name, parameter in every.items():
-        by_identity.setdefault(id(parameter), []).append(name)
-    return {name: by_identity[id(parameter)] for name, parameter in every.items() if parameter.is_meta}
+        if name in opened.tensors:
+            stored.setdefault(id(parameter), name)
+    return {name: stored[id(parameter)] for name, parameter in every.items() if id(parameter) in stored}
