@@ -51,10 +51,10 @@ TOKENS, CALIBRATION, WINDOWS = 256, 8, 20
 GAINS: dict[str, dict] = {
     "uniform": {},
     "drift": {"samples": 1},
+    "fisher": {"samples": 16, "part": 4},
     "moments": {"samples": 8},
     "weight_error": {},
     "eagl": {"steps": "mse", "per": "group", "group_size": 64},
-    "fisher": {"samples": 16, "part": 4},
     "drift_in_context": {"samples": 1, "rounds": 1, "decide": 4},
 }
 SCORES: dict[str, tuple[str, dict]] = {  # of which only the rank correlation with drift is looked at

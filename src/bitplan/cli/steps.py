@@ -97,10 +97,10 @@ class Wanted:
         """The method itself, also where it is left to bitplan."""
         from bitplan.core.precision import parse_choices
         from bitplan.gains.auto import taken_for
-        from bitplan.gains.base import make_gain
+        from bitplan.gains.base import make_gain, usual_for
 
         found = taken_for(self.method, self.options, weights, graph, parse_choices(self.choices), task)
-        return make_gain(found.method, found.options)[0]
+        return make_gain(found.method, {**usual_for(task, found.method), **found.options})[0]
 
 
 def read_rules(choices: str, **written: Any) -> Rules:
@@ -205,7 +205,7 @@ def tell_notes(record: Graph | Gains) -> None:
 
 
 def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
-    """Say what a method that trains is going to take, before it starts."""
+    """Say what a method that takes long is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
 
     told = wanted.taken(weights, graph, context.task).expected(weights, graph, parse_choices(wanted.choices), context)
@@ -213,7 +213,7 @@ def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> N
         return
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
-    tell(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}")
+    tell(f"{wanted.method}: {told.jobs} {'trainings' if told.steps else 'networks'} ({told.done} of them done), {left}")
 
 
 def refuse_bound(wanted: Wanted) -> None:

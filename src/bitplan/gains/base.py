@@ -137,7 +137,7 @@ def estimate(
 
         setting = with_data(setting, batches, loss)
     taken = taken_for(method, options, model, graph, precisions, setting.task)
-    gain, name = make_gain(taken.method, {**_usual(setting.task, taken.method), **taken.options})
+    gain, name = make_gain(taken.method, {**usual_for(setting.task, taken.method), **taken.options})
     if is_bound(gain):
         setting = with_aim(setting, graph, precisions, budget)
         check_aim(setting.aim, name, graph, precisions)
@@ -157,7 +157,7 @@ def estimate(
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
 
 
-def _usual(task: Any, method: Any) -> Mapping[str, Any]:
+def usual_for(task: Any, method: Any) -> Mapping[str, Any]:
     """The options of a method that is named that are usual on a task."""
     named: Mapping[str, Mapping[str, Any]] = getattr(task, "usual", {})
     return named.get(method, {}) if isinstance(method, str) else {}

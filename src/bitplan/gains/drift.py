@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bitplan.adapters.torch import inference
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import Spend, charge
+from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, with_top
-from bitplan.gains.finetuned import seconds_of
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, sizes_for, with_top
+from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.lowering import check_top, lowered_choices
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Reruns
 from bitplan.tasks.base import Batch, WithAnswers
+from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.measured import draw
 from bitplan.tune.distill import divergence
+
+_LONG = 60.0  # seconds from which on it is said beforehand what it takes
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,22 @@ class Drift(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
         return self.measure(model, graph, choices, context).gains(graph)
+
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
+        """By one batch through the network as it is, halved, since half is not run again; None where it is little.
+
+        What a store has already is not known before the network is quantized, and not taken off.
+        """
+        if not isinstance(model, nn.Module) or context.task is None or any(one.is_meta for one in model.parameters()):
+            return None
+        batches, size = sizes_for(context.task, self.samples, self.batch_size)
+        (batch,) = draw(model, context.task, 1, size, None, judged_by(context.task))
+        begun = time.perf_counter()
+        with inference(model), torch.no_grad(), uncharged(), suppress(Exception):  # what fails is told where it counts
+            context.task.forward(model, batch)
+        jobs = len(graph.selectable) * len(choices)
+        seconds = (time.perf_counter() - begun) * jobs * batches / 2
+        return Expected(jobs, 0, 0, jobs * batches * size, seconds) if seconds > _LONG else None
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""

@@ -147,14 +147,20 @@ def lowered_jobs(
 ) -> list[Job]:  # fmt: skip
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
-    available = min(samples, task.size(judged_by(task)))
-    size = min(batch_size, available)
+    batches, size = sizes_for(task, samples, batch_size)
     own = fingerprint(model)
     alike = {
         "network": own.network, "weights": own.weights, "task": title_of(task), "task_options": options_of_task(task),
-        "seed": context.seed, "batches": available // size, "batch_size": size, **more,
+        "seed": context.seed, "batches": batches, "batch_size": size, **more,
     }  # fmt: skip
     return [kind(groups=tuple(lowered), layers=layers_of(graph, lowered), **alike) for lowered in every]
+
+
+def sizes_for(task: Task, samples: int, batch_size: int) -> tuple[int, int]:
+    """How many batches of how many samples: whole ones, as far as there are samples."""
+    available = min(samples, task.size(judged_by(task)))
+    size = min(batch_size, available)
+    return available // size, size
 
 
 def batchwise(outcome: Losses, by: By) -> tuple[float, ...]:
