@@ -8,7 +8,8 @@ text. What was decided before any result was seen:
 - The 210 matrices of the blocks are quantized to 2, 3 or 4 bits with steps and zero points for groups of 64 inputs;
   embeddings and norms stay as they are. Matrices that read one tensor are linked, which leaves 120 groups.
 - Budgets are 2.5, 3 and 3.5 bits of codes per weight of these matrices; steps and zero points are the same bytes at all
-  bits. Uniform is all at 3 bits at 3, and at 2.5 and 3.5 the plan of the gain `uniform` at the same bytes.
+  bits. Uniform is all at 3 bits at 3. At 2.5 and 3.5 there are two: the plan of the gain `uniform`, to which layers
+  count the same, so that small ones get more bits, and that of `even`, to which weights do: half have a bit more.
 - All plans have the same finish: compensated rounding on the first 8 windows of 256 tokens of the first 60 % of the
   text. Gains look at windows of that part only: moments at 8, fisher at 16, drift at 1 in the one order that its seed
   gives, drift_in_context at 1 for each of two rounds, and at 4 to decide.
@@ -50,6 +51,7 @@ METHOD = "groups:size=64,zeros=true"
 TOKENS, CALIBRATION, WINDOWS = 256, 8, 20
 GAINS: dict[str, dict] = {
     "uniform": {},
+    "even": {},
     "drift": {"samples": 1},
     "fisher": {"samples": 16, "part": 4},
     "moments": {"samples": 8},
@@ -120,7 +122,7 @@ class Study:
 
     def estimated(self, gain: str, told: dict, path: Path, budget: str | None = None) -> dict:
         """Estimate and keep."""
-        store = None if gain in ("uniform", "eagl", "weight_error") else self.options.work / "jobs"
+        store = None if gain in ("uniform", "even", "eagl", "weight_error") else self.options.work / "jobs"
         context = Context(task=self.task, quantizer=METHOD, store=store, progress=tell)
         gains = bitplan.estimate(gain, self.model, self.graph, choices=CHOICES, context=context, budget=budget, **told)
         write_text(path, gains.to_json())
@@ -139,7 +141,7 @@ class Study:
     def plan(self, size: float, gain: str) -> bitplan.Plan:
         """The best plan within a size by some gain."""
         budget, path = f"{size:g}bpw", self.kept(gain)
-        if gain == "uniform" and size == int(size):
+        if gain in ("uniform", "even") and size == int(size):
             return bitplan.Plan.uniform(self.graph, f"w{int(size)}a16")
         if gain == "drift_in_context":
             path = self.kept(f"{size:g} {gain}")
@@ -211,11 +213,11 @@ def show(study: Study) -> None:
             continue
         print(f"{name:22} {found['perplexity']:8.2f}, {found.get('layers', '')} {found.get('same as', '')}")
         size, _, gain = name.partition(" ")
-        uniform = study.path(f"{size} uniform")
-        if gain not in ("", "uniform") and uniform.exists():
-            print(
-                f"{'':22} against uniform: {bitplan.paired(found['losses'], json.loads(uniform.read_text())['losses'])}"
-            )
+        for other in (one for one in ("uniform", "even") if gain not in ("", "uniform", "even")):
+            path = study.path(f"{size} {other}")
+            theirs = json.loads(path.read_text())["losses"] if path.exists() else None
+            if theirs is not None and not (other == "even" and size == "3"):
+                print(f"{'':22} against {other}: {bitplan.paired(found['losses'], theirs)}")
     if study.kept("drift").exists():
         agree(study)
 
@@ -223,7 +225,9 @@ def show(study: Study) -> None:
 def agree(study: Study) -> None:
     """The rank correlation with drift, over groups, of what 4 and 3 bits gain over 2."""
     drift = bitplan.load(study.kept("drift"))
-    for name in (name for name in (*GAINS, *SCORES) if study.kept(name).exists() and name not in ("drift", "uniform")):
+    for name in (
+        name for name in (*GAINS, *SCORES) if study.kept(name).exists() and name not in ("drift", "uniform", "even")
+    ):
         gains = bitplan.load(study.kept(name))
         whole, lower = (rank_correlation(up_to(gains, top), up_to(drift, top)) for top in (3, 2))
         print(f"{name:26} rank correlation with drift: 4 over 2 bits {whole:+.2f}, 3 over 2 bits {lower:+.2f}")
