@@ -1,6 +1,6 @@
 """Gains of language models from a mapped file: how much memory they take, against the file's size.
 
-python -m benchmarks.streaming [--blocks 4] [--weights] [--folder /tmp/streaming]
+python -m benchmarks.streaming [--blocks 2] [--weights] [--folder /tmp/streaming]
 
 A synthetic checkpoint of Llama-7B's shapes (4,096 features, 11,008 between, 32,000 words, bfloat16) with so many of its
 32 blocks, random numbers in each; `--weights` makes a sparse file of all 32 that takes no disk, whose weights are all
@@ -25,7 +25,7 @@ CONFIG = {
     "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
-CHOICES, QUANTIZER = "w2a16,w3a16,w4a16", "groups:size=64,zeros=true"
+CHOICES, QUANTIZER = "w2a16,w4a16", "groups:size=64,zeros=true"
 WINDOWS, TOKENS = 4, 128
 
 
@@ -123,7 +123,7 @@ def windows() -> object:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--weights", action="store_true", help="all 32 blocks, and their weights alone")
     parser.add_argument("--folder", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / "streaming")
     return parser.parse_args()

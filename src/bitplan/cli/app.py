@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bitplan.cli import datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
-from bitplan.cli.inputs import runs_network
+from bitplan.cli.inputs import runs_network, typed
 from bitplan.cli.options import (
     Budgets,
     BudgetsOfSearches,
@@ -131,17 +131,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.door import typed
     from bitplan.cli.show import show_plan
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    wanted = Wanted(gain, choices, option)
-    thing = typed(target, input, values, trust, runs_network(wanted, task or data))
+    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
-    using = using.of(thing, quantizer)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs = priced(graph, cost, budget, choices, selector)
+    costs, using = priced(graph, cost, budget, choices, selector), using.of(thing, quantizer)
     gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     reporting.write_page(chosen, graph, gains, costs, html)
@@ -174,14 +171,12 @@ def frontier(
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
-    from bitplan.cli.door import typed
     from bitplan.cli.show import show_frontier
     from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    wanted = Wanted(gain, choices, option)
-    thing = typed(target, input, values, trust, runs_network(wanted, task or data))
+    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
@@ -271,7 +266,7 @@ def estimate(
     from bitplan.core.store import load
 
     loaded, wanted = load(graph, Graph), Wanted(method, choices, option)
-    thing = None if model is None else what_is(model, Beside(trust=trust, runs=runs_network(wanted, task or data)))
+    thing = None if model is None else what_is(model, Beside(trust=trust, runs=runs_network(method, task or data)))
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)

@@ -78,8 +78,3 @@ def _refuse_pick(typed: str, pick: Pick) -> None:
     for name in ("method", "budget", "seed"):
         if getattr(pick, name) is not None:
             raise InputError(f"--{name} is for the folder of a run (with a study.json), which {typed} is not")
-
-
-def typed(target: str, shape: str | None, values: bool, trust: bool, runs: bool) -> Typed:
-    """What is to be planned, with what is typed beside it."""
-    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=runs))

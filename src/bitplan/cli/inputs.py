@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.store import read_text
@@ -19,7 +18,6 @@ from bitplan.core.written import read_named, read_options
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
-    from bitplan.cli.steps import Wanted
     from bitplan.cli.things import Typed
     from bitplan.engines.base import Engine
 
@@ -103,6 +101,15 @@ def read_engine(written: str) -> Engine:
     return make_engine(*read_named(written, "--engine"))
 
 
-def runs_network(wanted: Wanted, data: str | None) -> bool:
+def typed(target: str, shape: str | None, values: bool, trust: bool, gain: str, data: str | None) -> Typed:
+    """What is to be planned, with what is typed beside it."""
+    from bitplan.cli.door import Beside, what_is
+
+    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=runs_network(gain, data)))
+
+
+def runs_network(gain: str, data: str | None) -> bool:
     """Whether the network itself is run on data; a method may take it from its file, block after block."""
-    return data is not None and (wanted.method == AUTO or not getattr(wanted.gain, "streams", False))
+    from bitplan.core.registry import CHOOSERS
+
+    return data is not None and not (gain in CHOOSERS and getattr(CHOOSERS.get(gain), "streams", False))

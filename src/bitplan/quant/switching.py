@@ -71,7 +71,10 @@ def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision],
 
 def rescaled(quantizer: Some, bits: int) -> Some:
     """A copy with other bits, its step rescaled as where a group is lowered."""
+    remembered = vars(quantizer).pop("forward", None)  # what it made at its own bits is nothing to a copy
     made = copy.deepcopy(quantizer)
+    if remembered is not None:
+        vars(quantizer)["forward"] = remembered
     made.rescale_(bits)
     return made
 

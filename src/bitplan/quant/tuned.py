@@ -71,7 +71,7 @@ def tune_(
     with inference(model), inference(teacher), _only_training(model):
         parts = list(_parts(model, teacher, kept, run))
         for number, (name, part) in enumerate(parts):
-            training = _Training(part.module, model)
+            training = _Learning(part.module, model)
             share = None if finished is None else finished.take_(name, training.tensors)
             if share is None:
                 part.reach_()
@@ -84,7 +84,7 @@ def tune_(
     return left
 
 
-class _Part:
+class _Stretch:
     """A part of the network beside the same of the float one: what both make of each batch."""
 
     def __init__(self, module: nn.Module, count: int, own: Outputs, wanted: Outputs, reach: Callable[[], None]) -> None:
@@ -101,7 +101,9 @@ class _Part:
         return sum(float((self.own(batch) - one).double().square().sum()) for batch, one in enumerate(targets))
 
 
-def _parts(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> Iterator[tuple[str, _Part]]:
+def _parts(
+    model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward
+) -> Iterator[tuple[str, _Stretch]]:
     """The blocks of the longest list, or the network."""
     names = {module: name for name, module in model.named_modules()}
     pairs = list(zip(find_chains(model), find_chains(teacher), strict=True))
@@ -124,26 +126,26 @@ def _recorded(chain: Chain, network: nn.Module, batches: Sequence[Any], run: For
     return chain.record_(lambda batch: run(network, batch), batches)
 
 
-def _whole(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> _Part:
+def _whole(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> _Stretch:
     def made(network: nn.Module, number: int) -> Tensor:
         return _joined(run(network, batches[number]))
 
-    return _Part(
+    return _Stretch(
         model, len(batches), lambda number: made(model, number), lambda number: made(teacher, number), lambda: None
     )
 
 
-def _block(chain: Chain, taught: Chain, number: int, count: int) -> _Part:
+def _block(chain: Chain, taught: Chain, number: int, count: int) -> _Stretch:
     @torch.no_grad()
     def reach() -> None:
         chain.reach_(number)
         taught.reach_(number)
 
     own, wanted = (lambda batch: chain.made(number, batch)), (lambda batch: taught.made(number, batch))
-    return _Part(chain.blocks[number], count, own, wanted, reach)
+    return _Stretch(chain.blocks[number], count, own, wanted, reach)
 
 
-class _Training:
+class _Learning:
     """What is trained of a part: weights that quantizers see, and the steps of quantizers."""
 
     def __init__(self, part: nn.Module, model: nn.Module) -> None:
@@ -169,7 +171,7 @@ class _Training:
             self.tensors[name] = parameter
             self.groups.append({"params": [parameter], "size": size})
 
-    def approach_(self, part: _Part, steps: int, rate: float) -> float:
+    def approach_(self, part: _Stretch, steps: int, rate: float) -> float:
         """Train; which part of the error is left. What is no better is undone."""
         targets = part.targets()
         before, start = part.error(targets), {name: one.detach().clone() for name, one in self.tensors.items()}
