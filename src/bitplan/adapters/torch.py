@@ -42,7 +42,7 @@ def parameters_without_data() -> Iterator[None]:
         bare = parameter if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         register(module, name, bare)
 
-    nn.Module.register_parameter = without_data  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_data  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
