@@ -223,19 +223,24 @@ def show(study: Study) -> None:
 
 
 def agree(study: Study) -> None:
-    """The rank correlation with drift, over groups, of what 4 and 3 bits gain over 2."""
+    """The rank correlation with drift of what 4 and 3 bits gain over 2: over all groups, and among those of a kind.
+
+    Groups of a kind are called after the same matrix; told is the mean of the four kinds.
+    """
     drift = bitplan.load(study.kept("drift"))
-    for name in (
-        name for name in (*GAINS, *SCORES) if study.kept(name).exists() and name not in ("drift", "uniform", "even")
-    ):
+    kinds = sorted({group.rpartition(".")[2] for group in drift.rows})
+    others = [name for name in (*GAINS, *SCORES) if name not in ("drift", "uniform", "even")]
+    for name in (name for name in others if study.kept(name).exists()):
         gains = bitplan.load(study.kept(name))
         whole, lower = (rank_correlation(up_to(gains, top), up_to(drift, top)) for top in (3, 2))
-        print(f"{name:26} rank correlation with drift: 4 over 2 bits {whole:+.2f}, 3 over 2 bits {lower:+.2f}")
+        alike = [rank_correlation(up_to(gains, 3, kind), up_to(drift, 3, kind)) for kind in kinds]
+        words = f"4 over 2 bits {whole:+.2f}, of a kind {sum(alike) / len(alike):+.2f}; 3 over 2 bits {lower:+.2f}"
+        print(f"{name:26} rank correlation with drift: {words}")
 
 
-def up_to(gains: bitplan.Gains, choices: int) -> bitplan.Gains:
-    """The same without the highest choices."""
-    rows = {group: row[:choices] for group, row in gains.rows.items()}
+def up_to(gains: bitplan.Gains, choices: int, kind: str = "") -> bitplan.Gains:
+    """The same without the highest choices, of groups of a kind."""
+    rows = {group: row[:choices] for group, row in gains.rows.items() if group.endswith(kind)}
     return gains.model_copy(update={"rows": rows, "choices": gains.choices[:choices]})
 
 
