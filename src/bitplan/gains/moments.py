@@ -61,27 +61,12 @@ class MomentsGain(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """A job for each batch; a file is run block after block (`gains/streamed.py`)."""
         if isinstance(model, str | Path | OpenedCheckpoint):
-            from bitplan.gains.streamed import streamed_errors  # here, since it asks this file how to look
-
-            layers = [layer.name for group in graph.selectable for layer in group.layers]
-            outcome = streamed_errors(model, graph, choices, context, self.samples)
-            gains = {name: tuple(self._gains(name, [outcome], len(choices))[:, 0].tolist()) for name in layers}
-            return LayerGains(gains, counts={"samples": self.samples, "batches": 1}, work=outcome.seconds)
+            return self._streamed(model, graph, choices, context)
         task = check_task(context.task, "moments", "looks at what layers read", WithData)
         check_top(model, graph, choices, "moments")
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        one = lowered_jobs(
-            Misread,
-            model,
-            graph,
-            context,
-            [{}],
-            self.samples,
-            self.batch_size,
-            members=members,
-            choices=choices,
-            first=0,
-        )[0]
+        alike = {"members": members, "choices": choices, "first": 0}
+        one = lowered_jobs(Misread, model, graph, context, [{}], self.samples, self.batch_size, **alike)[0]
         jobs = [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
         done = finish(SpoilOutputs(model, task), jobs, OutputErrors, context, "moments")
         outcomes = [done[job.id] for job in jobs]
@@ -97,6 +82,17 @@ class MomentsGain(Gain):
             counts={"samples": one.batches * one.batch_size, "batches": one.batches},
             work=seconds_of(outcomes),
         )
+
+    def _streamed(
+        self, file: str | Path | OpenedCheckpoint, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> LayerGains:
+        """All samples in one batch, so that the file is read once."""
+        from bitplan.gains.streamed import streamed_errors  # here, since it asks this file how to look
+
+        outcome = streamed_errors(file, graph, choices, context, self.samples)
+        layers = [layer.name for group in graph.selectable for layer in group.layers]
+        values = {name: tuple(self._gains(name, [outcome], len(choices))[:, 0].tolist()) for name in layers}
+        return LayerGains(values, counts={"samples": self.samples, "batches": 1}, work=outcome.seconds)
 
     def _gains(self, layer: str, outcomes: Sequence[OutputErrors], choices: int) -> np.ndarray:
         """By choice and batch, (C, B); a layer without weights, a product of activations, has none."""
