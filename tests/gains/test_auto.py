@@ -42,10 +42,10 @@ def saved(start, float_net, tmp_path_factory):
 
 
 def test_the_table_has_one_row_for_all_that_can_be_there():
-    every = [(row.there, row.data, row.time) for row in TABLE]
+    every = [(row.there, row.data, row.alone, row.time) for row in TABLE]
     assert len(set(every)) == len(every)
-    rows = {(there, data) for there, data, time in every if time == "seconds"}
-    assert rows == {(there, data) for there, data, _ in every}
+    rows = {(there, data) for there, data, alone, time in every if time == "seconds" and not alone}
+    assert rows == {(there, data) for there, data, *_ in every}
     assert {there for there, _ in rows} == {"no weights", "float weights", "learned steps"}
     assert all(there != "no weights" for there, data in rows if data)
     for row in TABLE:
@@ -78,6 +78,18 @@ def test_what_is_there_decides_and_one_line_says_so(start, float_net, saved):
         assert "\n" not in note
         assert " Better: " in note
         assert re.search(words, note), note
+
+
+def test_weights_alone_are_planned_evenly_without_data(start, float_net, saved):
+    """No score of weights alone was better than that for a language model (docs/language.md)."""
+    for model in (float_net, saved / "float.pth"):
+        gains = bitplan.estimate("auto", model, start[1], choices="w2a16,w3a16,w4a16")
+        assert gains.method == "even"
+        assert "Better: fisher, from a text" in gains.notes[0]
+        costs = bitplan.price("memory", start[1], "w2a16,w3a16,w4a16")
+        plan = bitplan.select(start[1], gains, costs, budget="3bpw")
+        chosen = {str(plan.precisions[group.name]) for group in start[1].selectable}
+        assert chosen == {"w3a16"}
 
 
 def test_auto_gives_what_its_method_gives_and_takes_its_options(float_net, start):

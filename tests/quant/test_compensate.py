@@ -13,6 +13,7 @@ from bitplan.quant.chains import find_chains
 from bitplan.quant.compensate import Fitted, Fixed, compensated, output_errors
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.quant.moments import watching
+from texts import llama
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
 METHODS = ("groups:size=16", "groups:size=16,zeros=true", "lsq", "faq")
@@ -328,3 +329,16 @@ def test_it_works_for_attention_and_linked_layers(build):
     with torch.no_grad():
         outputs = [one(x) if build is encoder else one(x).last_hidden_state for one in (model, made, rounded)]
     assert (outputs[1] - outputs[0]).square().mean() < 0.8 * (outputs[2] - outputs[0]).square().mean()
+
+
+def test_blocks_that_keep_keys_of_a_run_are_not_run_alone():
+    """A cache that blocks are given is added to by every run: what it has from one would spoil the next."""
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        model = llama(use_cache=use_cache)
+        batches = [torch.randint(32, (2, 16)) for _ in range(2)]
+        plan = bitplan.Plan.uniform(bitplan.trace(model, batches[0], rules=RULES), "w3a16")
+        made = bitplan.quantize(model, plan, method="groups:size=16", finish="compensate", batches=batches)
+        found.append(made.state_dict())
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())

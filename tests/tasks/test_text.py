@@ -11,6 +11,7 @@ import torch
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import load_task
 from bitplan.testing import check_task
+from bitplan.tune.loop import evaluate_each
 from texts import WORDS, llama, write_folder, write_text, write_tokenizer
 
 
@@ -102,3 +103,10 @@ def test_a_tokenizer_or_a_window_that_does_not_fit_the_model_is_refused(options,
 def test_a_folder_of_a_model_brings_its_tokenizer(options, tmp_path):
     folder = write_folder(tmp_path / "model")
     assert load_task("text", **options | {"tokenizer": str(folder)}).size("test") == 15
+
+
+def test_a_study_keeps_the_loss_of_each_window(options):
+    model, task = llama(), load_task("text", **options)
+    score, losses = evaluate_each(model, task)
+    assert losses == tuple(task.each(model))
+    assert score == pytest.approx(task.score(model))

@@ -33,6 +33,22 @@ def inference(model: nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def parameters_without_data() -> Iterator[None]:
+    """Parameters of modules that are made in the block have shapes and no data; buffers, such as tables, have both."""
+    register = nn.Module.register_parameter
+
+    def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        bare = parameter if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, bare)
+
+    nn.Module.register_parameter = without_data  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
 def usable_device(name: str) -> torch.device:
     """The device of that name, if it is there: found out before anything long begins."""
     try:

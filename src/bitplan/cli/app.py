@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bitplan.cli import ceilings, datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
+from bitplan.cli.inputs import runs_network, typed
 from bitplan.cli.options import (
     Budgets,
     BudgetsOfSearches,
@@ -29,6 +30,7 @@ from bitplan.cli.options import (
     Narrow,
     Option,
     Output,
+    QuantizerName,
     RecipeFile,
     Seed,
     Selector,
@@ -91,13 +93,6 @@ def _root(
     pass
 
 
-def _typed(target: str, shape: str | None, values: bool, trust: bool, data: str | None) -> Any:
-    """What is to be planned, with what is typed beside it."""
-    from bitplan.cli.door import Beside, what_is
-
-    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=data is not None))
-
-
 @app.command()
 def plan(
     target: Target,
@@ -129,6 +124,7 @@ def plan(
     teacher_weights: TeacherWeights = None,
     engine: EngineName = "local",
     store: Store = None,
+    quantizer: QuantizerName = None,
     explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
     output: Output = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
@@ -139,11 +135,11 @@ def plan(
     from bitplan.plan.base import select as select_plan
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
+    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs = priced(graph, cost, budget, choices, selector)
-    gains = estimated(wanted, on_device(weights, device), graph, using.of(thing), aimed(graph, costs, budget, choices))
+    costs, using = priced(graph, cost, budget, choices, selector), using.of(thing, quantizer)
+    gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
     chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
     reporting.write_page(chosen, graph, gains, costs, html)
     if not emit(chosen, output, json):
@@ -180,7 +176,7 @@ def frontier(
     from bitplan.plan.frontier import select_all
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
+    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
     costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
@@ -260,6 +256,7 @@ def estimate(
     teacher_weights: TeacherWeights = None,
     engine: EngineName = "local",
     store: Store = None,
+    quantizer: QuantizerName = None,
     output: Output = None,
     json: Json = False,
 ) -> None:
@@ -268,13 +265,13 @@ def estimate(
     from bitplan.core.records import Graph
     from bitplan.core.store import load
 
-    loaded = load(graph, Graph)
-    thing = None if model is None else what_is(model, Beside(trust=trust, runs=bool(task or data)))
+    loaded, wanted = load(graph, Graph), Wanted(method, choices, option)
+    thing = None if model is None else what_is(model, Beside(trust=trust, runs=runs_network(method, task or data)))
     looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
     weights = on_device(thing.weights, device) if thing is not None and looked_at else None
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     aim = aimed(loaded, priced(loaded, cost, budget, choices, None), budget, choices) if budget else None
-    gains = estimated(Wanted(method, choices, option), weights, loaded, using.of(thing), aim)
+    gains = estimated(wanted, weights, loaded, using.of(thing, quantizer), aim)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 

@@ -99,3 +99,17 @@ def read_engine(written: str) -> Engine:
     from bitplan.engines.base import make_engine
 
     return make_engine(*read_named(written, "--engine"))
+
+
+def typed(target: str, shape: str | None, values: bool, trust: bool, gain: str, data: str | None) -> Typed:
+    """What is to be planned, with what is typed beside it."""
+    from bitplan.cli.door import Beside, what_is
+
+    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=runs_network(gain, data)))
+
+
+def runs_network(gain: str, data: str | None) -> bool:
+    """Whether the network itself is run on data; a method may take it from its file, block after block."""
+    from bitplan.core.registry import CHOOSERS
+
+    return data is not None and not (gain in CHOOSERS and getattr(CHOOSERS.get(gain), "streams", False))

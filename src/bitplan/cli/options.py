@@ -83,4 +83,10 @@ EngineName = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Let files name code to import, and where jobs go: only where you know it.")
 ]
+QuantizerName = Annotated[
+    str | None,
+    typer.Option(
+        "--method", help="How the plan will be quantized: groups:size=64,zeros=true. [lsq; for weights alone, groups]"
+    ),
+]
 Store = Annotated[Path | None, typer.Option(help="A folder that keeps finished jobs: a killed estimate goes on there.")]

@@ -42,10 +42,11 @@ class Using:
     trust: bool = False
     data: str | None = None
     network: Typed | None = None
+    quantizer: str | None = None
 
-    def of(self, network: Typed | None) -> Using:
-        """The same for this network, whose tokenizer a task may need."""
-        return replace(self, network=network)
+    def of(self, network: Typed | None, quantizer: str | None = None) -> Using:
+        """The same for this network, whose tokenizer a task may need, and how its plan will be quantized."""
+        return replace(self, network=network, quantizer=quantizer)
 
     def context(self) -> Context:
         """Load what was named, once."""
@@ -60,6 +61,7 @@ class Using:
             seed=self.seed,
             engine=None if self.engine == "local" else read_engine(self.engine),
             store=self.store,
+            quantizer=self.quantizer,
         )
 
 
@@ -95,10 +97,10 @@ class Wanted:
         """The method itself, also where it is left to bitplan."""
         from bitplan.core.precision import parse_choices
         from bitplan.gains.auto import taken_for
-        from bitplan.gains.base import make_gain
+        from bitplan.gains.base import make_gain, usual_for
 
         found = taken_for(self.method, self.options, weights, graph, parse_choices(self.choices), task)
-        return make_gain(found.method, found.options)[0]
+        return make_gain(found.method, {**usual_for(task, found.method), **found.options})[0]
 
 
 def read_rules(choices: str, **written: Any) -> Rules:
@@ -203,7 +205,7 @@ def tell_notes(record: Graph | Gains) -> None:
 
 
 def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
-    """Say what a method that trains is going to take, before it starts."""
+    """Say what a method that takes long is going to take, before it starts."""
     from bitplan.core.precision import parse_choices
 
     told = wanted.taken(weights, graph, context.task).expected(weights, graph, parse_choices(wanted.choices), context)
@@ -211,7 +213,7 @@ def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> N
         return
     clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
     left = f"{told.samples:,} samples left: about {clock} of one worker"
-    tell(f"{wanted.method}: {told.jobs} trainings ({told.done} of them done), {left}")
+    tell(f"{wanted.method}: {told.jobs} {'trainings' if told.steps else 'networks'} ({told.done} of them done), {left}")
 
 
 def refuse_bound(wanted: Wanted) -> None:

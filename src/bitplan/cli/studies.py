@@ -104,6 +104,7 @@ def compare(
     from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.tables import frontier, scores
     from bitplan.reports.versus import significance, versus
+    from bitplan.reports.windows import windows
 
     folder = look_at(run)
     study = folder.study
@@ -115,6 +116,7 @@ def compare(
         if study.methods:
             tests = significance(folder, None, corrected=corrected)
             made |= {"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests}
+            made |= {"windows": windows(folder)}
         print_tables(made)
         return
     from bitplan.cli.show_runs import show_table
@@ -129,8 +131,20 @@ def compare(
     show_table(score_against_spend(folder))
     if against == "all":
         show_table(significance(folder, corrected=corrected))
+        show_windows(folder, None)
         return
     show_table(versus(folder, against or study.methods[0].title, corrected=corrected))
+    show_windows(folder, against or study.methods[0].title)
+
+
+def show_windows(folder: Any, against: str | None) -> None:
+    """Where results keep the losses of windows, the differences on the same ones."""
+    from bitplan.cli.show_runs import show_table
+    from bitplan.reports.windows import windows
+
+    table = windows(folder, against)
+    if table.rows:
+        show_table(table)
 
 
 def additivity(

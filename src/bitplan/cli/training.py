@@ -62,7 +62,7 @@ def quantize(
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
     plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
     method: Annotated[str | None, typer.Option(help="lsq, pact:decay=0.01 …: `bitplan list quantizers`.")] = None,
-    finish: Annotated[str, typer.Option(help="Of weights that nobody trains: round, or compensate (GPTQ).")] = "round",
+    finish: Annotated[str, typer.Option(help="Of weights as they are: round, compensate (GPTQ), or tune.")] = "round",
     percentile: Annotated[float | None, typer.Option(help="For faq and pact: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
     fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,

@@ -129,6 +129,26 @@ class Slopes(_Outcome):
     squares: dict[Name, tuple[NotNegative, ...]]
 
 
+class Misread(Dropped):
+    """A job: what the weights of each layer at each choice would spoil of its outputs on batch number `first`."""
+
+    members: dict[Name, tuple[Name, ...]]
+    choices: tuple[Precision, ...]
+    first: Annotated[int, Field(ge=0)]
+
+    @property
+    def words(self) -> str:
+        """Which batch, for people."""
+        return f"batch {self.first + 1} of {self.batches}"
+
+
+class OutputErrors(_Outcome):
+    """For each layer, the squares of its outputs, and of their error at each choice, both sums over a batch."""
+
+    powers: dict[Name, NotNegative]
+    errors: dict[Name, tuple[NotNegative, ...]]
+
+
 class Noised(Dropped):
     """A job: the noise that a group's quantized weights make of the answers, and how much of it costs the score `fall`.
 

@@ -221,13 +221,15 @@ class Training(Record):
 
 
 class Trained(Record):
-    """What came of a training; `metric` is what the task calls its score."""
+    """What came of a training; `metric` is what the task calls its score, `losses` are as a result has them."""
 
-    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric", "losses"}
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"losses"})
 
     training: str
     score: Finite
     metric: str = ""
+    losses: tuple[Finite, ...] = ()
     higher_is_better: bool
     log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0

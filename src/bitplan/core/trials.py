@@ -216,19 +216,22 @@ class Result(Record):
     """The score a trial reached, and with which plan.
 
     Results of one `training` share it: their plans have the same precisions, so the network was trained once.
-    `metric` is what the task calls its score; empty in files from before it was written down.
+    `metric` is what the task calls its score; empty in files from before it was written down. `losses` are those of
+    each window of the test split, where a task scores by windows (`Task.each`): networks are compared on the same ones.
     """
 
     id_format: ClassVar[int] = 2
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
-    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric"}
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric", "losses"}
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"losses"})
 
     trial: Trial
     plan: str
     training: str = ""
     score: Annotated[float, Field(allow_inf_nan=False)]
     metric: str = ""
+    losses: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
     higher_is_better: bool
     log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0

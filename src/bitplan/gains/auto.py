@@ -29,8 +29,9 @@ class Advice:
     """Where this is there, the method and its options that are taken, why; what would be better, and what that costs.
 
     `data` is True where the network can be run on some and lowered from the highest choice. `time` is what choosing may
-    take at least; where a table has no row for it, that of less time holds. Texts may name {top}, the highest choice,
-    and {passes}, the forward passes that drift takes.
+    take at least; where a table has no row for it, that of less time holds. A row with `alone` is for choices that
+    quantize weights alone, and comes before others there. Texts may name {top}, the highest choice, and {passes}, the
+    forward passes that drift takes.
     """
 
     there: There
@@ -38,20 +39,27 @@ class Advice:
     method: str
     why: str
     better: str
+    alone: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     time: Time = "seconds"
 
 
 # The evidence is in docs/paper.md: CIFAR-10, 4 and 2 bits, 70 % of the bit operations, five seeds from one start of a
 # ResNet-20. Top-1 there: uniform 84.50, eagl 85.07, fisher 86.20, drift 86.27, drift_in_context 86.44, with spreads of
-# 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it. On one deeper CIFAR ResNet, three seeds: uniform
-# 83.92, eagl 84.48, hawq 85.97, drift 86.23, alps_racing 86.65. Other networks and tasks were not compared so, and no
-# difference between the last three is significant: that is what the lines say.
+# 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it. A trial of a deeper CIFAR ResNet, three seeds, of
+# which no run was kept: uniform 83.92, eagl 84.48, hawq 85.97, drift 86.23, alps_racing 86.65. Other networks and tasks
+# were not compared so, and no difference between the last three is significant: that is what the lines say.
 TABLE: tuple[Advice, ...] = (
     Advice(
         "no weights", False, "uniform",
         why="there are no trained weights, and structure alone says that every layer counts the same",
         better="eagl, in seconds, from trained weights: a checkpoint, or package.module:factory that loads them",
+    ),
+    # SmolLM2-135M at 3 bits: perplexity 127 for all alike, 145 by weight_error, 297 by eagl (docs/language.md).
+    Advice(
+        "float weights", False, "even", alone=True,
+        why="without data no score of weights alone made a better plan of a language model than all layers alike",
+        better="fisher, from a text (--task text --task-option data=FILE): some windows, no labels",
     ),
     Advice(
         "float weights", False, "eagl", options={"steps": "mse"},
@@ -114,7 +122,8 @@ def taken_for(
     there = what_is_there(model, graph)
     idle = "" if task is None else _why_idle(there, model, graph, choices)
     data = task is not None and not idle
-    row = _row(there, data, time)
+    alone = not any(choice.quantizes_inputs for choice in choices)
+    row = _row(there, data, time, alone)
     words = {"top": choices[-1], "passes": f"{2 * len(graph.selectable) * (len(choices) - 1):,}"}
     why, better = (text.format(**words) for text in (row.why, row.better))
     unused = f"; the data is not used, since {idle}" if idle else ""
@@ -130,10 +139,11 @@ def _time(options: Mapping[str, Any]) -> Time:
     raise InputError(f"auto: time is {', '.join(_TIMES[:-1])} or {_TIMES[-1]}, not {told!r}")
 
 
-def _row(there: There, data: bool, time: Time) -> Advice:
-    """The row of what is there that takes the most of the time."""
+def _row(there: There, data: bool, time: Time, alone: bool) -> Advice:
+    """The row of what is there that takes the most of the time; one for weights alone where only they are quantized."""
     fitting = [row for row in TABLE if (row.there, row.data) == (there, data) and _within(row.time, time)]
-    return max(fitting, key=lambda row: _TIMES.index(row.time))
+    fitting = [row for row in fitting if alone or not row.alone]
+    return max(fitting, key=lambda row: (row.alone, _TIMES.index(row.time)))
 
 
 def _within(needed: Time, time: Time) -> bool:

@@ -40,7 +40,9 @@ class Context:
     `recipe` is the one that the model was trained with, `teacher` the float network where it distills. Jobs run on
     `engine`; their outcomes are kept in `store`, a folder or a shelf of a run, from where a killed estimate goes on.
     `aim` is what must be met, for methods that choose within a budget, and `epochs` what they may spend unless their
-    options say so: of training, three passes of every sample each.
+    options say so: of training, three passes of every sample each. `quantizer` is the method that the plan will be
+    quantized by, as `quantize(method=…)` takes it, for a model that is not yet; where it is not said it is LSQ, and for
+    weights alone `groups`.
     """
 
     task: Any = None
@@ -52,6 +54,12 @@ class Context:
     progress: Progress | None = None
     aim: Aim | None = None
     epochs: float | None = None
+    quantizer: str | None = None
+
+    def quantizer_for(self, choices: Sequence[Precision]) -> str:
+        """The quantizer of a model that is not quantized yet."""
+        weights_alone = not any(choice.quantizes_inputs for choice in choices)
+        return self.quantizer or ("groups" if weights_alone else "lsq")
 
     @property
     def shelf(self) -> Shelf[Record] | None:
@@ -83,7 +91,9 @@ class Gain(Protocol):
     the selector that the method is defined with; `structural` says that the graph is enough, so that no weights need
     to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
     network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
-    quantized and calibrated for it. `bound = True` says that its gains hold for one budget, that of the context's aim.
+    quantized and calibrated for it; with `from_float = True` too, where weights alone are quantized, it is given the
+    float one, whose weights are switched on to be lowered (`is_float`). `streams = True` says that a folder of weights
+    will do, though there is data. `bound = True` says that its gains hold for one budget, that of the context's aim.
     """
 
     selector: ClassVar[str] = "exact"
@@ -117,7 +127,8 @@ def estimate(
     Searches and relaxations choose within `budget`, which may name its cost ("memory=60%"). `model` may be
     None where the method does not look at it. Methods that run the network do so on the context's task, or on
     `batches`: a DataLoader, a Dataset, or any iterable of batches (`bitplan.task` says how they are read), with
-    `loss(outputs, labels)` for those that look at it, unless the model returns its own.
+    `loss(outputs, labels)` for those that look at it, unless the model returns its own. Options that are not given are
+    those that a task says are usual on it (`usual`), else the method's own.
     """
     check_selectable(graph)
     precisions, setting = parse_choices(choices), context or Context()
@@ -126,7 +137,7 @@ def estimate(
 
         setting = with_data(setting, batches, loss)
     taken = taken_for(method, options, model, graph, precisions, setting.task)
-    gain, name = make_gain(taken.method, taken.options)
+    gain, name = make_gain(taken.method, {**usual_for(setting.task, taken.method), **taken.options})
     if is_bound(gain):
         setting = with_aim(setting, graph, precisions, budget)
         check_aim(setting.aim, name, graph, precisions)
@@ -135,7 +146,7 @@ def estimate(
     if getattr(gain, "calibrates", False):
         from bitplan.gains.started import started
 
-        model, more = started(model, graph, precisions, setting, name)
+        model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more)  # auto has said so
     with metering() as meter:
         found = gain.layer_gains(model, graph, precisions, setting)
@@ -144,6 +155,12 @@ def estimate(
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
     paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
+
+
+def usual_for(task: Any, method: Any) -> Mapping[str, Any]:
+    """The options of a method that is named that are usual on a task."""
+    named: Mapping[str, Mapping[str, Any]] = getattr(task, "usual", {})
+    return named.get(method, {}) if isinstance(method, str) else {}
 
 
 def _spend(gain: Gain, found: LayerGains, meter: ChargeMeter) -> Spend | None:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bitplan.adapters.torch import inference
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import Spend, charge
+from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time
-from bitplan.gains.finetuned import seconds_of
-from bitplan.gains.lowering import check_top
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, sizes_for, with_top
+from bitplan.gains.finetuned import Expected, seconds_of
+from bitplan.gains.lowering import check_top, lowered_choices
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Reruns
 from bitplan.tasks.base import Batch, WithAnswers
+from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.measured import draw
 from bitplan.tune.distill import divergence
+
+_LONG = 60.0  # seconds from which on it is said beforehand what it takes
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,16 @@ class Drift(Gain):
     """From the network at the highest choice, lower one group and look how far its answers move.
 
     value(c) = d(c0) − d(c), where d is the divergence from the answers at the highest choice, T²·KL as in distillation,
-    on the same training batches for every group. No label is looked at. The rise of the loss (`drop`) comes from the
-    few samples that a trained network gets wrong; here every sample counts, so that far fewer are needed. BatchNorm
-    takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between batches.
+    on the same training batches for every group. A float network whose weights alone are quantized is lowered from
+    float, to the highest choice too (docs/decisions/0048). No label is looked at. The rise of the loss (`drop`) comes
+    from the few samples that a trained network gets wrong; here every sample counts, so that far fewer are needed.
+    BatchNorm takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between
+    batches.
     """
 
     about: ClassVar[About] = About(True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
+    from_float: ClassVar[bool] = True
 
     samples: int = 512
     batch_size: int = 64
@@ -52,29 +62,48 @@ class Drift(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
-        lowerings = len(one_at_a_time(graph, choices))
-        return self.measure(model, graph, choices, context).gains(graph, passes=1 + lowerings)
+        return self.measure(model, graph, choices, context).gains(graph)
+
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
+        """By one batch through the network as it is, halved, since half is not run again; None where it is little.
+
+        What a store has already is not known before the network is quantized, and not taken off.
+        """
+        if not isinstance(model, nn.Module) or context.task is None or any(one.is_meta for one in model.parameters()):
+            return None
+        batches, size = sizes_for(context.task, self.samples, self.batch_size)
+        (batch,) = draw(model, context.task, 1, size, None, judged_by(context.task))
+        begun = time.perf_counter()
+        with inference(model), torch.no_grad(), uncharged(), suppress(Exception):  # what fails is told where it counts
+            context.task.forward(model, batch)
+        jobs = len(graph.selectable) * len(choices)
+        seconds = (time.perf_counter() - begun) * jobs * batches / 2
+        return Expected(jobs, 0, 0, jobs * batches * size, seconds) if seconds > _LONG else None
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
         task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
         check_top(model, graph, choices, "drift")
+        every = one_at_a_time(graph, lowered_choices(model, graph, choices))
         jobs = lowered_jobs(
-            Drifted, model, graph, context, one_at_a_time(graph, choices), self.samples, self.batch_size,
-            temperature=self.temperature,
-        )  # fmt: skip
+            Drifted, model, graph, context, every, self.samples, self.batch_size, temperature=self.temperature
+        )
         done = finish(Compare(model, task), jobs, Drifts, context, "drift")
         charge(once_for(jobs))
-        low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B)
-        low = low.reshape(len(graph.selectable), len(choices) - 1, -1)
-        top = np.zeros((len(low), 1, low.shape[2]))  # from itself it does not diverge
+        low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B), or (G C, B) from a float network
         samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
-        return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
+        table = with_top(low, 0.0, len(graph.selectable), len(choices))  # from itself it does not diverge
+        return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)
 class Compare(Reruns[tuple[Tensor, ...]]):
-    """The work of one job: compare a lowered network's answers with those of the network as it is."""
+    """The work of one job: compare a lowered network's answers with those of the network as it is.
+
+    `around` are lowered layers from which those of most jobs differ in a few: nothing depends on it but the time.
+    """
+
+    around: Mapping[str, Precision] | None = None
 
     def ready(self, network: nn.Module, batch_size: int) -> nn.Module:
         """As a fine-tuning would have it, but in inference mode."""
@@ -88,7 +117,7 @@ class Compare(Reruns[tuple[Tensor, ...]]):
         """Say how far the answers to each batch moved."""
         start = time.perf_counter()
         divergences: list[float] = []
-        for before, after in self.rerun(job).pairs(job.layers):
+        for before, after in self.rerun(job).pairs(job.layers, self.around):
             if not all(scores.isfinite().all() for scores in before):
                 raise InputError("the network's own answers are NaN or infinite: train it first")
             divergences.append(float(divergence(after, before, job.temperature)))

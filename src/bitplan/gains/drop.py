@@ -19,7 +19,7 @@ from bitplan.core.spend import Spend, charge
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import seconds_of
-from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower
+from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower, lowered_choices
 from bitplan.gains.measuring import By, check_by, check_task, finish, options_of_task, sign_of, try_task
 from bitplan.gains.rerun import Reruns
 from bitplan.quant.fingerprint import fingerprint
@@ -35,10 +35,11 @@ class MeasuredBatches:
     """How good each group is at each choice on each batch, (G, C, B), more is better; what that took."""
 
     good: Goodness
+    passes: int
     samples: int
     seconds: float
 
-    def gains(self, graph: Graph, *, passes: int) -> LayerGains:
+    def gains(self, graph: Graph) -> LayerGains:
         """Gains over the lowest choice, with standard errors from the differences between batches."""
         names = [group.name for group in graph.selectable]
         gains = self.good - self.good[:, :1]  # (G, C, B)
@@ -51,7 +52,7 @@ class MeasuredBatches:
         return LayerGains(
             values=by_first_layer(graph, values),
             errors=errors,
-            counts={"passes": passes, "samples": self.samples, "batches": batches},
+            counts={"passes": self.passes, "samples": self.samples, "batches": batches},
             work=self.seconds,
         )
 
@@ -67,6 +68,7 @@ class Drop(Gain):
 
     about: ClassVar[About] = About(True, True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
+    from_float: ClassVar[bool] = True
 
     samples: int = 512
     batch_size: int = 64
@@ -78,23 +80,21 @@ class Drop(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is."""
-        lowerings = len(one_at_a_time(graph, choices))
-        return self.measure(model, graph, choices, context).gains(graph, passes=1 + lowerings)
+        return self.measure(model, graph, choices, context).gains(graph)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """Run all, on the same batches."""
         task = check_task(context.task, "drop", "runs the network on data")
         check_top(model, graph, choices, "drop")
         try_task(lower(model, {}), task, self.by, "drop")
-        every = [{}, *one_at_a_time(graph, choices)]
+        every = [{}, *one_at_a_time(graph, lowered_choices(model, graph, choices))]
         jobs = lowered_jobs(Dropped, model, graph, context, every, self.samples, self.batch_size)
         done = finish(Measure(model, task), jobs, Losses, context, "drop")
         measured = np.array([batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
         good = sign_of(self.by, task) * measured
-        low = good[1:].reshape(len(graph.selectable), len(choices) - 1, -1)
-        top = np.broadcast_to(good[0], (len(low), 1, low.shape[2]))  # the network as it is, alike for all groups
         samples = sum(job.batches * job.batch_size for job in jobs)
-        return MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
+        table = with_top(good[1:], good[0], len(graph.selectable), len(choices))
+        return MeasuredBatches(table, len(jobs), samples, seconds_of(done.values()))
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,16 @@ def check_samples(method: str, samples: int, batch_size: int) -> None:
         )
 
 
-def one_at_a_time(graph: Graph, choices: Sequence[Precision]) -> list[dict[str, Precision]]:
-    """Each group at each choice below the highest, in this order."""
-    return [{group.name: choice} for group in graph.selectable for choice in choices[:-1]]
+def one_at_a_time(graph: Graph, lowered: Sequence[Precision]) -> list[dict[str, Precision]]:
+    """Each group at each of these choices, in this order."""
+    return [{group.name: choice} for group in graph.selectable for choice in lowered]
+
+
+def with_top(measured: Goodness, as_it_is: Goodness | float, groups: int, choices: int) -> Goodness:
+    """What was measured of lowered groups one by one, as (G, C, B); what was not lowered is the network as it is."""
+    low: Goodness = measured.reshape(groups, -1, measured.shape[-1])
+    top = np.broadcast_to(as_it_is, (groups, choices - low.shape[1], low.shape[2]))
+    return np.concatenate([low, top], axis=1)
 
 
 def lowered_jobs(
@@ -140,14 +147,20 @@ def lowered_jobs(
 ) -> list[Job]:  # fmt: skip
     """A job for each set of lowered groups, all on the same batches: whole ones, of at most so many samples."""
     task: Task = context.task
-    available = min(samples, task.size(judged_by(task)))
-    size = min(batch_size, available)
+    batches, size = sizes_for(task, samples, batch_size)
     own = fingerprint(model)
     alike = {
         "network": own.network, "weights": own.weights, "task": title_of(task), "task_options": options_of_task(task),
-        "seed": context.seed, "batches": available // size, "batch_size": size, **more,
+        "seed": context.seed, "batches": batches, "batch_size": size, **more,
     }  # fmt: skip
     return [kind(groups=tuple(lowered), layers=layers_of(graph, lowered), **alike) for lowered in every]
+
+
+def sizes_for(task: Task, samples: int, batch_size: int) -> tuple[int, int]:
+    """How many batches of how many samples: whole ones, as far as there are samples."""
+    available = min(samples, task.size(judged_by(task)))
+    size = min(batch_size, available)
+    return available // size, size
 
 
 def batchwise(outcome: Losses, by: By) -> tuple[float, ...]:

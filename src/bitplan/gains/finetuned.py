@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Drifts, Losses, Lowered, Slopes, Tuned
+from bitplan.core.jobs import Drifts, Losses, Lowered, OutputErrors, Slopes, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
@@ -199,7 +199,7 @@ def check_length(method: str, epochs: float | None, steps: int | None, lr_factor
             raise InputError(f"{method}: {name} must be above 0, not {value}")
 
 
-def seconds_of(outcomes: Iterable[Tuned | Losses | Drifts | Slopes]) -> float:
+def seconds_of(outcomes: Iterable[Tuned | Losses | Drifts | Slopes | OutputErrors]) -> float:
     """What jobs took together."""
     return math.fsum(outcome.seconds for outcome in outcomes)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
@@ -31,7 +31,7 @@ from bitplan.quant.convert import quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.lsq import summed_products
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.switching import remember_weights_
+from bitplan.quant.switching import Fresh, is_off, lowered_weights, remember_weights_, rescaled
 from bitplan.tasks.base import WithAnswers, WithLoss
 from bitplan.tasks.choosing import judged_by
 
@@ -57,6 +57,7 @@ class Fisher(Gain):
 
     about: ClassVar[About] = About(True, passes="3·N", source="Chen et al. 2021")
     calibrates: ClassVar[bool] = True
+    from_float: ClassVar[bool] = True
 
     samples: int = 512
     part: int = 64
@@ -76,12 +77,10 @@ class Fisher(Gain):
         jobs = self._jobs(model, graph, choices, context)
         done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
         names = [group.name for group in graph.selectable]
-        low = np.array([[done[job.id].squares[name] for job in jobs] for name in names])  # (G, B, C − 1)
-        low = -low.transpose(0, 2, 1) / 2
-        top = np.zeros((len(low), 1, low.shape[2]))  # towards where it is nothing leans
+        low = np.array([[done[job.id].squares[name] for job in jobs] for name in names])  # (G, B, C − 1), from float C
+        table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(names), len(choices))  # towards itself nothing leans
         samples = sum(job.count for job in jobs)
-        found = MeasuredBatches(np.concatenate([low, top], axis=1), samples, seconds_of(done.values()))
-        return found.gains(graph, passes=3)
+        return MeasuredBatches(table, 3, samples, seconds_of(done.values())).gains(graph)
 
     def _jobs(self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context) -> list[Sloped]:
         """Whole parts of the samples, as far as there are any."""
@@ -102,10 +101,11 @@ class Lean(Draws):
     def __call__(self, job: Sloped) -> Slopes:
         """Square the slopes, and average them."""
         start = time.perf_counter()
-        model = lower(self.model, {}).eval().requires_grad_(False)
-        remember_weights_(model)
-        squares = np.zeros((len(job.members), len(job.choices) - 1))
-        with slopes(model, job.members, job.choices) as towards, torch.enable_grad():
+        model, found = self._copy, quantizers_of(self._copy)
+        from_float = all(is_off(found[layer]) for layers in job.members.values() for layer in layers)
+        towards_which = job.choices if from_float else job.choices[:-1]
+        squares = np.zeros((len(job.members), len(towards_which)))
+        with slopes(model, job.members, towards_which, self._fresh) as towards, torch.enable_grad():
             for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
                 outputs = self.task.forward(model, batch)
                 if job.labels == "task":
@@ -118,6 +118,16 @@ class Lean(Draws):
             raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
         rows = zip(job.members, squares.tolist(), strict=True)
         return Slopes(squares={name: tuple(row) for name, row in rows}, seconds=time.perf_counter() - start)
+
+    @cached_property
+    def _copy(self) -> nn.Module:
+        copy = lower(self.model, {}).eval().requires_grad_(False)
+        remember_weights_(copy)
+        return copy
+
+    @cached_property
+    def _fresh(self) -> Fresh:
+        return Fresh(self._copy)
 
 
 def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
@@ -139,20 +149,20 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
 
 @contextmanager
 def slopes(
-    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision]
+    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision], fresh: Fresh | None = None
 ) -> Iterator[Callable[[Tensor], np.ndarray]]:
-    """A function that differentiates a loss of this model towards each choice below the highest, (G, C − 1).
+    """A function that differentiates a loss of this model towards each of these choices, (G, choices).
 
     The quantizers of a group give their tensors out as ever; a gradient that comes back to one is multiplied by what
     each choice would change there.
     """
-    found = torch.zeros(len(members), len(choices) - 1, dtype=torch.float64)
-    quantizers = quantizers_of(model)
+    found = torch.zeros(len(members), len(choices), dtype=torch.float64)
+    quantizers, fresh = quantizers_of(model), fresh or Fresh(model)
     hooks = []
     for row, layers in enumerate(members.values()):
         seen: dict[int, tuple[Quantizer, list[Quantizer]]] = {}
         for layer in layers:
-            for quantizer, lowered in _lowered(quantizers[layer], choices):
+            for quantizer, lowered in _lowered(layer, quantizers[layer], choices, fresh):
                 seen[id(quantizer)] = quantizer, lowered  # linked layers share theirs
         hooks += [
             quantizer.register_forward_hook(_Waiting(found[row], lowered), with_kwargs=True)
@@ -186,19 +196,15 @@ def _check_seen(choices: Sequence[Precision]) -> None:
             )
 
 
-def _lowered(found: Quantizers, choices: Sequence[Precision]) -> Iterator[tuple[Quantizer, list[Quantizer]]]:
-    """Each quantizer of a layer, and copies of it at the choices below the highest; those around a softmax stay."""
+def _lowered(
+    layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh
+) -> Iterator[tuple[Quantizer, list[Quantizer]]]:
+    """Each quantizer of a layer, and copies of it at these choices, of one that is off fresh ones; those around a
+    softmax stay."""
     if found.weight is not None:
-        yield found.weight, [_at(found.weight, choice.weight_bits) for choice in choices[:-1]]
+        yield found.weight, list(lowered_weights(layer, found, choices, fresh))
     for quantizer in (one for one in found.inputs if not one.masked):
-        yield quantizer, [_at(quantizer, choice.act_bits) for choice in choices[:-1]]
-
-
-def _at(quantizer: Quantizer, bits: int) -> Quantizer:
-    """A copy with other bits, its step rescaled as where a group is lowered."""
-    made = copy.deepcopy(quantizer)
-    made.rescale_(bits)
-    return made
+        yield quantizer, [rescaled(quantizer, choice.act_bits) for choice in choices]
 
 
 class _Waiting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,9 +18,9 @@ from bitplan.core.spend import charge
 from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drift import Compare, Drift, once_for
-from bitplan.gains.drop import lowered_jobs
+from bitplan.gains.drop import lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
-from bitplan.gains.lowering import by_first_layer, check_top
+from bitplan.gains.lowering import by_first_layer, check_top, is_float, layers_of
 from bitplan.gains.measuring import check_task, finish
 from bitplan.plan.aim import Aim, Picks
 from bitplan.tasks.base import WithAnswers
@@ -43,6 +43,7 @@ class DriftInContext(Gain):
 
     about: ClassVar[About] = About(True, passes="N·(1 + G·(C − 1))·(1 + R) + P·D", source="bitplan")
     calibrates: ClassVar[bool] = True
+    from_float: ClassVar[bool] = True
     bound: ClassVar[bool] = True
 
     samples: int = 512
@@ -63,7 +64,7 @@ class DriftInContext(Gain):
         check_top(model, graph, choices, "drift_in_context")
         bench = _Around(self, model, graph, context, aim)
         tables: dict[Picks, Table] = {}
-        table = bench.around(aim.top, part=0)
+        table = bench.alone(part=0)
         plan, in_context = aim.best(table), list[Table]()
         for part in range(1, self.rounds + 1):
             tables.setdefault(plan, table)
@@ -91,25 +92,48 @@ class _Around:
     def __init__(self, method: DriftInContext, model: Any, graph: Graph, context: Context, aim: Aim) -> None:
         self._method, self._model, self._graph, self._context, self._aim = method, model, graph, context, aim
         self._work = Compare(model, context.task)
+        self._float = is_float(model, graph)
         self.seconds = 0.0
+
+    def alone(self, part: int) -> Table:
+        """What each group is worth at each choice, the network being as it is."""
+        top = None if self._float else self._aim.choices[-1]
+        every = one_at_a_time(self._graph, self._aim.choices)
+        moved = [{} if set(one.values()) == {top} else one for one in every]
+        return self._table(self._run(moved, part, self._method.samples, self._work))
 
     def around(self, plan: Picks, part: int) -> Table:
         """What each group is worth at each choice, the others being as in a plan."""
         groups, choices = len(plan), len(self._aim.choices)
-        moved = [(*plan[:g], c, *plan[g + 1 :]) for g in range(groups) for c in range(choices)]
-        drifts = self.divergences(moved, part, self._method.samples).mean(axis=1).reshape(groups, choices)
-        gains: Table = drifts[:, :1] - drifts
-        return gains
+        moved = [self._lowered((*plan[:g], c, *plan[g + 1 :])) for g in range(groups) for c in range(choices)]
+        work = replace(self._work, around=layers_of(self._graph, self._lowered(plan)))
+        return self._table(self._run(moved, part, self._method.samples, work))
 
     def divergences(self, plans: Sequence[Picks], part: int, samples: int) -> NDArray[np.float64]:
-        """How far the answers of each plan are from those at the highest choice, by batch, (P, B)."""
+        """How far the answers of each plan are from those of the network as it is, by batch, (P, B)."""
+        return self._run([self._lowered(plan) for plan in plans], part, samples, self._work)
+
+    def _lowered(self, plan: Picks) -> dict[str, Precision]:
+        """What a plan changes of the network as it is: of a float one, all groups."""
+        if not self._float:
+            return self._aim.lowered_groups(plan)
+        return {name: self._aim.choices[pick] for name, pick in zip(self._aim.groups, plan, strict=True)}
+
+    def _table(self, drifts: NDArray[np.float64]) -> Table:
+        means = drifts.mean(axis=1).reshape(len(self._aim.groups), -1)
+        gains: Table = means[:, :1] - means
+        return gains
+
+    def _run(
+        self, every: Sequence[Mapping[str, Precision]], part: int, samples: int, work: Compare
+    ) -> NDArray[np.float64]:
+        """By set of lowered groups and batch, (P, B)."""
         context = replace(self._context, seed=self._context.seed * 1_009 + part)
-        every = [self._aim.lowered_groups(plan) for plan in plans]
         jobs = lowered_jobs(
             Drifted, self._model, self._graph, context, every, samples, self._method.batch_size,
             temperature=self._method.temperature,
         )  # fmt: skip
-        done = finish(self._work, jobs, Drifts, context, "drift_in_context")
+        done = finish(work, jobs, Drifts, context, "drift_in_context")
         charge(once_for(jobs))
         self.seconds += seconds_of(done.values())
         return np.array([done[job.id].divergences for job in jobs])

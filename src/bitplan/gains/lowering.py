@@ -10,7 +10,8 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
-from bitplan.quant.convert import is_quantized, plan_of, quantize
+from bitplan.quant.convert import is_quantized, plan_of, quantize, quantizers_of
+from bitplan.quant.switching import is_off, switch_off_
 
 
 def check_top(model: Any, graph: Graph, choices: Sequence[Precision], method: str) -> None:
@@ -42,9 +43,25 @@ def layers_of(graph: Graph, lowered: Mapping[str, Precision]) -> dict[str, Preci
 
 
 def lower(model: nn.Module, layers: Mapping[str, Precision]) -> nn.Module:
-    """A copy of a quantized model with these layers at other precisions, their steps times 2^(b1−b2)."""
+    """A copy of a quantized model with these layers at other precisions, their steps times 2^(b1−b2).
+
+    What is switched off stays so, unless it is lowered.
+    """
     plan = plan_of(model)
-    return quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | dict(layers)})))
+    made = quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | dict(layers)})))
+    switch_off_(made, (name for name, found in quantizers_of(model).items() if is_off(found) and name not in layers))
+    return made
+
+
+def is_float(model: nn.Module, graph: Graph) -> bool:
+    """Whether the network that groups are lowered of is the float one: all their weights pass as they are."""
+    found = quantizers_of(model)
+    return all(is_off(found[layer.name]) for group in graph.selectable for layer in group.layers)
+
+
+def lowered_choices(model: nn.Module, graph: Graph, choices: Sequence[Precision]) -> Sequence[Precision]:
+    """The choices that differ from the network as it is: all of them where it is float, else those below the top."""
+    return choices if is_float(model, graph) else choices[:-1]
 
 
 def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:

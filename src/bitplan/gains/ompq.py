@@ -17,6 +17,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.measuring import check_task
+from bitplan.gains.order import bits_above_lowest
 from bitplan.gains.outputs import by_sample, check_model, run, watching
 from bitplan.quant.convert import copied
 from bitplan.tasks.base import WithData
@@ -91,9 +92,3 @@ def importances(resemblance: Floats, beta: float) -> Floats:
     theta = np.exp(-beta * (gamma - gamma.min()))
     behind: Floats = np.cumsum(theta[::-1])[::-1] / np.arange(len(theta), 0, -1)
     return behind
-
-
-def bits_above_lowest(choices: tuple[Precision, ...]) -> list[int]:
-    """Bits of each choice's weights above the lowest one's, or of its inputs where all weights have the same."""
-    weights = [choice.weight_bits - choices[0].weight_bits for choice in choices]
-    return weights if any(weights) else [choice.act_bits - choices[0].act_bits for choice in choices]

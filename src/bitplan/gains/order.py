@@ -27,6 +27,25 @@ class Uniform(Gain):
 
 
 @dataclass(frozen=True)
+class Even(Gain):
+    """Every weight is worth the same, and each further bit takes three quarters off what is left of its error.
+
+    value(c) = weights·(1 − 4^(b0 − b)), b the bits of weights, or of inputs where all weights have the same. So at a
+    budget that one precision meets for all, all have it; between two, some have one and some the other. `uniform`,
+    which counts layers, gives small ones more and takes it from large ones.
+    """
+
+    about: ClassVar[About] = About(source="a control")
+    structural: ClassVar[bool] = True
+
+    def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
+        """By the number of weights alone."""
+        shares = [1 - 4.0**-bits for bits in bits_above_lowest(choices)]
+        layers = (layer for group in graph.selectable for layer in group.layers)
+        return LayerGains({layer.name: tuple(layer.weights * share for share in shares) for layer in layers})
+
+
+@dataclass(frozen=True)
 class FirstToLast(Gain):
     """Lower the first layers first: a later layer is worth more. For the greedy selector."""
 
@@ -74,3 +93,9 @@ def _by_group(graph: Graph, choices: tuple[Precision, ...], value: Callable[[int
         for number, layer in enumerate(group.layers):
             values[layer.name] = tuple(float(own * step if number == 0 else 0) for step in range(len(choices)))
     return LayerGains(values)
+
+
+def bits_above_lowest(choices: tuple[Precision, ...]) -> list[int]:
+    """Bits of each choice's weights above the lowest one's, or of its inputs where all weights have the same."""
+    weights = [choice.weight_bits - choices[0].weight_bits for choice in choices]
+    return weights if any(weights) else [choice.act_bits - choices[0].act_bits for choice in choices]

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from bitplan.forward.prefix import Prefix, Recording
 from bitplan.gains.lowering import lower
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import awaits_proof
-from bitplan.quant.switching import can_switch, remember_weights_, switched
+from bitplan.quant.switching import Fresh, can_switch, remember_weights_, switched
 from bitplan.tasks.base import Batch, Task
 from bitplan.tasks.choosing import judged_by
 from bitplan.tasks.measured import draw
@@ -52,16 +52,40 @@ class Rerun(Generic[Seen]):
         self._found = quantizers_of(self._network)
         watched = {id(one): one for found in self._found.values() for one in (found.weight, *found.inputs) if one}
         self._prefix = Prefix(self._network, watched.values())
+        self._fresh = Fresh(self._network)
         self._room = free_memory(device_of(model)) / _SHARE
         self._known: dict[int, tuple[Seen, Recording]] = {}
+        self._around: tuple[Mapping[str, Precision], dict[int, Recording]] = {}, {}
 
     @torch.no_grad()
-    def pairs(self, layers: Mapping[str, Precision]) -> Iterator[tuple[Seen, Seen]]:
-        """What is seen of every batch as it is, and with these layers at other precisions."""
+    def pairs(
+        self, layers: Mapping[str, Precision], around: Mapping[str, Precision] | None = None
+    ) -> Iterator[tuple[Seen, Seen]]:
+        """What is seen of every batch as it is, and with these layers at other precisions.
+
+        `around` are the precisions of many layers from which these differ in a few: the part before those is then
+        taken from a pass with them.
+        """
         with self._lowered(layers) as rerun:
             for number in range(len(self._batches)):
                 before, recording = self._recorded(number)
-                yield before, rerun(number, recording)
+                if around and can_switch(self._model, {**around, **layers}):
+                    yield before, self._rerun_around(number, layers, around)
+                else:
+                    yield before, rerun(number, recording)
+
+    def _rerun_around(self, number: int, layers: Mapping[str, Precision], around: Mapping[str, Precision]) -> Seen:
+        """One batch, with what comes before the first difference from other lowered layers taken from there."""
+        if self._around[0] != around:
+            self._around = around, {}
+        run, known = (lambda: self._run(self._network, number)), self._around[1]
+        if number not in known:
+            with switched(self._network, self._found, around, self._fresh):
+                _, known[number] = self._prefix.record(run, self._room)
+        moved = [name for name in {**around, **layers} if layers.get(name) != around.get(name)]
+        changed = [one for name in moved for one in (self._found[name].weight, *self._found[name].inputs) if one]
+        with switched(self._network, self._found, layers, self._fresh):
+            return self._prefix.rerun(known[number], changed, run)
 
     @torch.no_grad()
     def lowered(self, layers: Mapping[str, Precision], *, record: bool = True) -> Iterator[Seen]:
@@ -87,7 +111,7 @@ class Rerun(Generic[Seen]):
             return
 
         def rerun(number: int, recording: Recording) -> Seen:
-            with switched(self._network, self._found, layers) as changed:
+            with switched(self._network, self._found, layers, self._fresh) as changed:
                 return self._prefix.rerun(recording, changed, lambda: self._run(self._network, number))
 
         yield rerun
@@ -129,7 +153,7 @@ class Draws:
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "task": self.task}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
-from bitplan.gains.base import Context
+from bitplan.gains.base import Context, Gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import is_quantized, quantize
+from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.switching import switch_off_
 from bitplan.tasks.base import WithData
 from bitplan.tasks.loaded import task as task_of
 from bitplan.tasks.measured import draw
@@ -39,16 +41,24 @@ def with_data(context: Context, batches: Any, loss: Callable[[Any, Any], Any] | 
 
 
 def started(
-    model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context, method: str
+    gain: Gain, name: str, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
 ) -> tuple[Any, tuple[str, ...]]:
-    """The network that groups are lowered of, and what is to say: a float one is quantized and calibrated first."""
+    """The network that groups are lowered of, and what is to say: a float one is quantized and calibrated first.
+
+    Where weights alone are quantized there is nothing to calibrate, and a method that can start `from_float` is given
+    the float network, its quantizers switched off.
+    """
     task, top = context.task, choices[-1]
     if not isinstance(model, nn.Module) or is_quantized(model) or task is None or not task.size("train"):
         return model, ()
-    size = min(_AT_ONCE, task.size("train"))
-    count = min(_SAMPLES, task.size("train")) // size
-    start = quantize(model, Plan.uniform(graph, top))
-    calibrate_(start, draw(start, task, count, size, seed=context.seed), forward=task.forward)
-    return start, (
-        f"start: {method} lowers a copy at {top} that {count * size} samples calibrated and nothing has trained",
-    )
+    how = context.quantizer_for(choices)
+    start = quantize(model, Plan.uniform(graph, top), method=how)
+    samples = 0
+    if any(isinstance(module, InputQuantizer) for module in start.modules()):
+        size = min(_AT_ONCE, task.size("train"))
+        samples = min(_SAMPLES, task.size("train")) // size * size
+        calibrate_(start, draw(start, task, samples // size, size, seed=context.seed), forward=task.forward)
+    if getattr(gain, "from_float", False) and not any(choice.quantizes_inputs for choice in choices):
+        switch_off_(start, [layer.name for group in graph.selectable for layer in group.layers])
+        return start, (f"start: {name} lowers groups of the float network, weights as {how} makes them",)
+    return start, (f"start: {name} lowers a copy at {top} that {samples} samples calibrated and nothing has trained",)

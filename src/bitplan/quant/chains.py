@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -16,6 +17,7 @@ from bitplan.quant.quantizers import WeightQuantizer
 
 Run = Callable[[Any], Any]
 """Runs the network on a batch."""
+_PLAIN = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
 _HERE = object()  # where in its arguments a block is given what the one before made
 
 
@@ -48,6 +50,8 @@ class Chain:
                 run(batch)
             if [block for block, *_ in calls] != self.blocks or len(results) != len(calls):
                 return False
+            if not all(isinstance(one, _PLAIN) for _, *arguments in calls for one in tree_leaves(arguments)):
+                return False  # such as a cache of keys, to which every run adds
             given = [_given(args, kwargs) for _, args, kwargs in calls]
             passed = all(one is first(made) for one, made in zip(given[1:], results[:-1], strict=True))
             if not passed or given[0] is None or any(_version(one) != version for one, version in written):
@@ -64,16 +68,17 @@ class Chain:
         """Run what is in front of a block on every batch, as far as it has not been since it was recorded."""
         assert number >= self.next, "what came before is not kept"
         while self.next < number:
-            self._made = [self._ran(self.next, batch) for batch in range(len(self._made))]
+            self._made = [self.made(self.next, batch) for batch in range(len(self._made))]
             self.next += 1
 
     def run_(self, number: int) -> None:
         """Run one block on every batch, after `reach_`; it may end early with `Enough`."""
         for batch in range(len(self._made)):
             with suppress(Enough):
-                self._ran(number, batch)
+                self.made(number, batch)
 
-    def _ran(self, number: int, batch: int) -> Tensor:
+    def made(self, number: int, batch: int) -> Tensor:
+        """What one block makes of a batch, after `reach_`."""
         args, kwargs = self._calls[batch][number]
         made = self._made[batch]
         given = (made if one is _HERE else one for one in args)

@@ -35,7 +35,7 @@ from bitplan.quant.sites import find_sites
 BYTE = 8
 Forward = Callable[[nn.Module, Any], Any]
 """How a model is run on a batch."""
-Finish = Literal["round", "compensate"]
+Finish = Literal["round", "compensate", "tune"]
 """How weights become codes where nobody trains them."""
 _log = logging.getLogger(__name__)
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
@@ -67,9 +67,10 @@ def quantize(
     exactly: biases and the shifts of batch norms on the grid of products, 8 bits before residual additions and before
     float layers that read an integer convolution; docs/decisions/0017).
 
-    For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once,
-    and `finish="compensate"` rounds weights so that errors in a layer's outputs make up for each other on them
-    (`compensate_`); "round" rounds each by itself. Weights of 4, 3 and 2 bits want `method="groups"` for it.
+    For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once.
+    `finish="compensate"` then rounds weights so that errors in a layer's outputs make up for each other on them
+    (`compensate_`), and "tune" trains them for a short while after that (`tune_`); "round" rounds each by itself.
+    Weights of 4, 3 and 2 bits want `method="groups"` for it.
     """
     check_finish(finish, batches)
     quantized = copied(model)

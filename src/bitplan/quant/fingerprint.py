@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.quant.convert import is_quantized, options_of, plan_of
+from bitplan.quant.convert import is_quantized, options_of, plan_of, quantizers_of
 from bitplan.quant.sharing import state_in_full
 from bitplan.weights.torch_tensors import hash_of_tensors
 
@@ -33,7 +33,10 @@ def fingerprint(model: nn.Module) -> Fingerprint:
 def _plan_and_options(model: nn.Module) -> tuple[object, ...]:
     options = options_of(model)
     both = (plan_of(model).id, options)
-    return (*both, "integer") if options.integer else both  # not shown among them: others are what they were
+    off = [
+        name for name, found in quantizers_of(model).items() if found.weight is not None and not found.weight.enabled
+    ]
+    return (*both, *["integer"][: options.integer], *off)  # these are not shown: others are what they were
 
 
 def hash_of_weights(model: nn.Module) -> str:

@@ -49,6 +49,10 @@ def finish_(
         calibrate_(model, kept, forward=forward, unreached=unreached)
     if finish == "compensate":
         compensate_(model, kept, forward=forward, unreached=unreached, progress=progress)
+    if finish == "tune":
+        from bitplan.quant.tuned import tune_  # here, since it compensates first
+
+        tune_(model, kept, forward=forward, unreached=unreached, progress=progress)
 
 
 def compensate_(
@@ -73,7 +77,7 @@ def compensate_(
     kept = list(batches)
     if not kept:
         raise InputError("compensated rounding got no batches: give some, as for calibrate_")
-    layers = _layers(model)
+    layers = weighted_layers(model)
     work = _Work(model, kept, forward, damping, store)
     left: dict[str, float] = {}
     with inference(model), torch.no_grad():
@@ -120,7 +124,7 @@ class _Work:
     ) -> None:
         self.model, self.batches, self.damping = model, batches, damping
         self.forward = forward or called
-        self.store = None if store is None else FinishedLayers(store, model, batches, damping)
+        self.store = None if store is None else FinishedLayers(store, model, batches, repr(damping))
         self.chains = find_chains(model)
         self.recorded: dict[int, bool] = {}
         self.times: Counter[str] = Counter()
@@ -158,7 +162,7 @@ class _Work:
             if share is not None:
                 left[name] = share
             if share is not None and self.store is not None:
-                self.store.keep(name, layer.weight, layer.quantizer, share)
+                self.store.keep_layer(name, layer.weight, layer.quantizer, share)
         for name in left:
             stage[name].quantizer.enabled = False  # its weight lies on levels now, and need not be rounded in every run
         return left
@@ -167,7 +171,7 @@ class _Work:
         """The layers that an earlier call finished."""
         if self.store is None:
             return {}
-        found = {name: self.store.take_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
+        found = {name: self.store.take_layer_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
         return {name: share for name, share in found.items() if share is not None}
 
     def moments(self, stage: Mapping[str, Weighted]) -> dict[str, Moments]:
@@ -240,7 +244,7 @@ def _chosen(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
     return Levels(step, torch.where(better[:, None], ours.zero.float(), rounded.zero))
 
 
-def _layers(model: nn.Module) -> dict[str, Weighted]:
+def weighted_layers(model: nn.Module) -> dict[str, Weighted]:
     """Every layer whose weight is quantized; a method whose levels cannot stay while weights change is refused."""
     quantizers, found = quantizers_of(model), {}
     for name, site in sites_of(model).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,57 @@ from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, wri
 _WEIGHT, _SHARE, _OF = "weight", "share", "of"
 
 
-class FinishedLayers:
-    """A file for each layer: its weight, its quantizer's tensors, and of what it was made.
+class FinishedParts:
+    """A file for each part: its tensors, which part of its error was left, and of what it was made.
 
-    What belongs to another plan, method or damping, to other weights anywhere in the network or to other batches is not
-    taken: what a layer reads depends on all of them. `model` is as it is before its first layer is finished.
+    What belongs to another plan, method or setting, to other weights anywhere in the network or to other batches is not
+    taken: what a part reads depends on all of them. `model` is as it is before its first part is finished.
     """
 
-    def __init__(self, folder: str | Path, model: nn.Module, batches: Sequence[Any], damping: float) -> None:
+    def __init__(self, folder: str | Path, model: nn.Module, batches: Sequence[Any], setting: str) -> None:
         self.folder = Path(folder)
         options = sorted(asdict(options_of(model)).items())
-        self._made_of = f"{plan_of(model).id} {options} {damping!r} {_hash(model.state_dict())} {_hash(list(batches))}"
+        self._made_of = f"{plan_of(model).id} {options} {setting} {_hash(model.state_dict())} {_hash(list(batches))}"
 
     @torch.no_grad()
-    def take_(self, name: str, weight: Tensor, quantizer: WeightQuantizer) -> float | None:
-        """Fill a layer as it was kept, and say which part of its error was left; None where it is not there."""
+    def take_(self, name: str, tensors: Mapping[str, Tensor]) -> float | None:
+        """Fill a part's tensors as they were kept, and say which part of its error was left; None: they are not."""
         try:
-            tensors, texts = read_safetensors(self._path(name))
+            kept, texts = read_safetensors(self._path(name))
         except InputError:  # not there, or damaged: it is made again
             return None
         if texts.get(_OF) != self._made_of:
             return None
-        weight.copy_(tensors.pop(_WEIGHT))
-        quantizer.load_state_dict(tensors)
+        for key, tensor in tensors.items():
+            tensor.copy_(kept[key])
         return float(texts[_SHARE])
 
-    def keep(self, name: str, weight: Tensor, quantizer: WeightQuantizer, share: float) -> None:
-        """Keep a layer that is finished."""
-        tensors = {_WEIGHT: weight, **quantizer.state_dict()}
+    def keep(self, name: str, tensors: Mapping[str, Tensor], share: float) -> None:
+        """Keep a part that is finished."""
         with whole_file(self._path(name)) as temporary:
             texts = {_SHARE: repr(share), _OF: self._made_of}
             write_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary, texts)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name.replace('/', '_')}.safetensors"
+
+
+class FinishedLayers(FinishedParts):
+    """A file for each layer: its weight and its quantizer's tensors."""
+
+    def take_layer_(self, name: str, weight: Tensor, quantizer: WeightQuantizer) -> float | None:
+        """Fill a layer as it was kept."""
+        share = self.take_(name, self._tensors(weight, quantizer))
+        if share is not None:
+            quantizer.load_state_dict(quantizer.state_dict())  # what it leads from them is led again
+        return share
+
+    def keep_layer(self, name: str, weight: Tensor, quantizer: WeightQuantizer, share: float) -> None:
+        """Keep a layer that is finished."""
+        self.keep(name, self._tensors(weight, quantizer), share)
+
+    def _tensors(self, weight: Tensor, quantizer: WeightQuantizer) -> dict[str, Tensor]:
+        return {_WEIGHT: weight, **quantizer.state_dict()}
 
 
 def _hash(tree: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bitplan.quant.blocks import FIRST_AXIS
-from bitplan.quant.functions import MULTIPLICATIONS, Arguments, Function, with_operands_in_place
+from bitplan.quant.functions import MULTIPLICATIONS, Arguments, Function, replaced, with_operands_in_place
 from bitplan.quant.layers import Channels
 from bitplan.quant.quantizers import WeightQuantizer
 
@@ -43,55 +44,98 @@ class Moments:
         self.layout, self.count = layout, self.count + columns.shape[-1]
 
 
-class _InputWatch(TorchFunctionMode):
-    """Sees functions that are given one of some weights, and adds up the moments of what it is multiplied by."""
+class Multiplied(NamedTuple):
+    """A function that is given a layer's weight: what it is, its arguments, and at which place of them the weight is.
 
-    def __init__(self, wanted: Mapping[str, Moments], *, stop: bool) -> None:
+    `weight` is what the quantizer was given to make it of.
+    """
+
+    layer: str
+    weight: Tensor
+    name: str
+    function: Function
+    args: Arguments
+    named: dict[str, Any]
+    place: int
+    other: int
+
+    def run(self, weight: Tensor | None = None) -> Any:
+        """What it computes, with this weight in the place of its own."""
+        given = self.args if weight is None else replaced(self.args, {self.place: weight})
+        return self.function(*given, **self.named)
+
+
+class WeightWatch(TorchFunctionMode, ABC):
+    """Sees functions that are given one of some weights, as quantizers hand them out."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.wanted, self.stop, self.left = wanted, stop, set(wanted)
-        self.operands: dict[int, tuple[str, Tensor]] = {}  # what quantizers gave, kept so that no other has its id
+        self._operands: dict[int, tuple[str, Tensor, Tensor]] = {}  # what quantizers gave, kept so that ids stay theirs
+
+    @abstractmethod
+    def see(self, call: Multiplied) -> None:
+        """Look at a weight that is about to be multiplied; nothing is seen of what is done here."""
+
+    @contextmanager
+    def watching(self, quantizers: Mapping[str, WeightQuantizer]) -> Iterator[Self]:
+        """Look on until the block ends."""
+        hooks = [one.register_forward_hook(partial(self._note, layer)) for layer, one in quantizers.items()]
+        try:
+            with self:
+                yield self
+        finally:
+            self._operands.clear()
+            for hook in hooks:
+                hook.remove()
 
     def __torch_function__(
         self, func: Function, kinds: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, about = kwargs or {}, MULTIPLICATIONS.get(func)
-        if about is not None and self.operands:
+        if about is not None and self._operands:
             given, named = with_operands_in_place(about, args, kwargs)
-            layer, _ = self.operands.get(id(given[about.second]), (None, None))
-            if layer is not None and about.name in _LAYOUTS:
-                self._see(layer, about.name, given[about.first], (given, named))
+            for other, place in about.orders:
+                known = self._operands.get(id(given[place])) if place < len(given) else None
+                if known is not None:
+                    with torch._C.DisableTorchFunction():
+                        self.see(Multiplied(known[0], known[1], about.name, func, given, named, place, other))
         return func(*args, **kwargs)
 
-    def _see(self, layer: str, name: str, x: Tensor, call: tuple[Arguments, dict[str, Any]]) -> None:
-        moments, layout = self.wanted[layer], _LAYOUTS[name]
-        with torch._C.DisableTorchFunction():
-            if name.startswith("conv"):
-                for columns in _patches(x, dict(zip(_CONVOLUTION, call[0], strict=False)) | call[1]):
-                    moments.add(columns, layout)
-            else:
-                moments.add(x.reshape(1, -1, x.shape[-1]).transpose(1, 2), layout)
-        self.left.discard(layer)
+    def _note(self, layer: str, module: nn.Module, args: Any, out: Tensor) -> None:
+        """Remember a weight that a quantizer hands out, and no more what it handed out before."""
+        self._operands = {key: known for key, known in self._operands.items() if known[0] != layer}
+        self._operands[id(out)] = (layer, args[0], out)
+
+
+class _InputWatch(WeightWatch):
+    """Adds up the moments of what weights are multiplied by."""
+
+    def __init__(self, wanted: Mapping[str, Moments], *, stop: bool) -> None:
+        super().__init__()
+        self.wanted, self.stop, self.left = wanted, stop, set(wanted)
+
+    def see(self, call: Multiplied) -> None:
+        """Add what a function multiplies by a weight, if it is one whose inputs are understood."""
+        if call.name not in _LAYOUTS:
+            return
+        moments, layout, x = self.wanted[call.layer], _LAYOUTS[call.name], call.args[call.other]
+        if call.name.startswith("conv"):
+            for columns in _patches(x, dict(zip(_CONVOLUTION, call.args, strict=False)) | call.named):
+                moments.add(columns, layout)
+        else:
+            moments.add(x.reshape(1, -1, x.shape[-1]).transpose(1, 2), layout)
+        self.left.discard(call.layer)
         if self.stop and not self.left:
             self.left = set(self.wanted)  # of the next run
             raise Enough
-
-    def note(self, layer: str, module: nn.Module, args: Any, out: Tensor) -> None:
-        """Remember a weight that a quantizer hands out."""
-        self.operands[id(out)] = (layer, out)
 
 
 @contextmanager
 def watching(quantizers: Mapping[str, WeightQuantizer], *, stop: bool = False) -> Iterator[dict[str, Moments]]:
     """The moments of what these layers read until the block ends; with `stop` a run ends once all of them have run."""
     found = {layer: Moments() for layer in quantizers}
-    watch = _InputWatch(found, stop=stop)
-    hooks = [one.register_forward_hook(partial(watch.note, layer)) for layer, one in quantizers.items()]
-    try:
-        with watch:
-            yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with _InputWatch(found, stop=stop).watching(quantizers):
+        yield found
 
 
 def _patches(x: Tensor, call: Mapping[str, Any]) -> Iterator[Tensor]:

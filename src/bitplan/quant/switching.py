@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bitplan.adapters.torch import device_of
 from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
-from bitplan.quant.factory import Quantizers
+from bitplan.quant.factory import Factory, Quantizers
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.root import PLAN, root_of
+from bitplan.quant.root import PLAN, root_of, sites_of
 
 Switched = WeightQuantizer | InputQuantizer
+Some = TypeVar("Some", WeightQuantizer, InputQuantizer)
 
 
 def can_switch(model: nn.Module, layers: Mapping[str, Precision]) -> bool:
@@ -29,26 +31,77 @@ def _quantizes(precision: Precision) -> tuple[bool, bool]:
     return precision.quantizes_weights, precision.quantizes_inputs
 
 
+def switch_off_(model: nn.Module, layers: Iterable[str]) -> None:
+    """Let the weights of these layers pass as they are: a float network whose layers are switched on to be lowered."""
+    found = quantizers_of(model)
+    for quantizer in (found[name].weight for name in layers):
+        if quantizer is not None:
+            quantizer.enabled = False
+
+
+def is_off(quantizers: Quantizers) -> bool:
+    """Whether the weight of a layer passes as it is."""
+    return quantizers.weight is not None and not quantizers.weight.enabled
+
+
+class Fresh:
+    """Quantizers of weights as `quantize` makes them of a float network, fitted to each weight once for all bits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sites, self._factory = sites_of(model), Factory(options_of(model), {}, device_of(model))
+        self._made: dict[tuple[str, int], WeightQuantizer] = {}
+
+    def at(self, layer: str, bits: int) -> WeightQuantizer:
+        """That of a layer at so many bits."""
+        if (layer, bits) not in self._made:
+            made = self._factory.weight(self._sites[layer], bits)
+            assert isinstance(made, WeightQuantizer), "only bits that quantize are asked for"
+            self._made[layer, bits] = made.eval()
+        return self._made[layer, bits]
+
+
+def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh) -> list[WeightQuantizer]:
+    """The quantizer of a layer's weight at each of these choices: fresh ones where it is off, else rescaled copies."""
+    if found.weight is None:
+        return []
+    if is_off(found):
+        return [fresh.at(layer, choice.weight_bits) for choice in choices]
+    return [rescaled(found.weight, choice.weight_bits) for choice in choices]
+
+
+def rescaled(quantizer: Some, bits: int) -> Some:
+    """A copy with other bits, its step rescaled as where a group is lowered."""
+    remembered = vars(quantizer).pop("forward", None)  # what it made at its own bits is nothing to a copy
+    made = copy.deepcopy(quantizer)
+    if remembered is not None:
+        vars(quantizer)["forward"] = remembered
+    made.rescale_(bits)
+    return made
+
+
 @contextmanager
 def switched(
-    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision]
+    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh | None = None
 ) -> Iterator[list[Switched]]:
     """Quantizers of these layers at other bits, their steps rescaled as `quantize` does, until the block ends.
 
     `found` is what `quantizers_of` says of the model. Each quantizer goes on as a copy of itself, and is afterwards
-    what it was; so is the plan that the model follows.
+    what it was; so is the plan that the model follows. One that is switched off goes on as a `fresh` one.
     """
     root, plan = root_of(model), plan_of(model)
-    changes = {id(one): (one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
-    before = [(quantizer, dict(vars(quantizer))) for quantizer, _ in changes.values()]
+    changes = {id(one): (name, one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
+    before = [(quantizer, dict(vars(quantizer))) for _, quantizer, _ in changes.values()]
     try:
         setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
-        for quantizer, bits in changes.values():
+        for name, quantizer, bits in changes.values():
+            if not quantizer.enabled and isinstance(quantizer, WeightQuantizer):
+                _hold_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
+                continue
             _hold_(
                 quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
             )
             quantizer.rescale_(bits)
-        yield [quantizer for quantizer, _ in changes.values()]
+        yield [quantizer for _, quantizer, _ in changes.values()]
     finally:
         setattr(root, PLAN, plan)
         for quantizer, own in before:

@@ -17,6 +17,7 @@ from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.spending import spend_table
 from bitplan.reports.subject import Candidate, Subject
 from bitplan.reports.weights import histograms, short
+from bitplan.reports.windows import window_sentences
 from bitplan.stats.compare import ALPHA, Cell, Comparison
 from bitplan.stats.correction import CORRECTION
 from bitplan.stats.regret import regrets
@@ -173,7 +174,7 @@ def _notes(subject: Subject, scores: Scores) -> list[str]:
         notes.append("Only one method has scores, so there is nothing to compare.")
     if scores.methods and not scores.references:
         notes.append("No float network and none at one precision was trained, so there is no line to compare with.")
-    return notes
+    return notes + window_sentences(subject.study, subject.results)
 
 
 def _network(graph: Graph) -> Data:

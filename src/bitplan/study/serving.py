@@ -88,6 +88,7 @@ def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:
         training=trained.training,
         score=trained.score,
         metric=trained.metric,
+        losses=trained.losses,
         higher_is_better=trained.higher_is_better,
         log=trained.log,
         seconds=trained.seconds,

@@ -35,7 +35,7 @@ from bitplan.study.trials import all_starts
 from bitplan.tasks.base import Task, load_task
 from bitplan.tasks.choosing import choosing_task
 from bitplan.tune.log import LogLine
-from bitplan.tune.loop import evaluate
+from bitplan.tune.loop import evaluate_each
 
 _KEPT_LINES = 100
 CALIBRATION = 512
@@ -148,9 +148,10 @@ def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[A
 
 def scored(model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float) -> dict[str, Any]:
     """What a result says of a network that was trained: its score, its log, and what it took since `begin`."""
-    score = evaluate(model, task)
+    score, losses = evaluate_each(model, task)
     return {
         "score": score,
+        "losses": losses,
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
         "log": summarize(lines),

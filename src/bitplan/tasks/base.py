@@ -59,10 +59,24 @@ class WithLoss(WithData, Protocol):
         """The score on one batch, for progress and for ALPS's mean training score."""
 
 
+@runtime_checkable
+class WithWindows(Protocol):
+    """A test split of windows, whose losses say which of two networks is better on the same ones."""
+
+    @abstractmethod
+    def each(self, model: nn.Module) -> list[float]:
+        """The loss of each window of the test split, in order."""
+
+    @abstractmethod
+    def scores_of(self, losses: list[float]) -> Mapping[str, float]:
+        """What `scores` gives, of these losses."""
+
+
 class Task(WithAnswers, WithLoss, Protocol):
     """A frozen dataclass derived from this class, whose fields are its options; splits are disjoint, scores repeat.
 
-    `version` changes whenever a score would: results of different versions are not compared.
+    `version` changes whenever a score would: results of different versions are not compared. One may say which options
+    methods have on it unless they are given, `usual = {"drift": {"samples": 4}}`.
     """
 
     metric: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from bitplan.tasks.images import check_counts, check_request, generator_of, orde
 from bitplan.tasks.splits import Splits
 
 _BETWEEN = "\n\n"  # between the rows of a column
+_FEW = {"samples": 4, "batch_size": 1}  # windows: each has hundreds of answers, and the scores of one are 100 megabytes
+_DRIFT = {**_FEW, "temperature": 1.0}  # the likelier words matter; 4 would flatten tens of thousands of others
 
 
 @final
@@ -48,6 +50,10 @@ class Text(Splits[list[Tensor]], Task):
     metric = "perplexity"
     higher_is_better = False
     version = 1
+    usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "drift": _DRIFT, "drift_in_context": {**_DRIFT, "rounds": 1, "decide": 8}, "drop": _FEW,
+        "fisher": {"samples": 64, "part": 8}, "moments": {"samples": 16, "batch_size": 1},
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         limits = ("windows", "test_windows")

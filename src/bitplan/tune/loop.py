@@ -24,7 +24,7 @@ from bitplan.core.progress import Progress
 from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
 from bitplan.quant.blend import Shares, shares_of
-from bitplan.tasks.base import Batch, Task, samples_in
+from bitplan.tasks.base import Batch, Task, WithWindows, samples_in
 from bitplan.tasks.choosing import judged_by
 from bitplan.tune.blame import blame
 from bitplan.tune.distill import check_teacher, objective
@@ -111,10 +111,18 @@ def _stage_(
 
 def evaluate(model: nn.Module, task: Task) -> float:
     """The score on the task's test split."""
+    return evaluate_each(model, task)[0]
+
+
+def evaluate_each(model: nn.Module, task: Task) -> tuple[float, tuple[float, ...]]:
+    """The score on the task's test split, and the loss of each window where it is made of such."""
     if task.size("test") < 1:
         raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
     charge(Spend(forwards=task.size("test"), labels=True, tested=judged_by(task) == "train"))
-    return float(task.score(model))
+    if not isinstance(task, WithWindows):
+        return float(task.score(model)), ()
+    losses = task.each(model)
+    return task.scores_of(losses)[task.metric], tuple(losses)
 
 
 def _told_in_all(progress: Progress, before: int, total: int, done: int, _: int, what: str) -> None:

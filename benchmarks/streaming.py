@@ -1,0 +1,133 @@
+"""Gains of language models from a mapped file: how much memory they take, against the file's size.
+
+python -m benchmarks.streaming [--blocks 2] [--weights] [--folder /tmp/streaming]
+
+A synthetic checkpoint of Llama-7B's shapes (4,096 features, 11,008 between, 32,000 words, bfloat16) with so many of its
+32 blocks, random numbers in each; `--weights` makes a sparse file of all 32 that takes no disk, whose weights are all
+zero, and looks only at those (eagl, weight_error on 64 rows of each matrix). Each method runs in a process of its own,
+whose peak beyond an empty one's is told, and its CPU time; moments runs 4 windows of 128 random tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import struct
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
+    "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+CHOICES, QUANTIZER = "w2a16,w4a16", "groups:size=64,zeros=true"
+WINDOWS, TOKENS = 4, 128
+
+
+def main() -> None:
+    """Make the file and print a line for each method."""
+    options = arguments()
+    blocks = 32 if options.weights else options.blocks
+    folder = options.folder / f"llama-{blocks}{'-sparse' if options.weights else ''}"
+    size = write(folder, blocks, sparse=options.weights)
+    print(f"{folder}: {blocks} blocks, {size / 1e9:.2f} GB", flush=True)
+    empty = alone("nothing", folder)[0]
+    for method in ("eagl", "weight_error") if options.weights else ("eagl", "weight_error", "moments"):
+        peak, seconds = alone(method, folder)
+        more = f"{(peak - empty) / 1e9:.2f} GB beyond {empty / 1e9:.2f} GB"
+        print(f"{method}: peak {more}, {(peak - empty) / size:.2f} of the file; {seconds:.0f} CPU s", flush=True)
+
+
+def shapes(blocks: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of such a network."""
+    wide, between, words = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    found = {"model.embed_tokens.weight": (words, wide), "lm_head.weight": (words, wide), "model.norm.weight": (wide,)}
+    for block in range(blocks):
+        name = f"model.layers.{block}"
+        found |= {f"{name}.self_attn.{part}_proj.weight": (wide, wide) for part in "qkvo"}
+        found |= {f"{name}.mlp.{part}_proj.weight": (between, wide) for part in ("gate", "up")}
+        found |= {f"{name}.mlp.down_proj.weight": (wide, between)}
+        found |= {f"{name}.{part}_layernorm.weight": (wide,) for part in ("input", "post_attention")}
+    return found
+
+
+def write(folder: Path, blocks: int, *, sparse: bool) -> int:
+    """The file, unless it is there: its header, then numbers, or nothing at all; its size."""
+    import numpy as np
+
+    path = folder / "model.safetensors"
+    header, place = {}, 0
+    for name, shape in shapes(blocks).items():
+        size = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    whole = 8 + len(text) + place
+    if path.exists() and path.stat().st_size == whole:
+        return whole
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": blocks}))
+    drawn = np.random.default_rng(0)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for shape in () if sparse else shapes(blocks).values():
+            for _ in range(shape[0]):
+                row = drawn.standard_normal(int(np.prod(shape[1:])), np.float32) * 0.02
+                file.write((row.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes())
+        file.truncate(whole)
+    return whole
+
+
+def alone(method: str, folder: Path) -> tuple[int, float]:
+    """The peak of a process that does this, in bytes, and its CPU seconds."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measured, method, folder).result()
+
+
+def measured(method: str, folder: Path) -> tuple[int, float]:
+    """Imports and the graph count as an empty process does."""
+    import torch
+
+    import bitplan
+    from bitplan.gains.base import Context
+    from bitplan.graph.names import trace_checkpoint
+
+    torch.set_num_threads(1)
+    rules = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)
+    graph, begun = trace_checkpoint(folder, rules), time.process_time()
+    options: dict[str, object] = {
+        "eagl": {"steps": "mse"}, "weight_error": {"rows": 64}, "moments": {"samples": WINDOWS},
+    }.get(method, {})  # fmt: skip
+    if method != "nothing":
+        context = Context(task=windows() if method == "moments" else None, quantizer=QUANTIZER)
+        bitplan.estimate(method, folder, graph, choices=CHOICES, context=context, **options)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time() - begun
+
+
+def windows() -> object:
+    """Random tokens: what they mean does not matter here."""
+    import torch
+
+    import bitplan
+
+    torch.manual_seed(0)
+    rows = [{"input_ids": torch.randint(CONFIG["vocab_size"], (WINDOWS, TOKENS))}]
+    return bitplan.task(train=rows, name="tokens")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--weights", action="store_true", help="all 32 blocks, and their weights alone")
+    parser.add_argument("--folder", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / "streaming")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Moments from a file: one pass, block after block, each read from the mapped file as it runs and then let go of.
+
+The peak is a block with what it computes, never the network. Drift and fisher cannot do so honestly: the one runs the
+network hundreds of times, and would read the file as often; the other goes back through all blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bitplan.core.errors import InputError
+from bitplan.core.jobs import Misread, OutputErrors
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph, Plan
+from bitplan.core.spend import Spend, charge
+from bitplan.gains.base import Context
+from bitplan.gains.measuring import check_task, options_of_task
+from bitplan.gains.moments import OutputWatch
+from bitplan.models.streamed import skeleton_of, streaming
+from bitplan.quant.convert import options_of, quantize_, quantizers_of
+from bitplan.quant.layers import channels_of
+from bitplan.quant.methods.base import read_method
+from bitplan.quant.moments import Enough, Multiplied
+from bitplan.quant.proof import take_proof_off_
+from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.quant.root import sites_of
+from bitplan.quant.steps import Shared
+from bitplan.tasks.base import WithData, title_of
+from bitplan.tasks.choosing import judged_by
+from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+
+
+def streamed_errors(
+    model: str | Path | OpenedCheckpoint, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
+) -> OutputErrors:
+    """The errors of all layers' outputs on one batch of samples; layers that a store has are not measured again."""
+    start = time.perf_counter()
+    task = check_task(context.task, "moments", "looks at what layers read", WithData)
+    opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+    layers = [layer.name for group in graph.selectable for layer in group.layers if layer.weights]
+    network = skeleton_of(opened)
+    quantize_(network, Plan.uniform(graph, choices[-1]), method=context.quantizer_for(choices))
+    take_proof_off_(network)  # by a copy of what has no data nothing is proven: what does not run is told below
+    for quantizer in (one for both in quantizers_of(network).values() for one in (both.weight, *both.inputs)):
+        if quantizer is not None:
+            quantizer.enabled = False  # none has data: they only tell whose weight it is
+    count = min(samples, task.size(judged_by(task)))
+    batch = next(iter(task.batches(judged_by(task), count, seed=context.seed)))
+    watch = _LayerWatch(_Ledger(opened, choices, context, count, layers), network, choices)
+    found = quantizers_of(network)
+    weights = {layer: quantizer for layer in layers if (quantizer := found[layer].weight) is not None}
+    with torch.no_grad(), streaming(network, opened), watch.watching(weights), suppress(Enough):
+        task.forward(network, batch)
+    charge(Spend(forwards=count * (1 + len(choices))))
+    unseen = [layer for layer in layers if layer not in watch.powers]
+    if unseen:
+        raise InputError(f"nothing tells what layer {unseen[0]!r} reads: load the network, and estimate from it")
+    return OutputErrors(powers=watch.powers, errors=watch.errors, seconds=time.perf_counter() - start)
+
+
+class _Ledger:
+    """What is known of each layer, in a store or for now; and how many are."""
+
+    def __init__(
+        self, opened: OpenedCheckpoint, choices: Sequence[Precision], context: Context, samples: int, layers: list[str]
+    ) -> None:
+        self.layers, self._progress = layers, context.progress
+        self._shelf = None if context.shelf is None else context.shelf.holding(OutputErrors)
+        files = sorted(opened.path.glob("*.safetensors")) if opened.path.is_dir() else [opened.path]
+        self._about: dict[str, Any] = {
+            "groups": (), "layers": {}, "choices": tuple(choices), "first": 0, "seed": context.seed, "batches": 1,
+            "batch_size": samples, "network": context.quantizer_for(choices), "task": title_of(context.task),
+            "task_options": options_of_task(context.task),
+            "weights": " ".join(f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in files),
+        }  # fmt: skip
+
+    def job(self, layer: str) -> Misread:
+        """All that a layer's errors depend on."""
+        return Misread(**self._about, members={layer: (layer,)})
+
+    def find(self, layer: str) -> OutputErrors | None:
+        """What is kept of a layer."""
+        return None if self._shelf is None else self._shelf.find(self.job(layer).id)
+
+    def keep(self, layer: str, powers: float, errors: tuple[float, ...], done: int) -> None:
+        """Keep it, and tell how far it is."""
+        if self._shelf is not None and self.find(layer) is None:
+            self._shelf.keep(self.job(layer).id, OutputErrors(powers={layer: powers}, errors={layer: errors}))
+        if self._progress is not None:
+            self._progress(done, len(self.layers), layer)
+
+
+class _LayerWatch(OutputWatch):
+    """Measures a layer where it runs, and stops after the last."""
+
+    def __init__(self, ledger: _Ledger, network: nn.Module, choices: Sequence[Precision]) -> None:
+        super().__init__(self._fitted)
+        self._ledger, self._choices = ledger, choices
+        options = options_of(network)
+        self._sites, self._options, self._method = sites_of(network), options, read_method(options.method)
+        self._by_channel = options.per_channel or self._method.rows
+        self._seen: set[str] = set()
+
+    def _fitted(self, call: Multiplied) -> list[WeightQuantizer]:
+        """Quantizers for the weight that is in memory now."""
+        module = self._sites[call.layer].module
+        shared = Shared(channels_of(module, call.weight) if self._by_channel else None)
+        made = (self._method.weight(call.weight, one.weight_bits, shared, self._options) for one in self._choices)
+        return [quantizer.eval() for quantizer in made]
+
+    def see(self, call: Multiplied) -> None:
+        """Take what is kept, or measure."""
+        known = self._ledger.find(call.layer)
+        if known is None:
+            super().see(call)
+        else:
+            self.powers |= known.powers
+            self.errors |= known.errors
+        self._seen.add(call.layer)
+        self._ledger.keep(call.layer, self.powers[call.layer], self.errors[call.layer], len(self._seen))
+        if len(self._seen) == len(self._ledger.layers):
+            raise Enough

@@ -1,0 +1,135 @@
+"""The finish `tune`: nearer to the float network than compensated rounding, for every kind of network; it goes on."""
+
+import pytest
+import torch
+from torch import nn
+
+import bitplan
+from bitplan.adapters.transformers import transformers
+from bitplan.core.errors import InputError
+from bitplan.quant import tuned
+from texts import llama
+
+RULES = bitplan.Rules(first=None, last=None, narrow=0, embeddings="w16a16")
+
+
+class Residual(nn.Module):
+    """A stem, blocks in a list with norms and a grouped convolution, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(*(_block() for _ in range(2)))
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def _block():
+    return nn.Sequential(
+        nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU()
+    )
+
+
+def images():
+    return Residual(), [torch.randn(8, 3, 8, 8) for _ in range(4)], "w3a4"
+
+
+def vision():
+    library = transformers("a test")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = library.ViTConfig(image_size=16, patch_size=4, **sizes)
+    return library.ViTForImageClassification(config), [torch.randn(4, 3, 16, 16) for _ in range(4)], "w3a8"
+
+
+def language():
+    return llama(use_cache=False), [torch.randint(32, (4, 16)) for _ in range(4)], "w2a16"
+
+
+def quantized(made, finish="round", **options):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model, batches, precision = made()
+    model.eval()
+    graph = bitplan.trace(model, batches[0], rules=RULES)
+    plan = bitplan.Plan.uniform(graph, precision)
+    method = "groups:size=8,zeros=true" if precision.endswith("a16") else "lsq"
+    network = bitplan.quantize(model, plan, method=method, finish=finish, batches=batches, **options)
+    return model, network, batches
+
+
+def apart(model, network, batches):
+    with torch.no_grad():
+        return sum(
+            float((tuned._joined(network.eval()(one)) - tuned._joined(model(one))).square().sum()) for one in batches
+        )
+
+
+@pytest.mark.parametrize("made", [images, vision, language])
+def test_it_is_nearer_to_the_float_network_than_the_other_finishes(made):
+    found = {finish: apart(*quantized(made, finish)) for finish in ("round", "compensate", "tune")}
+    assert found["tune"] < 0.8 * found["compensate"]
+    assert found["tune"] < 0.8 * found["round"]
+
+
+@pytest.mark.parametrize(("made", "parts"), [(images, ["network"]), (language, ["model.layers.0", "model.layers.1"])])
+def test_blocks_are_tuned_one_after_the_other_where_they_hold_nearly_all(made, parts):
+    _, network, batches = quantized(made)
+    left = bitplan.tune_(network, batches, steps=8)
+    assert list(left) == parts
+    assert all(0 < share <= 1 for share in left.values())
+
+
+def test_it_leaves_modes_gradients_and_statistics_alone():
+    _, network, batches = quantized(images)
+    network.train()
+    norms = {name: value.clone() for name, value in network.state_dict().items() if "running" in name}
+    asked = [one.requires_grad for one in network.parameters()]
+    bitplan.tune_(network, batches, steps=4)
+    assert network.training
+    assert all(one.grad is None for one in network.parameters())
+    assert [one.requires_grad for one in network.parameters()] == asked
+    assert all(torch.equal(norms[name], network.state_dict()[name]) for name in norms)
+
+
+def test_what_is_no_nearer_is_undone():
+    _, network, batches = quantized(images)
+    bitplan.compensate_(network, batches)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    _, again, _ = quantized(images)
+    assert bitplan.tune_(again, batches, steps=4, rate=1e4) == {"network": 1.0}  # far too fast
+    assert all(torch.equal(before[name], value) for name, value in again.state_dict().items())
+
+
+def test_a_killed_one_goes_on(tmp_path):
+    told = []
+
+    def kill(done, total, part):
+        told.append(part)
+        if part == "model.layers.0":
+            raise KeyboardInterrupt
+
+    _, whole, batches = quantized(language)
+    expected = bitplan.tune_(whole, batches, steps=8)
+    _, network, batches = quantized(language)
+    with pytest.raises(KeyboardInterrupt):
+        bitplan.tune_(network, batches, steps=8, store=tmp_path, progress=kill)
+    _, network, batches = quantized(language)
+    calls = []
+    hook = network.model.layers[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    assert bitplan.tune_(network, batches, steps=8, store=tmp_path) == expected
+    hook.remove()
+    assert not any(calls)  # the first block was not trained again
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, network.state_dict()[name]), name
+
+
+def test_what_cannot_be_tuned_is_said():
+    _, network, batches = quantized(images)
+    with pytest.raises(InputError, match="tuning got no batches"):
+        bitplan.tune_(network, [])
+    with pytest.raises(InputError, match="at least one step and a rate above 0, not 0"):
+        bitplan.tune_(network, batches, steps=0)
+    with pytest.raises(InputError, match="near names|did you mean|finish"):
+        bitplan.quantize(network, bitplan.plan_of(network), finish="tuned", batches=batches)
