@@ -27,7 +27,7 @@ bench: $(READY)  ## side-by-side measurements, as ratios
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## the site, in build/site: a broken link or a page that is missing ends it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # --quiet would hush what strict counts
 
 pictures: $(READY)  ## every picture of the documents again, from the demo's run, in headless Chromium
 	$(BIN)/bitplan demo

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from newcomer import ROOT, Newcomer
 
 README = (ROOT / "README.md").read_text()

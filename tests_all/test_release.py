@@ -11,9 +11,9 @@ import tarfile
 import zipfile
 
 import pytest
-from newcomer import ROOT, Newcomer
 
 import bitplan
+from newcomer import ROOT, Newcomer
 
 SHORT = """
 import re

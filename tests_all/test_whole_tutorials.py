@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+
 from newcomer import ROOT
 
 sys.path.insert(0, str(ROOT / "tests" / "docs"))

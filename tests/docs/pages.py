@@ -21,6 +21,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from bitplan.cli import main
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "studies/README.md")]
@@ -126,6 +128,8 @@ class Reader:
     def type(self, command: str) -> str:
         words = shlex.split(command)
         assert words[0] in ("bitplan", "python"), f"a page may type bitplan and python only: {command}"
+        if self.short and words[0] == "bitplan" and words[1] != "sweep":  # which may start Ray
+            return self.call(words)
         called = [sys.executable, *(["-m", "bitplan"] if words[0] == "bitplan" else []), *words[1:]]
         with tempfile.TemporaryFile("w+") as said:
             done = subprocess.run(called, cwd=self.folder, stdout=said, stderr=subprocess.STDOUT)
@@ -133,6 +137,21 @@ class Reader:
             output = said.read()
         assert done.returncode == 0, f"{command}\n{output}"
         return output
+
+    def call(self, words: list[str]) -> str:
+        """The same in this process, which has imported everything already."""
+        said, before = io.StringIO(), (sys.argv, sys.excepthook)
+        sys.argv = words
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.chdir(self.folder):
+            try:
+                main()
+                code: object = 0
+            except SystemExit as end:
+                code = end.code
+            finally:
+                sys.argv, sys.excepthook = before
+        assert not code, f"{shlex.join(words)}\n{said.getvalue()}"
+        return said.getvalue()
 
 
 @contextlib.contextmanager
@@ -145,7 +164,13 @@ def on_path(folder: Path):
         sys.path.remove(str(folder))
 
 
+def lasting(output: str) -> str:
+    """An output without lines that tell how far long work is, and without what libraries miss on this machine."""
+    passing = re.compile(r" *\d+:\d\d  \d+/\d+|WARNING: Warning: Detected no triton|.*torchao.*\.so|[IWE]\d{4} ")
+    return "".join(line for line in output.splitlines(keepends=True) if not passing.match(line))
+
+
 def shape_of(output: str) -> list[str]:
     """An output without its figures, and without what bars and columns leave blank."""
-    bare = (re.sub(r"[━─]+", "─", NUMBERS.sub("#", line)) for line in output.splitlines())
+    bare = (re.sub(r"[━─█]+", "─", NUMBERS.sub("#", line)) for line in lasting(output).splitlines())
     return [" ".join(line.split()) for line in bare if line.strip()]

@@ -13,7 +13,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("COLUMNS", "110")
 
-from pages import Reader, blocks_of
+from pages import Reader, blocks_of, lasting
 
 
 def rewrite(page: Path, folder: Path) -> None:
@@ -25,7 +25,7 @@ def rewrite(page: Path, folder: Path) -> None:
         place = block.end
         if block.language == "text" or block.not_run or (block.commands and "pip " in block.code):
             continue
-        said = reader.follow(block)
+        said = lasting(reader.follow(block))
         sys.stderr.write(f"{block}\n{said}")
         if after and after.language == "text" and not text[block.end : after.start].strip():
             place = after.end

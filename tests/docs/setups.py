@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import texts
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 import bitplan
+import texts
 
 CLASSES, SIDE = 10, 16
 
@@ -85,7 +85,7 @@ def language(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(texts.SIZES, "max_position_embeddings", 512)
         texts.write_gguf(folder / "model.gguf")
-    texts.write_text(folder / "wiki.txt", words=6000)
+    texts.write_text(folder / "wiki.txt", words=2800)
     return {"bitplan": bitplan}
 
 

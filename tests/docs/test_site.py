@@ -1,4 +1,4 @@
-"""`make docs`: the site is built whole, fetches nothing from elsewhere, and answers what strangers ask within two clicks."""
+"""`make docs`: the site is built whole, fetches nothing from elsewhere, and answers strangers within two clicks."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def build(root, site):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
