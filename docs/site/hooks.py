@@ -38,8 +38,17 @@ def expanded(entry: Any, missing: list[str]) -> Any:
         return None
     if value.endswith("/"):
         pages = sorted((ROOT / "docs" / value).glob("*.md"), key=lambda path: (path.name != "index.md", path.name))
-        return {title: [f"{value}{path.name}" for path in pages]}
+        return {title: [numbered(path, f"{value}{path.name}") for path in pages]}
     return entry
+
+
+def numbered(path: Path, uri: str) -> str | dict[str, str]:
+    """The page, called by its number and its heading where its file has a number."""
+    number = re.match(r"\d{4}", path.name)
+    if not number:
+        return uri
+    heading = re.sub(r"^# (\d{4}[:.]? )?", "", path.read_text().splitlines()[0])
+    return {f"{number[0]} {heading}": uri}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

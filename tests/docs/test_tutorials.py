@@ -13,6 +13,7 @@ FOLLOWED = [page for page in TUTORIALS if page.stem != "index"]
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 def test_a_reader_gets_to_the_end(page, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # 15 unless said
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     reader = Reader(tmp_path, short=True)
     for block in blocks_of(page):
