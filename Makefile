@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench docs pictures release clean
 
 demo: $(READY)  ## compare methods on handwritten digits, in about two minutes
 	$(BIN)/bitplan demo
@@ -13,7 +13,7 @@ demo: $(READY)  ## compare methods on handwritten digits, in about two minutes
 test: $(READY) check  ## the checks, then every test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0  # with a worker replaced, xdist may wait for ever
 
-test-all: test  ## and what takes longer: a newcomer's first hour, from the wheel in a fresh environment
+test-all: test docs  ## and what takes longer: the site, whole tutorials, wheel and sdist, a newcomer's first hour
 	$(BIN)/pytest tests_all
 
 check: $(READY)  ## style, types and who may import whom
@@ -26,11 +26,22 @@ bench: $(READY)  ## side-by-side measurements, as ratios
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
+docs: $(READY)  ## the site, in build/site: a broken link or a page that is missing ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict  # --quiet would hush what strict counts
+
+pictures: $(READY)  ## every picture of the documents again, from the demo's run, in headless Chromium
+	$(BIN)/bitplan demo
+	$(BIN)/python docs/screenshots.py runs/demo
+
+release: $(READY)  ## wheel and sdist in dist/, each tried in a fresh environment away from the repository
+	$(BIN)/python -m build
+	$(BIN)/pytest tests_all/test_release.py
+
 # torch==2.13.0 stands in constraints.txt: pip then takes the CPU build where one is at hand.
 $(READY): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,lightning,cluster,export,openvino,report,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,lightning,cluster,export,openvino,report,docs,dev]'
 	touch $(READY)
 
 clean:

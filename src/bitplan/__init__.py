@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from bitplan.tune.loop import finetune_ as finetune_
     from bitplan.weights.opened import open_checkpoint as open_checkpoint
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "BitplanError": "core.errors",
