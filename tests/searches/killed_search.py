@@ -12,11 +12,11 @@ import bitplan
 from bitplan.gains.base import Context
 
 
-def searched(method, task, store=None, progress=None, **options):
+def searched(method, task, store=None, progress=None, recipe=RECIPE, **options):
     """What a search finds for the network that is always the same, untrained."""
     torch.set_num_threads(1)
     model, graph = quantized(Stripes(), train=False)
-    context = Context(task=task, recipe=RECIPE, store=store, progress=progress, seed=1)
+    context = Context(task=task, recipe=recipe, store=store, progress=progress, seed=1)
     told = {"judge": "drift:samples=64", "spend": 128 * 12} | options
     return bitplan.estimate(method, model, graph, choices="w2a2,w3a3,w4a4", context=context, budget="80%", **told)
 
