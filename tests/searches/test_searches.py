@@ -168,7 +168,7 @@ def test_a_generator_learns_which_choices_are_worth_more_by_scores_of_one_sign()
     assert (drawn == torch.tensor(first)).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("options", [{"together": 1}, {"hidden": 0}, {"rate": 0.0}, {"weight": -1.0}, {"entropy": -1.0}])
+@pytest.mark.parametrize("options", [{"together": 1}, {"hidden": 0}, {"rate": 0.0}, {"weight": -1.0}, {"entropy": -1}])
 def test_a_generator_that_cannot_learn_is_refused(options):
     with pytest.raises(InputError, match="generator"):
         Generator(**options)

@@ -72,7 +72,7 @@ class Generator(Search):
 
 
 class Told(NamedTuple):
-    """What is known of draws: choices (B, G), the logarithm of the chance of each (B), and the entropy behind it (B)."""
+    """Draws: choices (B, G), the logarithm of the chance of each (B), and the entropy of the chances behind it (B)."""
 
     choices: Tensor
     logp: Tensor

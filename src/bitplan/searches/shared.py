@@ -63,7 +63,7 @@ class SharedJudge(PlanJudge):
         check_length("shared", self.epochs, self.steps, self.lr_factor)
         check_samples("shared", self.samples, self.batch_size)
         if not 0 < self.hold_out < 1:
-            raise InputError(f"shared: hold_out is a share of the training samples above 0 and below 1, not {self.hold_out}")  # fmt: skip
+            raise InputError(f"shared: hold_out is a share of the samples above 0 and below 1, not {self.hold_out}")
 
     def bench(self, method: str, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Bench:
         """One training, in this process, before the first plan that is not in the store."""
