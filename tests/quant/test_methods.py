@@ -240,6 +240,52 @@ def test_the_error_of_a_fitted_basis_never_rises():
     assert errors[-1] < 0.9 * errors[0]
 
 
+# RVQuant
+
+
+def test_without_large_values_value_aware_is_min_max():
+    weight = gaussian(500)
+    for bits in (2, 4, 8):
+        made, same = (weight_quantizer(name, weight, bits)(weight) for name in ("value_aware:share=0", "q8bert"))
+        assert torch.equal(made, same)
+
+
+def test_with_all_values_large_value_aware_is_the_identity_up_to_16_bits():
+    weight = gaussian(500)
+    made = weight_quantizer("value_aware:share=1", weight, 2)(weight)
+    step = float(weight.abs().max()) / 32767
+    assert float((made - weight).abs().max()) <= step * 0.501
+    model = quantized("value_aware:share=1", "w2a2").eval()
+    torch.manual_seed(0)
+    assert torch.allclose(model(IMAGES), Branching().eval()(IMAGES), atol=2e-3)
+
+
+def test_the_largest_values_keep_16_bits_and_the_others_have_their_own_range():
+    weight = torch.cat([torch.linspace(-1, 1, 98), torch.tensor([40.0, -37.3])])
+    quantizer = weight_quantizer("value_aware:share=0.02", weight, 4)
+    made, codes = quantizer(weight), quantizer.codes(weight)
+    assert (made - weight)[:98].abs().max() <= 1 / 7 / 2 + 1e-6
+    assert (made - weight)[98:].abs().max() <= 40 / 32767
+    assert codes[:98].abs().max() == 7
+    assert codes[98:].tolist() == [7 + 32767, -8 - round(37.3 / 40 * 32767)]
+    assert torch.equal(quantizer.levels(weight)[(codes - quantizer.range[0]).long()], made)
+    assert (quantizer.levels(weight)[1:] != quantizer.levels(weight)[:-1]).all()
+
+
+def test_a_share_of_inputs_is_large_by_what_calibration_saw():
+    quantizer = read_method("value_aware:share=0.1").input(3, "layer", Options(), masked=False)
+    seen, values = quantizer.new_observation(), gaussian(10_000).abs()
+    seen.add(values)
+    quantizer.settle_(seen)
+    codes = quantizer.codes(values)
+    assert (codes > 7).float().mean() == pytest.approx(0.1, abs=1e-3)
+    assert torch.equal(quantizer.levels()[codes.long()], quantizer(values))
+    beyond = torch.tensor([0.5, 2 * float(values.max())], requires_grad=True)
+    quantizer(beyond).sum().backward()
+    assert beyond.grad.tolist() == [1, 0]
+    assert float(quantizer(beyond.detach())[1]) == pytest.approx(float(values.max()), rel=1e-6)
+
+
 # what they have in common
 
 UNIFORM = [*(name for name in QUANTIZERS if QUANTIZERS.get(name).uniform), "pact:zero=true", "dorefa:scaled=true"]
@@ -374,7 +420,12 @@ def test_bad_input_is_one_line_that_says_what_to_do(options, said):
 
 @pytest.mark.parametrize(
     ("method", "said"),
-    [("pact", "none of its levels is zero"), ("ternary:learned=true", "not equally far"), ("lq", "not equally far")],
+    [
+        ("pact", "none of its levels is zero"),
+        ("ternary:learned=true", "not equally far"),
+        ("lq", "not equally far"),
+        ("value_aware", "not equally far"),
+    ],
 )
 @pytest.mark.parametrize("to", ["onnx", "qonnx"])
 def test_what_an_exporter_cannot_say_is_refused_by_the_name_of_the_layer(method, said, to, tmp_path):

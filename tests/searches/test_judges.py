@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_search import Stripes, quantized, searched
+from killed_search import Held, Stripes, quantized, searched
 
 import bitplan
 from bitplan.core.errors import InputError
@@ -70,6 +70,14 @@ def test_every_search_takes_every_judge(method, judge):
     assert gains.counts["evaluations"] == 3
     assert gains.counts["trainings"] == (0 if judge.startswith("drop") else 3)
     assert gains.budgets == ("80%",)
+
+
+def test_looks_at_what_a_recipe_holds_out_are_paid_for():
+    """As much as is charged where samples are run, and not a pass above the limit."""
+    recipe = bitplan.Recipe(steps=4, batch_size=16, lr=0.01, held_out=0.25)
+    gains = searched("evolution", Held(samples=64), recipe=recipe, judge="finetuned:steps=2", spend=500, population=2)
+    once = 2 * 16 * 3 + 3 * 16  # two steps, and looks at 16 samples before, between and after
+    assert gains.counts["spend"] == gains.spend.passes == 500 // once * once
 
 
 def test_what_it_trains_is_told_beforehand(start):

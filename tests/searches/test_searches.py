@@ -11,9 +11,10 @@ from bitplan.core.errors import InputError
 from bitplan.core.registry import CHOOSERS, GAINS, RELAXATIONS, SEARCHES
 from bitplan.core.spend import PassMeter
 from bitplan.searches.base import as_rows, search
+from bitplan.searches.generator import Emitter, Generator
 from bitplan.searches.haq import Agent, Haq, Walk, choice_of, states_of
 
-QUICK = {"haq": {"hidden": 64}}
+QUICK = {"haq": {"hidden": 64}, "generator": {"hidden": 16}}
 METHODS = {name: SEARCHES.make(name, QUICK.get(name, {})) for name in SEARCHES}
 OTHERS = sorted(METHODS.keys() - {"random_search"})
 
@@ -122,3 +123,52 @@ def test_an_actor_learns_which_action_is_rewarded():
 def test_an_agent_that_cannot_learn_is_refused(options):
     with pytest.raises(InputError, match="haq"):
         Haq(**options)
+
+
+# SAQ's generator
+
+
+@pytest.mark.parametrize("share", [0.6, 0.7, 0.9])
+def test_with_a_constant_score_what_a_generator_draws_comes_to_cost_the_budget(share):
+    graph, aim, _ = problem(12, "w2a2,w3a3,w4a4", share)
+    generator = Generator().start(aim, graph, seed=0)
+
+    def costs():
+        draws = generator.emitter.drawn(256, torch.Generator().manual_seed(9)).tolist()
+        return np.mean([aim.cost(draw)[0] for draw in draws]) / aim.capacities[0]
+
+    before, later = costs(), []
+    for number in range(50):
+        generator.learn_([(picks, 0.5) for picks in generator.propose()])
+        later += [costs()] if number >= 10 and number % 5 == 0 else []
+    assert abs(np.mean(later) - 1) < 0.03 < abs(before - 1)
+
+
+def test_first_all_choices_are_as_likely_and_draws_are_told_alike():
+    draw = torch.Generator().manual_seed(0)
+    emitter = Emitter.of(8, torch.eye(5), 3, draw)
+    drawn = emitter.drawn(200, draw)
+    told = emitter.told(drawn)
+    assert torch.equal(told.choices, drawn)
+    assert torch.allclose(told.logp, torch.tensor(-5 * np.log(3), dtype=torch.float32))
+    assert torch.allclose(told.entropy, -told.logp)
+    assert drawn.unique().tolist() == [0, 1, 2]
+
+
+def test_a_generator_learns_which_choices_are_worth_more_by_scores_of_one_sign():
+    """All negative: without a baseline whatever is drawn would become less likely."""
+    graph, aim, bench = problem(6, share=1.0)
+    generator = Generator(weight=0.0).start(aim, graph, seed=0)
+    first = bench.worth.argmin(axis=1)
+    for _ in range(40):
+        draws = generator._rows()
+        generator.drawn = [(row, row) for row in draws]
+        generator.learn_([(row, -100.0 + sum(np.array(row) == first)) for row in draws])
+    drawn = generator.emitter.drawn(100, torch.Generator().manual_seed(1))
+    assert (drawn == torch.tensor(first)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("options", [{"together": 1}, {"hidden": 0}, {"rate": 0.0}, {"weight": -1.0}, {"entropy": -1}])
+def test_a_generator_that_cannot_learn_is_refused(options):
+    with pytest.raises(InputError, match="generator"):
+        Generator(**options)

@@ -99,6 +99,12 @@ class Drifted(Dropped):
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+class Shown(Dropped):
+    """A job: the same, in a network that was trained for all plans at once, by the job of the id `trained`."""
+
+    trained: str
+
+
 class Drifts(_Outcome):
     """How far the answers to each batch are from those of the network as it is."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitplan.core.about import About
 from bitplan.core.codes import entropies
@@ -62,7 +63,7 @@ class Eagl(Gain):
         scheme = Scheme(kind, self.per, self.group_size)
         histograms = count_weights(list(weights.values()), bits, scheme, context.progress)
         counted = dict(zip(weights, histograms, strict=True))  # layer → a histogram at each of `bits`
-        measured = [entropies(np.stack(at).astype(np.float64)).tolist() for at in zip(*histograms, strict=True)]
+        measured = [entropies(_stacked(at)).tolist() for at in zip(*histograms, strict=True)]
         found = dict(zip(weights, zip(*measured, strict=True), strict=True))  # layer → an entropy at each of `bits`
         errors = None
         if self.bootstrap:
@@ -70,7 +71,7 @@ class Eagl(Gain):
         return LayerGains(
             values=_rows(layers, choices, bits, found),
             errors=errors,
-            histograms={name: tuple(counts[-1].tolist()) for name, counts in counted.items()},
+            histograms={name: tuple(counts[-1][: 2 ** bits[-1]].tolist()) for name, counts in counted.items()},
             counts={
                 "weights": sum(item.tensor.size for item in weights.values()),
                 "learned_steps": sum(item.learned is not None for item in weights.values()),
@@ -112,6 +113,12 @@ class Eagl(Gain):
             intervals = [bootstrap(counts, self.bootstrap, (seed, index, counts.size)) for counts in histograms]
             errors[name] = tuple(interval.error for interval in intervals)
         return errors
+
+
+def _stacked(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """Histograms as rows; zeros where one has fewer codes, as where quantizers have codes beyond so many bits."""
+    longest = max(len(one) for one in counts)
+    return np.stack([np.pad(one, (0, longest - len(one))) for one in counts]).astype(np.float64)
 
 
 def _rows(

@@ -23,6 +23,7 @@ from bitplan.gains.measuring import By, check_task, sign_of, try_task
 from bitplan.searches.judging import Bench, JobBench, Lowering, PlanJudge
 from bitplan.tasks.base import WithAnswers
 from bitplan.tasks.choosing import judged_by
+from bitplan.tune.judge import looks_of
 from bitplan.tune.pace import samples_of, steps_of
 
 Draw = TypeVar("Draw", bound=Dropped)
@@ -92,7 +93,8 @@ class FinetunedJudge(PlanJudge):
     """The mean training loss, or score, of a plan's network in a short fine-tuning, as ALPS measures it; labels.
 
     It lasts for `steps`, or for `epochs`, one unless said, by the context's recipe at `lr_factor` of its rate. Three
-    passes for each sample that it sees, and one more where the recipe distills.
+    passes for each sample that it sees, one more where the recipe distills, and one for each look at what the recipe
+    holds out.
     """
 
     about: ClassVar[About] = About(True, True, True, "3·T·epochs", "ALPS")
@@ -113,7 +115,8 @@ class FinetunedJudge(PlanJudge):
         taught = samples if recipe.distills else 0
         held = tuner.work.task.size("test") if judged_by(tuner.work.task) == "test" else 0
         sign = sign_of(self.by, tuner.work.task)
-        price = Spend(samples + taught + held, samples, trainings=1, evaluations=1)
+        looked = looks_of(tuner.work.task, recipe)
+        price = Spend(samples + taught + held + looked, samples, trainings=1, evaluations=1)
         return JobBench[Lowered, Tuned](
             price, method, context, tuner.work, Tuned, tuner.job,
             lambda outcome: sign * measured_by(self.by, outcome), lambda plans: _of_so_many(tuner, plans),

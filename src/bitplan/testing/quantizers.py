@@ -90,7 +90,7 @@ def _check_levels(contract: Contract, model: nn.Module, images: Tensor) -> None:
             codes, levels = quantizer.codes(weight).long(), quantizer.levels(weight)
             found = levels.expand(*weight.shape, levels.shape[-1]).gather(-1, (codes - quantizer.range[0])[..., None])
             inputs = _input_levels(both)
-        low, high = code_range(quantizer.bits)
+        low, high = code_range(quantizer.bits) if quantizer.uniform else quantizer.range
         inside = bool(((codes >= low) & (codes <= high)).all())
         contract.clause("codes are whole numbers of so many bits", inside, f"{layer} has {codes.unique().tolist()[:6]}")
         same = torch.equal(found[..., 0], quantizer(weight))

@@ -15,6 +15,7 @@ from bitplan.quant.fingerprint import put_state_, state_once
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
 from bitplan.tasks.measured import draw, measure_
+from bitplan.tune.pace import pace_of, parts_of
 
 _DRAW = 0  # which samples are looked at
 _BATCHES, _MOST = 8, 64  # how many batches these are, and of how many samples at most
@@ -95,6 +96,16 @@ class Judge:
         differences = [after - before for before, after in zip(first.scores, last.scores, strict=True)]
         error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
         return self._gain(last, first) < -_SURE * error
+
+
+def looks_of(task: Task, recipe: Recipe) -> int:
+    """The samples that a training of one stage sees beside its own, to know which of its weights score best."""
+    trained_on, judging = parts_of(task, recipe)
+    if judging is None:
+        return 0
+    pace = pace_of(trained_on, recipe, 1)
+    judge = judge_of(trained_on, judging, recipe, pace.total, pace.per_epoch)
+    return judge.samples * sum(judge.is_due(step, pace.total) for step in range(pace.total + 1))
 
 
 def judge_of(task: Task, judging: Task | None, recipe: Recipe, total: int, per_epoch: int) -> Judge:

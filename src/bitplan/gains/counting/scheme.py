@@ -138,8 +138,12 @@ def _count_given(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, ad
 
 
 def _histogram(codes: NDArray[np.integer[Any]], bits: int) -> Counts:
+    """How often each code of so many bits is there; then each of those beyond them that a quantizer has, if any."""
     low, high = code_range(bits)
-    return np.bincount(codes.ravel().astype(np.int64) - low, minlength=high - low + 1)
+    flat = codes.ravel().astype(np.int64)
+    beyond = (flat < low) | (flat > high)
+    counts = np.bincount(flat[~beyond] - low, minlength=high - low + 1)
+    return np.concatenate([counts, np.unique(flat[beyond], return_counts=True)[1]])
 
 
 def _count_sixteen(items: list[Weights], bits: tuple[int, ...], scheme: Scheme, advance: Advance) -> list[Histograms]:
