@@ -30,7 +30,7 @@ bench: $(READY)  ## side-by-side measurements, as ratios
 $(READY): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,lightning,cluster,export,openvino,report,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,llama,lightning,cluster,export,openvino,report,dev]'
 	touch $(READY)
 
 clean:

@@ -60,10 +60,14 @@ def verify(
             _run(both, given, limit, batch_size)
         if not both.samples:
             raise InputError("there was no sample to compare: give at least one batch")
-        verdict = Verdict(
-            file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores
-        )
-        if equal and not verdict.unexplained and not verdict.enough:
+        told: dict[str, Any] = {
+            "codes_equal": equal,
+            "layers": len(own),
+            "tolerance": tolerance,
+            "rounds": execution.rounds,
+        }
+        verdict = Verdict(file=str(path), **told, **both.counts(), **scores)
+        if equal and not verdict.unexplained and not verdict.enough and not execution.rounds:
             control = _control(model, given, min(_CONTROLLED, both.samples), batch_size)
             verdict = verdict.model_copy(update=control)
     return verdict.model_copy(update={"speed": measured(path, model, both.example)}) if speed else verdict

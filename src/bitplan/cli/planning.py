@@ -1,0 +1,220 @@
+"""The verbs that go all the way from a model to plans: plan and frontier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bitplan.cli import reporting
+from bitplan.cli.options import (
+    Budgets,
+    Choices,
+    Cost,
+    Data,
+    Device,
+    EngineName,
+    First,
+    Fix,
+    ForTarget,
+    Free,
+    Gain,
+    Input,
+    Json,
+    Last,
+    Levels,
+    Link,
+    Narrow,
+    Option,
+    Output,
+    RecipeFile,
+    Seed,
+    Selector,
+    Set,
+    Store,
+    Target,
+    TaskName,
+    TaskOption,
+    Teacher,
+    TeacherWeights,
+    TextFile,
+    Threads,
+    Trust,
+    WithValues,
+)
+from bitplan.cli.steps import (
+    Using,
+    Wanted,
+    aimed,
+    check_asked,
+    emit,
+    estimated,
+    on_device,
+    priced,
+    read_rules,
+    refuse_bound,
+    sureness,
+    weights_and_graph,
+)
+from bitplan.cli.terminal import tell
+from bitplan.core.defaults import AUTO, CHOICES, COST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitplan.cli.things import Typed
+    from bitplan.core.records import Costs, Graph
+    from bitplan.costs.files import Form
+
+
+def add(app: typer.Typer) -> None:
+    """Put the verbs on the command line."""
+    app.command()(plan)
+    app.command()(frontier)
+
+
+def _typed(target: str, shape: str | None, values: bool, trust: bool, data: str | None) -> Any:
+    """What is to be planned, with what is typed beside it."""
+    from bitplan.cli.door import Beside, what_is
+
+    return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=data is not None))
+
+
+def plan(
+    target: Target,
+    budget: Budgets,
+    for_: ForTarget = None,
+    gain: Gain = AUTO,
+    cost: Cost = [COST],
+    choices: Choices = CHOICES,
+    option: Option = [],
+    selector: Selector = None,
+    levels: Levels = None,
+    seed: Seed = 0,
+    input: Input = None,
+    values: WithValues = False,
+    trust: Trust = False,
+    fix: Fix = [],
+    free: Free = [],
+    link: Link = [],
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
+    threads: Threads = None,
+    device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    text: TextFile = None,
+    data: Data = None,
+    recipe: RecipeFile = None,
+    set: Set = [],
+    teacher: Teacher = None,
+    teacher_weights: TeacherWeights = None,
+    engine: EngineName = "local",
+    store: Store = None,
+    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
+    output: Output = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
+    json: Json = False,
+) -> None:
+    """Choose a precision for every layer: trace, estimate, price and select in one go."""
+    from bitplan.cli.inputs import as_task
+    from bitplan.cli.show import show_plan
+    from bitplan.plan.base import select as select_plan
+
+    form = _form(for_)
+    choices = form.choices if form is not None and choices == CHOICES else choices
+    task, task_option = as_task(task, task_option, text, data)
+    rules = _rules(form, choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
+    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
+    weights, graph = weights_and_graph(thing, rules, link, wanted)
+    costs = (
+        priced(graph, cost, budget, choices, selector)
+        if form is None
+        else _priced_file(form, thing, graph, cost, budget, choices)
+    )
+    gains = estimated(wanted, on_device(weights, device), graph, using.of(thing), aimed(graph, costs, budget, choices))
+    chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
+    reporting.write_page(chosen, graph, gains, costs, html)
+    if not emit(chosen, output, json):
+        show_plan(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
+
+
+def _form(written: str | None) -> Form | None:
+    """How the target that was typed stores weights, if one was."""
+    from bitplan.costs.files import read_form
+
+    return None if written is None else read_form(written)
+
+
+def _rules(form: Form | None, choices: str, **written: Any) -> Any:
+    """The rules as typed; for a target that has no codes in tables and in the last layer, these stay as they are."""
+    if form is None or form.tables:
+        return read_rules(choices, **written)
+    ends = {name: written[name] or "w16a16" for name in ("first", "last")}
+    return read_rules(choices, **written | ends | {"embeddings": "w16a16"})
+
+
+def _priced_file(
+    form: Form, thing: Typed, graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str
+) -> list[Costs]:
+    """The bytes of the target's file first, then the costs that were asked for or that a budget names."""
+    from bitplan.cli.things import RecordFile
+    from bitplan.core.budget import Budget
+    from bitplan.costs.base import add_limited
+    from bitplan.costs.base import price as price_graph
+    from bitplan.costs.files import FileCost
+    from bitplan.models.tensors import file_cost
+
+    if isinstance(thing, RecordFile):
+        tell("a graph file tells nothing of norms and biases: the bytes are those of its layers alone")
+        counted = FileCost(form)
+    else:
+        counted = file_cost(form.written, thing.weights, thing.pretrained)
+    others = [] if list(names) == [COST] else [price_graph(name, graph, choices) for name in dict.fromkeys(names)]
+    known = [price_graph(counted, graph, choices), *others]
+    costs = add_limited(known, [Budget.parse(one) for one in budgets], graph, choices)
+    check_asked(graph, costs, budgets, choices, None)
+    return costs
+
+
+def frontier(
+    target: Target,
+    at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
+    gain: Gain = AUTO,
+    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
+    choices: Choices = CHOICES,
+    option: Option = [],
+    seed: Seed = 0,
+    input: Input = None,
+    values: WithValues = False,
+    trust: Trust = False,
+    fix: Fix = [],
+    free: Free = [],
+    link: Link = [],
+    first: First = None,
+    last: Last = None,
+    narrow: Narrow = None,
+    device: Device = "cpu",
+    task: TaskName = None,
+    task_option: TaskOption = [],
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Show the best plans for many budgets, all found in one pass."""
+    from bitplan.cli.show import show_frontier
+    from bitplan.costs.base import price as price_graph
+    from bitplan.plan.frontier import select_all
+
+    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
+    refuse_bound(wanted)
+    weights, graph = weights_and_graph(thing, rules, link, wanted)
+    costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
+    for budget in budgets:
+        check_asked(graph, [costs], [budget], choices, None)
+    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust, network=thing)
+    found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
+    show_frontier(found, budgets, as_json=json)
