@@ -58,7 +58,8 @@ class Execution:
     `float_inputs` says that the file leaves all activations float, so the model is compared with its inputs left alone.
     `ties` is None where every difference counts: the file adds up in the model's own order, or cannot be looked into.
     `runtime` also opens other ONNX files, for `speed`; None where nothing there is to be timed. `rounds` says what a
-    runtime rounds that the network does not: outputs are then near and not equal, and scores are compared.
+    runtime rounds that the network does not: outputs are then near and not equal, and scores are compared. Along `axis`
+    lies what is predicted.
     """
 
     network: nn.Module
@@ -66,6 +67,7 @@ class Execution:
     ties: TieFinder | None = None
     runtime: TimedRuntime | None = None
     rounds: str = ""
+    axis: int = 1
 
 
 class Exporter(Protocol):

@@ -51,12 +51,12 @@ _SHOWN = 4
 class Gguf(Exporter):
     """GGUF with codes in Q8_0, Q5_0, Q4_0, Q4_1, Q5_1 and TQ2_0, steps and all, as llama.cpp runs them.
 
-    `source` is the GGUF file that the network was read from, or another of the same network: its header and tokenizer
+    `origin` is the GGUF file that the network was read from, or another of the same network: its header and tokenizer
     are taken, and its types where nothing is quantized. Without one, both are made of the checkpoint's folder. `widen`
     stores what no such type holds in a wider one, or as floats.
     """
 
-    source: str = ""
+    origin: str = ""
     widen: bool = False
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".gguf"
@@ -84,17 +84,17 @@ class Gguf(Exporter):
         write_gguf(path, header | {_PLAN: text_entry(plan)}, tensors)
 
     def _header(self, source: Source) -> dict[str, Entry]:
-        if self.source:
-            place = Path(self.source)
+        if self.origin:
+            place = Path(self.origin)
             if not place.is_file() or not is_gguf(place):
-                raise FileError(f"source={self.source} is no GGUF file, whose header could be taken")
+                raise FileError(f"origin={self.origin} is no GGUF file, whose header could be taken")
             check_gguf(place)
             header = read_header(place)
             return {key: entry for key, entry in header.items() if not key.startswith(("split.", "bitplan."))}
         return header_of(getattr(source.model, "config", None), source.folder, source.plan.model)
 
     def _given(self) -> Mapping[str, Held]:
-        return read_tensors(Path(self.source)) if self.source else {}
+        return read_tensors(Path(self.origin)) if self.origin else {}
 
     def read(self, path: Path) -> ReadBack:
         """The plan in the header, and the codes of every weight that has some."""
@@ -120,7 +120,7 @@ class Gguf(Exporter):
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """By llama.cpp, which rounds what layers read to 8 bits, so that outputs are near and not equal."""
         why = "llama.cpp rounds activations to 8 bits and keeps keys and values in float16"
-        return Execution(_Run(path), float_inputs=True, rounds=why)
+        return Execution(_Run(path), float_inputs=True, rounds=why, axis=-1)
 
 
 class _Run(nn.Module):
@@ -231,7 +231,7 @@ def _kinds(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
 def _left(value: Tensor, given: Held | None) -> Held:
     """A tensor without codes: as the source has it, where that is the same; vectors are float32."""
     if given is not None and given.shape == tuple(value.shape):
-        same = torch.from_numpy(np.ascontiguousarray(floats_of(given)))
+        same = torch.from_numpy(np.array(floats_of(given)))
         if torch.equal(same, value.float()):
             return given
     kind = torch.float32 if value.dim() < 2 else narrow_of(value.float())

@@ -52,7 +52,7 @@ def verify(
     task: Any = data if isinstance(data, WithData) else None
     given = data if isinstance(data, WithData) else list(data)
     with _reference(model, float_inputs=execution.float_inputs):
-        both = _Both(model, execution.network, tolerance, execution.ties)
+        both = _Both(model, execution.network, tolerance, execution.ties, execution.axis)
         scores: dict[str, Any] = {}
         if task is not None and limit is None:
             scores = {"reference": task.score(both), "score": task.score(execution.network), "metric": task.metric}
@@ -100,8 +100,11 @@ def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
 class _Both(nn.Module):
     """Runs the model and the file on the same inputs, keeps count, and returns what the model said."""
 
-    def __init__(self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None) -> None:
+    def __init__(
+        self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None, axis: int = 1
+    ) -> None:
         super().__init__()
+        self.axis = axis
         self.model = model
         self.executed = executed
         self.tolerance = tolerance
@@ -130,7 +133,7 @@ class _Both(nn.Module):
             off |= ~(error <= self.tolerance * scale)
             self.largest = max(self.largest, float(error.max()) / scale)
             if own.dim() > 1:
-                same = own.argmax(1) == other.argmax(1)
+                same = own.argmax(self.axis) == other.argmax(self.axis)
                 self.predictions += same.numel()
                 self.predictions_equal += int(same.sum())
         self.samples += len(off)
