@@ -91,7 +91,13 @@ class Gguf(Exporter):
             check_gguf(place)
             header = read_header(place)
             return {key: entry for key, entry in header.items() if not key.startswith(("split.", "bitplan."))}
-        return header_of(getattr(source.model, "config", None), source.folder, source.plan.model)
+        config = getattr(source.model, "config", None)
+        if not hasattr(config, "model_type"):
+            raise InputError(
+                f"gguf holds language models of transformers', and {source.plan.model} has no configuration of one, so "
+                "every layer of it lacks a name there: export it as packed or onnx"
+            )
+        return header_of(config, source.folder, source.plan.model)
 
     def _given(self) -> Mapping[str, Held]:
         return read_tensors(Path(self.origin)) if self.origin else {}

@@ -75,7 +75,10 @@ class Vllm(Exporter):
         assert model is not None
         config: Any = getattr(model, "config", None)
         if not hasattr(config, "to_dict"):
-            raise InputError("a folder for vllm is one of transformers', and this network has no configuration of it")
+            raise InputError(
+                f"vllm serves networks of transformers', and {source.plan.model} has no configuration of one, so every "
+                "layer of it lacks a name there: export it as packed or onnx"
+            )
         parts = {part.name: part for part in fit(source, TARGET, widen=self.widen)}
         layouts = _layouts(model, parts)
         tensors = _tensors(model, layouts)
