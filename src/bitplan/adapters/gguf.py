@@ -44,7 +44,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Held:
+class GgufTensor:
     """A tensor as a GGUF file holds it: the name of its type, its rows as bytes, or as floats where it is F32 …"""
 
     kind: str
@@ -63,16 +63,16 @@ def read_header(path: Path) -> dict[str, Entry]:
     return {key: Entry(one.contents(), tuple(one.types)) for key, one in fields.items() if not key.startswith("GGUF.")}
 
 
-def read_tensors(path: Path) -> dict[str, Held]:
+def read_tensors(path: Path) -> dict[str, GgufTensor]:
     """The tensors of a file by their names, mapped."""
     found = {}
     for tensor in _opened(path).tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
-        found[tensor.name] = Held(tensor.tensor_type.name, shape, tensor.data)
+        found[tensor.name] = GgufTensor(tensor.tensor_type.name, shape, tensor.data)
     return found
 
 
-def floats_of(held: Held) -> Any:
+def floats_of(held: GgufTensor) -> Any:
     """The values of a tensor as float32."""
     import gguf
 
@@ -119,7 +119,7 @@ def entry_of(value: Any) -> Entry:
     return Entry(value, (kind,))
 
 
-def write_gguf(path: Path, header: Mapping[str, Entry], tensors: Mapping[str, Held]) -> None:
+def write_gguf(path: Path, header: Mapping[str, Entry], tensors: Mapping[str, GgufTensor]) -> None:
     """Write a file of these entries and tensors."""
     require("gguf", "text", f"writing {path}")
     import gguf

@@ -19,13 +19,13 @@ from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError, InputError
 
 
-class _Settings(ctypes.Structure):
+class _Opaque(ctypes.Structure):
     """Settings of a model or a context, larger than either."""
 
     _fields_ = [("content", ctypes.c_uint64 * 128)]
 
 
-class _Batch(ctypes.Structure):
+class _TokenBatch(ctypes.Structure):
     """Tokens to compute, as llama.h has had them for years, and room for what may come."""
 
     _fields_ = [
@@ -112,10 +112,10 @@ def _opened() -> Any:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     types: dict[str, tuple[Any, list[Any]]] = {
         "llama_backend_init": (None, []),
-        "llama_model_default_params": (_Settings, []),
-        "llama_context_default_params": (_Settings, []),
-        "llama_model_load_from_file": (pointer, [ctypes.c_char_p, _Settings]),
-        "llama_init_from_model": (pointer, [pointer, _Settings]),
+        "llama_model_default_params": (_Opaque, []),
+        "llama_context_default_params": (_Opaque, []),
+        "llama_model_load_from_file": (pointer, [ctypes.c_char_p, _Opaque]),
+        "llama_init_from_model": (pointer, [pointer, _Opaque]),
         "llama_n_ctx": (ctypes.c_uint32, [pointer]),
         "llama_n_batch": (ctypes.c_uint32, [pointer]),
         "llama_model_get_vocab": (pointer, [pointer]),
@@ -123,9 +123,9 @@ def _opened() -> Any:
         "llama_get_memory": (pointer, [pointer]),
         "llama_memory_clear": (None, [pointer, ctypes.c_bool]),
         "llama_set_n_threads": (None, [pointer, number, number]),
-        "llama_batch_init": (_Batch, [number, number, number]),
-        "llama_batch_free": (None, [_Batch]),
-        "llama_decode": (number, [pointer, _Batch]),
+        "llama_batch_init": (_TokenBatch, [number, number, number]),
+        "llama_batch_free": (None, [_TokenBatch]),
+        "llama_decode": (number, [pointer, _TokenBatch]),
         "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [pointer]),
         "llama_free": (None, [pointer]),
         "llama_model_free": (None, [pointer]),

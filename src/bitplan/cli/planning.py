@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitplan.cli.things import Typed
-    from bitplan.core.records import Costs, Graph
+    from bitplan.core.records import Costs, Gains, Graph, Plan
     from bitplan.costs.files import Form
 
 
@@ -119,34 +119,49 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.inputs import as_task
-    from bitplan.cli.show import show_plan
-    from bitplan.plan.base import select as select_plan
-
-    form = _form(for_)
-    choices = form.choices if form is not None and choices == CHOICES else choices
-    task, task_option = as_task(task, task_option, text, data)
+    form, choices = _form(for_, choices)
+    task, task_option = _as_task(task, task_option, text, data)
     rules = _rules(form, choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = _typed(target, input, values, trust, task or data), Wanted(gain, choices, option)
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs = (
-        priced(graph, cost, budget, choices, selector)
-        if form is None
-        else _priced_file(form, thing, graph, cost, budget, choices)
-    )
+    costs = _priced(form, thing, graph, cost, budget, choices, selector)
     gains = estimated(wanted, on_device(weights, device), graph, using.of(thing), aimed(graph, costs, budget, choices))
-    chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
-    reporting.write_page(chosen, graph, gains, costs, html)
+    chosen = _selected(graph, gains, costs, html, budget=budget, selector=selector, levels=levels)
     if not emit(chosen, output, json):
-        show_plan(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
+        sure = sureness(graph, gains, costs, budget, selector, seed, explain)
+        _show(chosen, graph, gains, costs, explain, sure)
 
 
-def _form(written: str | None) -> Form | None:
-    """How the target that was typed stores weights, if one was."""
+def _form(written: str | None, choices: str) -> tuple[Form | None, str]:
+    """How the target that was typed stores weights, if one was, and what there is to choose from for it."""
     from bitplan.costs.files import read_form
 
-    return None if written is None else read_form(written)
+    if written is None:
+        return None, choices
+    form = read_form(written)
+    return form, form.choices if choices == CHOICES else choices
+
+
+def _as_task(task: str | None, option: list[str], text: Path | None, data: str | None) -> tuple[str | None, list[str]]:
+    from bitplan.cli.inputs import as_task
+
+    return as_task(task, option, text, data)
+
+
+def _selected(graph: Graph, gains: Gains, costs: Sequence[Costs], html: Path | None, **asked: Any) -> Plan:
+    """The plan, and its page where one is wanted."""
+    from bitplan.plan.base import select as select_plan
+
+    chosen = select_plan(graph, gains, costs, **asked)
+    reporting.write_page(chosen, graph, gains, costs, html)
+    return chosen
+
+
+def _show(*told: Any) -> None:
+    from bitplan.cli.show import show_plan
+
+    show_plan(*told)
 
 
 def _rules(form: Form | None, choices: str, **written: Any) -> Any:
@@ -157,10 +172,18 @@ def _rules(form: Form | None, choices: str, **written: Any) -> Any:
     return read_rules(choices, **written | ends | {"embeddings": "w16a16"})
 
 
-def _priced_file(
-    form: Form, thing: Typed, graph: Graph, names: Sequence[str], budgets: Sequence[str], choices: str
+def _priced(
+    form: Form | None,
+    thing: Typed,
+    graph: Graph,
+    names: Sequence[str],
+    budgets: Sequence[str],
+    choices: str,
+    selector: str | None,
 ) -> list[Costs]:
-    """The bytes of the target's file first, then the costs that were asked for or that a budget names."""
+    """The bytes of the target's file first, if there is one, then the costs asked for or that a budget names."""
+    if form is None:
+        return priced(graph, names, budgets, choices, selector)
     from bitplan.cli.things import RecordFile
     from bitplan.core.budget import Budget
     from bitplan.costs.base import add_limited
@@ -176,7 +199,7 @@ def _priced_file(
     others = [] if list(names) == [COST] else [price_graph(name, graph, choices) for name in dict.fromkeys(names)]
     known = [price_graph(counted, graph, choices), *others]
     costs = add_limited(known, [Budget.parse(one) for one in budgets], graph, choices)
-    check_asked(graph, costs, budgets, choices, None)
+    check_asked(graph, costs, budgets, choices, selector)
     return costs
 
 

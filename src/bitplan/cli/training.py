@@ -87,15 +87,11 @@ def quantize(
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
     from bitplan.cli.inputs import as_task
-    from bitplan.quant.checkpoint import check_replaceable
-    from bitplan.quant.convert import check_finish
     from bitplan.quant.convert import quantize as quantize_model
 
     task, task_option = as_task(task, task_option, text, data)
     _refuse_contradictions(plan, to, method, percentile)
-    check_finish(finish, task or data)
-    check_replaceable(output)
-    warn = _only_warns(unreached)
+    warn = _check_before(finish, task or data, output, unreached)
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
@@ -202,6 +198,19 @@ def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None
             raise InputError(
                 f"--percentile is for --method {', '.join(users)}, and {method} has no use for it: leave one out"
             )
+
+
+def _check_before(finish: str, seen: str | None, output: Path, unreached: str) -> bool:
+    """Refuse, before long work begins, a finish that has no data and an output that may not be replaced.
+
+    Tells whether layers that are never run are only warned of.
+    """
+    from bitplan.quant.checkpoint import check_replaceable
+    from bitplan.quant.convert import check_finish
+
+    check_finish(finish, seen)
+    check_replaceable(output)
+    return _only_warns(unreached)
 
 
 def _method_for(target: str) -> str | None:

@@ -26,7 +26,7 @@ REST = "what is no layer's weight"
 
 
 @dataclass(frozen=True)
-class Kept:
+class Unquantized:
     """A tensor of a network as it is: its shape, bytes of a value in memory, and of the narrowest float that holds all.
 
     `raw` are its bytes in the GGUF file that it was read from.
@@ -66,7 +66,7 @@ class Form(ABC):
     def taken(self, rows: int, row: int, bits: int) -> int:
         """Bytes of a weight of so many rows at codes of so many bits, with all that belongs to them."""
 
-    def left(self, tensor: Kept) -> int:
+    def left(self, tensor: Unquantized) -> int:
         """Bytes of a tensor that has no codes."""
         return tensor.size * tensor.wide
 
@@ -139,7 +139,7 @@ class GgufForm(Form):
         _, size, each = self.blocks[self.place(row, bits)]
         return aligned(rows * (row // size) * each)
 
-    def left(self, tensor: Kept) -> int:
+    def left(self, tensor: Unquantized) -> int:
         """As in the file that it comes from; vectors are float32, as llama.cpp wants them."""
         if len(tensor.shape) < 2:
             return aligned(tensor.size * FLOAT_BYTES)
@@ -174,7 +174,7 @@ class VllmForm(_Grouped):
         zeros = words(rows * bits) * self.groups(row) if self.zeros else 0
         return rows * words(row * bits) + rows * self.groups(row) * 2 + zeros + 16
 
-    def left(self, tensor: Kept) -> int:
+    def left(self, tensor: Unquantized) -> int:
         """In the narrowest float that holds it."""
         return tensor.size * tensor.narrow
 
@@ -272,7 +272,7 @@ class FileCost:
     """
 
     form: Form
-    tensors: Mapping[str, Kept] = field(default_factory=dict)
+    tensors: Mapping[str, Unquantized] = field(default_factory=dict)
     unit: ClassVar[str] = "bytes"
 
     @property
@@ -291,7 +291,7 @@ class FileCost:
         if not layer.weights:
             return 0
         if not precision.quantizes_weights:
-            found = self.tensors.get(layer.name, Kept((layer.weights // row_of(layer), row_of(layer))))
+            found = self.tensors.get(layer.name, Unquantized((layer.weights // row_of(layer), row_of(layer))))
             return self.form.left(found)
         self.place(layer, precision)
         return self.form.taken(layer.weights // row_of(layer), row_of(layer), precision.weight_bits)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bitplan.adapters.gguf import (
     Entry,
-    Held,
+    GgufTensor,
     check_gguf,
     floats_of,
     names_in_gguf,
@@ -66,7 +66,7 @@ class Gguf(Exporter):
         model = source.model
         assert model is not None
         header, given = self._header(source), self._given()
-        names = _Names(header, model)
+        names = _TensorNames(header, model)
         coded = _coded(model)
         kinds = _kinds(coded, widen=self.widen)
         tensors = {}
@@ -79,7 +79,7 @@ class Gguf(Exporter):
             else:
                 rows = names.turn(own, torch.arange(len(value))).numpy()
                 moved = coded[layer].moved(rows)
-                tensors[own] = Held(kind, tuple(value.shape), moved.blocks(kind))
+                tensors[own] = GgufTensor(kind, tuple(value.shape), moved.blocks(kind))
         plan = json.dumps(json.loads(source.plan.to_json()))
         write_gguf(path, header | {_PLAN: text_entry(plan)}, tensors)
 
@@ -99,7 +99,7 @@ class Gguf(Exporter):
             )
         return header_of(config, source.folder, source.plan.model)
 
-    def _given(self) -> Mapping[str, Held]:
+    def _given(self) -> Mapping[str, GgufTensor]:
         return read_tensors(Path(self.origin)) if self.origin else {}
 
     def read(self, path: Path) -> ReadBack:
@@ -109,7 +109,7 @@ class Gguf(Exporter):
             if _PLAN not in header:
                 raise FileError(f"{path} is a GGUF file, but not one that bitplan wrote")
             plan = Plan.from_json(header[_PLAN].value)
-            names = _Names(header, None, [f"{layer}.weight" for layer in plan.precisions])
+            names = _TensorNames(header, None, [f"{layer}.weight" for layer in plan.precisions])
             codes = {}
             for layer, precision in plan.precisions.items():
                 own = names.found.get(f"{layer}.weight", "")
@@ -126,10 +126,10 @@ class Gguf(Exporter):
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """By llama.cpp, which rounds what layers read to 8 bits, so that outputs are near and not equal."""
         why = "llama.cpp rounds activations to 8 bits and keeps keys and values in float16"
-        return Execution(_Run(path), float_inputs=True, rounds=why, axis=-1)
+        return Execution(_LlamaRun(path), float_inputs=True, rounds=why, axis=-1)
 
 
-class _Run(nn.Module):
+class _LlamaRun(nn.Module):
     """A GGUF file called as the network is: (B, tokens) → (B, tokens, words)."""
 
     def __init__(self, path: Path) -> None:
@@ -147,7 +147,7 @@ class _Run(nn.Module):
         return torch.stack([torch.from_numpy(file(row.numpy())) for row in input_ids.cpu()])
 
 
-class _Names:
+class _TensorNames:
     """The names of a network's tensors in the file, and how llama.cpp turns the rows of queries and keys."""
 
     def __init__(self, header: Mapping[str, Entry], model: nn.Module | None, names: list[str] | None = None) -> None:
@@ -234,7 +234,7 @@ def _kinds(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
     return kinds
 
 
-def _left(value: Tensor, given: Held | None) -> Held:
+def _left(value: Tensor, given: GgufTensor | None) -> GgufTensor:
     """A tensor without codes: as the source has it, where that is the same; vectors are float32."""
     if given is not None and given.shape == tuple(value.shape):
         same = torch.from_numpy(np.array(floats_of(given)))
@@ -243,5 +243,5 @@ def _left(value: Tensor, given: Held | None) -> Held:
     kind = torch.float32 if value.dim() < 2 else narrow_of(value.float())
     made = value.to(kind).contiguous()
     if kind == torch.bfloat16:
-        return Held("BF16", tuple(value.shape), made.view(torch.uint8).numpy())
-    return Held(_FLOATS[kind], tuple(value.shape), made.numpy())
+        return GgufTensor("BF16", tuple(value.shape), made.view(torch.uint8).numpy())
+    return GgufTensor(_FLOATS[kind], tuple(value.shape), made.numpy())

@@ -92,7 +92,7 @@ def _dequantized_groups(draft: Draft, weight: Weight, codes: str, output: str) -
         kind = next(one for one in draft.graph.initializer if one.name == codes).data_type
         width = width_of(kind)
         inputs.append(draft.codes(f"{weight.layer}.zero", weight.zeros.to(weight.codes.dtype), width))
-    about = {"axis": 1, "block_size": weight.size}
+    about: dict[str, Any] = {"axis": 1, "block_size": weight.size}
     return [draft.node("DequantizeLinear", inputs, output, f"{weight.layer}.dequantize", **about)]
 
 

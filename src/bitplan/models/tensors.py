@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bitplan.adapters.gguf import bytes_in_gguf
 from bitplan.adapters.pretrained import is_gguf
 from bitplan.core.naming import layer_of, layer_of_quantizer
-from bitplan.costs.files import FLOAT_BYTES, FileCost, Kept, read_form
+from bitplan.costs.files import FLOAT_BYTES, FileCost, Unquantized, read_form
 from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
 from bitplan.weights.tensors import FLOATS
 from bitplan.weights.tensors import Tensor as Stored
@@ -34,14 +34,14 @@ def file_cost(target: str, network: nn.Module | OpenedCheckpoint | str | Path, s
     return FileCost(form, Tensors(_of_module(opened, raw)))
 
 
-class Tensors(Mapping[str, Kept]):
+class Tensors(Mapping[str, Unquantized]):
     """The tensors of a network by layer, or by their own name where they are no layer's weight; looked at when asked
     for, since a checkpoint may be larger than memory."""
 
-    def __init__(self, found: dict[str, Callable[[], Kept]]) -> None:
+    def __init__(self, found: dict[str, Callable[[], Unquantized]]) -> None:
         self._found = found
 
-    def __getitem__(self, name: str) -> Kept:
+    def __getitem__(self, name: str) -> Unquantized:
         return self._found[name]()
 
     def __iter__(self) -> Iterator[str]:
@@ -51,10 +51,10 @@ class Tensors(Mapping[str, Kept]):
         return len(self._found)
 
 
-def _of_module(model: nn.Module, raw: Mapping[str, int]) -> dict[str, Callable[[], Kept]]:
+def _of_module(model: nn.Module, raw: Mapping[str, int]) -> dict[str, Callable[[], Unquantized]]:
     """What its state holds, each tensor once."""
     seen: set[tuple[int, torch.Size]] = set()
-    found: dict[str, Callable[[], Kept]] = {}
+    found: dict[str, Callable[[], Unquantized]] = {}
     for name, tensor in model.state_dict().items():
         place = (tensor.data_ptr(), tensor.shape)
         if layer_of_quantizer(name) is not None:
@@ -66,14 +66,14 @@ def _of_module(model: nn.Module, raw: Mapping[str, int]) -> dict[str, Callable[[
     return found
 
 
-def _of_tensor(tensor: Tensor, raw: int | None = None) -> Kept:
-    return Kept(tuple(tensor.shape), tensor.element_size(), narrow_of(tensor).itemsize, raw)
+def _of_tensor(tensor: Tensor, raw: int | None = None) -> Unquantized:
+    return Unquantized(tuple(tensor.shape), tensor.element_size(), narrow_of(tensor).itemsize, raw)
 
 
-def _of_file(opened: OpenedCheckpoint) -> dict[str, Callable[[], Kept]]:
+def _of_file(opened: OpenedCheckpoint) -> dict[str, Callable[[], Unquantized]]:
     """The float tensors of a file, of which networks are made as float32."""
     seen: set[int] = set()
-    found: dict[str, Callable[[], Kept]] = {}
+    found: dict[str, Callable[[], Unquantized]] = {}
     for tensor in opened.tensors.values():
         place = tensor.data.ctypes.data if tensor.data.size else id(tensor)
         if tensor.dtype in FLOATS and place not in seen:
@@ -82,10 +82,10 @@ def _of_file(opened: OpenedCheckpoint) -> dict[str, Callable[[], Kept]]:
     return found
 
 
-def _of_stored(tensor: Stored) -> Kept:
+def _of_stored(tensor: Stored) -> Unquantized:
     if tensor.dtype in ("F16", "BF16"):
-        return Kept(tensor.shape, FLOAT_BYTES, 2)
-    return Kept(tensor.shape, FLOAT_BYTES, narrow_of(as_torch(tensor).float()).itemsize)
+        return Unquantized(tensor.shape, FLOAT_BYTES, 2)
+    return Unquantized(tensor.shape, FLOAT_BYTES, narrow_of(as_torch(tensor).float()).itemsize)
 
 
 def narrow_of(tensor: Tensor) -> torch.dtype:

@@ -247,7 +247,6 @@ def make_plan(
         for layer in group.layers
     }
     precisions = chosen | graph.fixed_beside(problem.choices)
-    spent = spent_by(problem, picks)
     return Plan(
         model=graph.model,
         precisions={layer.name: precisions[layer.name] for layer in graph.layers},
@@ -264,7 +263,7 @@ def make_plan(
                 fixed=budget.unit.aside(Account.of(graph, cost)),
             )
             for budget, cost, capacity, used, price in zip(
-                budgets, costs, problem.capacities, spent, prices, strict=True
+                budgets, costs, problem.capacities, spent_by(problem, picks), prices, strict=True
             )
         ),
         gain=gain_of(gains, problem, picks),
