@@ -41,7 +41,7 @@ release: $(READY)  ## wheel and sdist in dist/, each tried in a fresh environmen
 $(READY): pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,lightning,cluster,export,openvino,report,docs,dev]'
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[vision,text,llama,lightning,cluster,export,openvino,report,docs,dev]'
 	touch $(READY)
 
 clean:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from bitplan.graph.trace import trace as trace
     from bitplan.latency.measure import measure as measure
     from bitplan.models.pretrained import load_pretrained as load_pretrained
+    from bitplan.models.tensors import file_cost as file_cost
     from bitplan.models.zoo import load_model as load_model
     from bitplan.plan.base import select as select
     from bitplan.plan.confidence import Confidence as Confidence
@@ -134,6 +135,7 @@ _HOMES = {
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",
+    "file_cost": "models.tensors",
     "finetune_": "tune.loop",
     "integer": "quant.integer_copy",
     "integer_layers": "quant.integer_copy",

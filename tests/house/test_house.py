@@ -132,11 +132,12 @@ def test_accelerate_is_imported_in_one_file():
 def test_every_optional_library_is_looked_at():
     extras = PROJECT["project"]["optional-dependencies"]
     looked_at = {library for library, _ in optional_libraries()}
-    for extra in ("vision", "text", "lightning", "cluster", "export", "openvino", "report", "testing"):
+    for extra in ("vision", "text", "llama", "lightning", "cluster", "export", "openvino", "report", "testing"):
         assert {re.match(r"[a-z_-]+", requirement)[0] for requirement in extras[extra]} <= looked_at
     assert set(extras) == {
         "vision",
         "text",
+        "llama",
         "lightning",
         "cluster",
         "export",

@@ -1,8 +1,10 @@
-"""GGUF files, through llama.cpp's Python package: whether one can be read, and what is in it. Nothing in it is run."""
+"""GGUF files, through llama.cpp's Python package: read, checked and written. Nothing in them is run."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,110 @@ def check_gguf(path: Path) -> None:
                 "turned into floats here: make one of another type (llama-quantize … F16), or give it the checkpoint "
                 "that this one was made from"
             ) from None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value in the header of a GGUF file: its types are those of gguf's, the second one of the members of a list."""
+
+    value: Any
+    kinds: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor as a GGUF file holds it: the name of its type, its rows as bytes, or as floats where it is F32 …"""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: Any
+
+    @property
+    def bytes(self) -> int:
+        """How many it takes, without what the next one waits for."""
+        return int(self.data.nbytes)
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """What a file says of itself, by key; what belongs to its own layout is left out."""
+    fields = _opened(path).fields
+    return {key: Entry(one.contents(), tuple(one.types)) for key, one in fields.items() if not key.startswith("GGUF.")}
+
+
+def read_tensors(path: Path) -> dict[str, GgufTensor]:
+    """The tensors of a file by their names, mapped."""
+    found = {}
+    for tensor in _opened(path).tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+        found[tensor.name] = GgufTensor(tensor.tensor_type.name, shape, tensor.data)
+    return found
+
+
+def floats_of(held: GgufTensor) -> Any:
+    """The values of a tensor as float32."""
+    import gguf
+
+    return gguf.dequantize(held.data, gguf.GGMLQuantizationType[held.kind]).reshape(held.shape)
+
+
+def names_in_gguf(architecture: str, blocks: int, names: Iterable[str]) -> dict[str, str]:
+    """The names of tensors in a file of that architecture, by those of the network's; what has none is left out."""
+    require("gguf", "text", "names of tensors in GGUF files")
+    import gguf
+
+    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    if architecture not in known:
+        return {}
+    table = gguf.get_tensor_name_map(known[architecture], blocks)
+    found = {name: table.get_name(name, try_suffixes=(".weight", ".bias")) for name in names}
+    return {name: own for name, own in found.items() if own is not None}
+
+
+def bytes_in_gguf(path: Path, names: Iterable[str]) -> dict[str, int]:
+    """The bytes of tensors in a file, by the names that the network has for them."""
+    header, held = read_header(path), read_tensors(path)
+    architecture = str(header["general.architecture"].value)
+    known = names_in_gguf(architecture, int(header[f"{architecture}.block_count"].value), names)
+    return {name: held[own].bytes for name, own in known.items() if own in held}
+
+
+def text_entry(value: str) -> Entry:
+    """A text for a header."""
+    import gguf
+
+    return Entry(value, (gguf.GGUFValueType.STRING,))
+
+
+def entry_of(value: Any) -> Entry:
+    """A value for a header: whole numbers have 32 bits without a sign, as llama.cpp wants them."""
+    import gguf
+
+    kinds = gguf.GGUFValueType
+    if isinstance(value, list):
+        inner = kinds.STRING if isinstance(value[0], str) else kinds.INT32
+        return Entry(value, (kinds.ARRAY, inner))
+    kind = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}[type(value)]
+    return Entry(value, (kind,))
+
+
+def write_gguf(path: Path, header: Mapping[str, Entry], tensors: Mapping[str, GgufTensor]) -> None:
+    """Write a file of these entries and tensors."""
+    require("gguf", "text", f"writing {path}")
+    import gguf
+
+    writer = gguf.GGUFWriter(path, str(header["general.architecture"].value))
+    for key, entry in header.items():
+        if key != "general.architecture":  # the writer says it itself
+            inner = entry.kinds[1] if len(entry.kinds) > 1 else None
+            writer.add_key_value(key, entry.value, entry.kinds[0], sub_type=inner)
+    for name, held in tensors.items():
+        kind = gguf.GGMLQuantizationType[held.kind]
+        plain = held.kind in ("F32", "F16")
+        writer.add_tensor(name, held.data, raw_shape=None, raw_dtype=None if plain else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _opened(path: Path) -> Any:

@@ -7,8 +7,19 @@ from typing import Annotated
 
 import typer
 
-from bitplan.cli import ceilings, datasets, exporting, inspecting, measuring, reporting, studies, tabling, training
-from bitplan.cli.inputs import runs_network, typed
+from bitplan.cli import (
+    ceilings,
+    datasets,
+    exporting,
+    inspecting,
+    measuring,
+    planning,
+    reporting,
+    studies,
+    tabling,
+    training,
+)
+from bitplan.cli.inputs import runs_network
 from bitplan.cli.options import (
     Budgets,
     BudgetsOfSearches,
@@ -21,7 +32,6 @@ from bitplan.cli.options import (
     First,
     Fix,
     Free,
-    Gain,
     Input,
     Json,
     Last,
@@ -49,17 +59,14 @@ from bitplan.cli.steps import (
     Using,
     Wanted,
     aimed,
-    check_asked,
     emit,
     estimated,
     on_device,
     only,
     priced,
     read_rules,
-    refuse_bound,
     sureness,
     told_graph,
-    weights_and_graph,
 )
 from bitplan.cli.terminal import say
 from bitplan.cli.words import App, Verbs
@@ -91,100 +98,6 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-@app.command()
-def plan(
-    target: Target,
-    budget: Budgets,
-    gain: Gain = AUTO,
-    cost: Cost = [COST],
-    choices: Choices = CHOICES,
-    option: Option = [],
-    selector: Selector = None,
-    levels: Levels = None,
-    seed: Seed = 0,
-    input: Input = None,
-    values: WithValues = False,
-    trust: Trust = False,
-    fix: Fix = [],
-    free: Free = [],
-    link: Link = [],
-    first: First = None,
-    last: Last = None,
-    narrow: Narrow = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    task: TaskName = None,
-    task_option: TaskOption = [],
-    data: Data = None,
-    recipe: RecipeFile = None,
-    set: Set = [],
-    teacher: Teacher = None,
-    teacher_weights: TeacherWeights = None,
-    engine: EngineName = "local",
-    store: Store = None,
-    quantizer: QuantizerName = None,
-    explain: Annotated[bool, typer.Option(help="Say for each layer gain, cost, reason, and how sure it is.")] = False,
-    output: Output = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at (.html).")] = None,
-    json: Json = False,
-) -> None:
-    """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    from bitplan.cli.show import show_plan
-    from bitplan.plan.base import select as select_plan
-
-    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
-    using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
-    weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs, using = priced(graph, cost, budget, choices, selector), using.of(thing, quantizer)
-    gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
-    chosen = select_plan(graph, gains, costs, budget=budget, selector=selector, levels=levels)
-    reporting.write_page(chosen, graph, gains, costs, html)
-    if not emit(chosen, output, json):
-        show_plan(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
-
-
-@app.command()
-def frontier(
-    target: Target,
-    at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
-    gain: Gain = AUTO,
-    cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
-    choices: Choices = CHOICES,
-    option: Option = [],
-    seed: Seed = 0,
-    input: Input = None,
-    values: WithValues = False,
-    trust: Trust = False,
-    fix: Fix = [],
-    free: Free = [],
-    link: Link = [],
-    first: First = None,
-    last: Last = None,
-    narrow: Narrow = None,
-    device: Device = "cpu",
-    task: TaskName = None,
-    task_option: TaskOption = [],
-    data: Data = None,
-    json: Json = False,
-) -> None:
-    """Show the best plans for many budgets, all found in one pass."""
-    from bitplan.cli.show import show_frontier
-    from bitplan.costs.base import price as price_graph
-    from bitplan.plan.frontier import select_all
-
-    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
-    refuse_bound(wanted)
-    weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
-    for budget in budgets:
-        check_asked(graph, [costs], [budget], choices, None)
-    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust, network=thing)
-    found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
-    show_frontier(found, budgets, as_json=json)
 
 
 @app.command()
@@ -310,5 +223,5 @@ def select(
         show_plan(chosen, graph, gains, costs, explain, sure)
 
 
-for verbs in (inspecting, datasets, measuring, training, studies, ceilings, tabling, reporting, exporting):
+for verbs in (planning, inspecting, datasets, measuring, training, studies, ceilings, tabling, reporting, exporting):
     verbs.add(app)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Data, Input, Json, Threads, Trust
+from bitplan.cli.options import Data, Input, Json, TextFile, Threads, Trust
 from bitplan.cli.steps import fitting
 from bitplan.cli.terminal import say, say_json, tell
 from bitplan.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bitplan.core.verdicts import Speed, Verdict
 
 Own = Annotated[
@@ -60,15 +62,18 @@ def export(
     from bitplan.exporters.base import export as write
 
     options: dict[str, Any] = read_options(option) | ({"widen": True} if widen else {})
-    plan_only = not make_exporter(to, options).needs_model
-    check_free(output, force=force)
+    exporter = make_exporter(to, options)
+    plan_only = not exporter.needs_model
+    check_free(output, force=force, folder=exporter.folder)
     shapes = load(graph, Graph) if graph else None
     thing = what_is(source, Beside(shape=input, model=model, trust=trust), Pick(method, budget, seed, threads))
     made_of = thing.exported(plan_only=plan_only)
     example, spec = (None, None) if isinstance(made_of, Plan) else (thing.example, thing.spec)
     known: dict[str, Any] = {"graph": shapes or thing.recorded_graph, "example": example, "spec": spec}
+    known["pretrained"] = thing.pretrained
     path = write(made_of, output, to, force=force, **known, **options)
-    tell(f"wrote {path} ({path.stat().st_size:,} bytes)")
+    size = sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]))
+    tell(f"wrote {path} ({size:,} bytes)")
     if isinstance(thing, RunNetwork) and not plan_only:
         chosen = {"--method": method, "--budget": budget, "--seed": seed}
         words = [word for name, value in chosen.items() if value is not None for word in (name, str(value))]
@@ -86,6 +91,7 @@ def verify(
     budget: Budget = None,
     seed: WhichSeed = None,
     option: Annotated[list[str], typer.Option("--option", help="An option of the task: KEY=VALUE. Repeats.")] = [],
+    text: TextFile = None,
     data: Data = None,
     model: Own = None,
     trust: Trust = False,
@@ -96,10 +102,12 @@ def verify(
 ) -> None:
     """Run an exported file beside its checkpoint and compare codes, outputs and scores; exit code 1 if they differ."""
     from bitplan.cli.door import Beside, Pick, what_is
+    from bitplan.cli.inputs import as_task
     from bitplan.exporters.verify import verify as compare
 
-    given = _samples(task, option, data)
+    task, options = as_task(task, option, text, data)
     thing = what_is(against, Beside(model=model, trust=trust), Pick(method, budget, seed, threads))
+    given = _samples(task, options, data, thing)
     network = thing.quantized
     given = given or thing.task
     if given is None:
@@ -117,17 +125,15 @@ def verify(
         raise typer.Exit(1)
 
 
-def _samples(task: str | None, option: list[str], data: str | None) -> Any:
+def _samples(task: str | None, option: Sequence[str], data: str | None, thing: Any) -> Any:
     """The task of that name, or one whose test split are the batches that `--data` names; None if neither is typed."""
     from dataclasses import replace
 
-    from bitplan.cli.inputs import read_data
-    from bitplan.core.written import read_options
-    from bitplan.tasks.base import load_task
+    from bitplan.cli.inputs import read_data, read_task
     from bitplan.tasks.loaded import Loaded
 
     if data is None:
-        return load_task(task, **read_options(option)) if task else None
+        return read_task(task, option, thing) if task else None
     found = read_data(task, (), data)
     return replace(found, test=found.train) if isinstance(found, Loaded) and found.test is None else found
 
@@ -137,7 +143,7 @@ def _show(verdict: Verdict) -> None:
     say(f"codes        {said} in {verdict.layers} layers")
     off = verdict.samples - verdict.close
     say(f"outputs      {verdict.close:,} of {verdict.samples:,} samples within {verdict.tolerance:g}", end="")
-    say(f"; {_ties(verdict, off)}" if off else "")
+    say(f"; {_ties(verdict, off)}" if off and not verdict.rounds else "")
     counts = f"{verdict.predictions_equal:,} of {verdict.predictions:,} equal ({100 * verdict.share:.2f} %)"
     say(f"predictions  {counts}")
     if verdict.control is not None:
@@ -161,6 +167,8 @@ def _show_speed(speed: Speed) -> None:
 def _said(verdict: Verdict) -> str:
     if not verdict.passed:
         return "THE FILE DIFFERS"
+    if verdict.rounds:
+        return f"the file does what the model does, as near as its runtime can: {verdict.rounds}"
     if verdict.enough:
         return "the file does what the model does"
     return "the file does what the model does, as far as the model does it itself: ties decide the rest"

@@ -53,6 +53,20 @@ def with_data(example: Any) -> Any:
     return tree_map_only(torch.Tensor, drawn, example)
 
 
+def as_task(
+    task: str | None, written: list[str], text: Path | None, data: str | None = None
+) -> tuple[str | None, list[str]]:
+    """The task as typed, or that of `--text FILE`, with its options."""
+    if text is None:
+        return task, written
+    if data is not None or task not in (None, "text"):
+        other = "--data" if data is not None else f"--task {task}"
+        raise InputError(f"--text and {other} are both what the network is run on: give one of them")
+    if any(one.startswith("data=") for one in written):
+        raise InputError("--text and --task-option data=… both name the text: give one of them")
+    return "text", [*written, f"data={text}"]
+
+
 def read_task(name: str, written: Sequence[str], network: Typed | None = None) -> Any:
     """The task of that name with its options; one that leaves its tokenizer open gets that of the network typed."""
     import dataclasses

@@ -20,6 +20,10 @@ WithValues = Annotated[
         "--values", help="Run the model to trace it, for one that decides by values: the example's, or drawn."
     ),
 ]
+ForTarget = Annotated[
+    str | None,
+    typer.Option("--for", help="Whose file the budget counts, and what is stored in it: gguf, vllm:size=64, packed …"),
+]
 Fix = Annotated[list[str], typer.Option(help="Fix layers: 'stem.*=w8a8'. Repeats.")]
 Free = Annotated[list[str], typer.Option(help="Exempt layers from the rules: 'fc'. Repeats.")]
 Link = Annotated[
@@ -68,6 +72,10 @@ Data = Annotated[
 ]
 TaskOption = Annotated[
     list[str], typer.Option("--task-option", help="An option of the task: KEY=VALUE, such as data=FOLDER. Repeats.")
+]
+TextFile = Annotated[
+    Path | None,
+    typer.Option("--text", help="A text for a language model: short for --task text --task-option data=FILE."),
 ]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="How to train: a .toml file with a recipe's keys.")]
 Set = Annotated[list[str], typer.Option("--set", help="A value of the recipe, over the file's: epochs=6. Repeats.")]

@@ -95,6 +95,7 @@ def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     """What was asked for and what it comes to, a line each."""
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
+    lines += [_file_line(plan, graph, cost) for cost in costs if cost.target]
     lines += [_binding(plan.limits)] if len(plan.limits) > 1 else []
     lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({plan.proof})")
     figures = total(plan, graph)
@@ -115,6 +116,17 @@ def _limit_line(limit: Limit, account: Account | None) -> str:
     used, fixed = (budget.unit.told(spent, account) for spent in (limit.cost, 0))
     left = budget.unit.text(limit.slack / budget.unit.one(account))
     return f"{budget.words(limit.cost_name)}: {used} used, {fixed} of it by fixed layers, {left} left; {more}"
+
+
+def _file_line(plan: Plan, graph: Graph, cost: Costs) -> str:
+    """What the tensors of a target's file will take, and what that is for each weight."""
+    chosen = sum(cost.rows[group.name][cost.choices.index(plan.precisions[group.name])] for group in graph.selectable)
+    weights, every = (sum(one.weights for one in groups) for groups in (graph.selectable, graph.groups))
+    fixed = sum(cost.fixed.values())
+    return (
+        f"{cost.name}: {chosen + fixed:,} bytes of tensors, {fixed:,} of them fixed; {8 * chosen / weights:.3f} bits "
+        f"for each chosen weight, {8 * (chosen + fixed) / every:.3f} for each of all"
+    )
 
 
 def _binding(limits: Sequence[Limit]) -> str:

@@ -26,6 +26,7 @@ from bitplan.cli.options import (
     TaskOption,
     Teacher,
     TeacherWeights,
+    TextFile,
     Threads,
     TrainDevice,
     Trust,
@@ -58,6 +59,7 @@ def quantize(
     to: Annotated[str | None, typer.Option(help="Instead of a plan: one precision for all, such as w4a4.")] = None,
     task: TaskName = None,
     task_option: TaskOption = [],
+    text: TextFile = None,
     data: Data = None,
     samples: Annotated[int, typer.Option(min=1, help="Training samples that set the input steps.")] = 512,
     plain: Annotated[bool, typer.Option(help="Take the first samples, unshuffled and not augmented.")] = False,
@@ -84,18 +86,17 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the input steps: model + plan → checkpoint."""
     from bitplan.cli.door import Beside, what_is
-    from bitplan.quant.checkpoint import check_replaceable
-    from bitplan.quant.convert import check_finish
+    from bitplan.cli.inputs import as_task
     from bitplan.quant.convert import quantize as quantize_model
 
+    task, task_option = as_task(task, task_option, text, data)
     _refuse_contradictions(plan, to, method, percentile)
-    check_finish(finish, task or data)
-    check_replaceable(output)
-    warn = _only_warns(unreached)
+    warn = _check_before(finish, task or data, output, unreached)
     limit_threads(threads)
     network = what_is(source, Beside(input, weights, fresh, model, seed, values, trust))
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     chosen = _planned(network, rules, plan, to or "")
+    method = method or _method_for(chosen.target)
     told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
     unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
     made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
@@ -150,8 +151,9 @@ def finetune(
 
 def evaluate(
     source: Source,
-    task: Needed,
+    task: TaskName = None,
     task_option: TaskOption = [],
+    text: TextFile = None,
     integer: Annotated[bool, typer.Option("--integer", help="Compute in integers, by PyTorch's kernels.")] = False,
     weights: Weights = None,
     fresh: Fresh = [],
@@ -165,8 +167,11 @@ def evaluate(
     """Score a network on the test split of a task: checkpoint → score."""
     from bitplan.adapters.torch import usable_device
     from bitplan.cli.door import Beside, what_is
-    from bitplan.cli.inputs import read_task
+    from bitplan.cli.inputs import as_task, read_task
 
+    task, task_option = as_task(task, task_option, text)
+    if task is None:
+        raise InputError("say what to score it on: --task NAME (`bitplan list tasks`), or --text FILE")
     typed = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
     chosen, place = read_task(task, task_option, typed), usable_device(device)
     limit_threads(threads)
@@ -193,6 +198,30 @@ def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None
             raise InputError(
                 f"--percentile is for --method {', '.join(users)}, and {method} has no use for it: leave one out"
             )
+
+
+def _check_before(finish: str, seen: str | None, output: Path, unreached: str) -> bool:
+    """Refuse, before long work begins, a finish that has no data and an output that may not be replaced.
+
+    Tells whether layers that are never run are only warned of.
+    """
+    from bitplan.quant.checkpoint import check_replaceable
+    from bitplan.quant.convert import check_finish
+
+    check_finish(finish, seen)
+    check_replaceable(output)
+    return _only_warns(unreached)
+
+
+def _method_for(target: str) -> str | None:
+    """The quantizer that makes what a plan's target stores."""
+    if not target:
+        return None
+    from bitplan.costs.files import read_form
+
+    method = read_form(target).method
+    tell(f"the plan is for {target}, which stores what --method {method} makes")
+    return method
 
 
 def _only_warns(unreached: str) -> bool:

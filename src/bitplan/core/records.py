@@ -183,16 +183,20 @@ class Gains(_PerGroup):
 class Costs(_PerGroup):
     """What each group costs at each choice, and each fixed layer, in whole numbers.
 
-    They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0.
+    They count `unit`s, such as bit-MACs, bits or ns. Fixed layers without a number are `lacking`, and count 0. Where
+    they are those of a `target`'s file, `places` gives, for groups some of whose choices take the same place there, the
+    index of the widest of these for every choice.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"lacking"}
+    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"lacking", "target", "places"}
 
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
     fixed: dict[str, Count] = {}
     lacking: tuple[Name, ...] = ()
+    target: str = ""
+    places: dict[str, tuple[Count, ...]] = {}
 
     @property
     def label(self) -> str:
@@ -203,6 +207,9 @@ class Costs(_PerGroup):
     def _complete(self) -> Self:
         for name, row in self.rows.items():
             _check_width(name, row, self.choices)
+        for name, row in self.places.items():
+            if name not in self.rows or len(row) != len(self.choices) or max(row) >= len(row):
+                raise ValueError(f"the places of {name!r} are not those of its {len(self.choices)} choices")
         return self
 
 
@@ -240,11 +247,11 @@ class Plan(_Used):
 
     `gain` is within `gap` of the best that any plan under the same budgets can reach (None: not proven). So much of the
     gap as is `rounding` only says that gains were rounded to whole numbers, for which the plan is that much nearer.
-    `uses` are those of the graph it was made from.
+    `uses` are those of the graph it was made from. `target` is whose file its budgets count the bytes of.
     """
 
     outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
-    unless_usual: ClassVar[frozenset[str]] = _Used.unless_usual | {"rounding"}
+    unless_usual: ClassVar[frozenset[str]] = _Used.unless_usual | {"rounding", "target"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -256,6 +263,7 @@ class Plan(_Used):
     gap: Annotated[float, Field(ge=0)] | None = None
     rounding: Annotated[float, Field(ge=0)] = 0.0
     sources: dict[str, str] = {}
+    target: str = ""
 
     @property
     def proof(self) -> str:

@@ -2,7 +2,7 @@
 
 written                      an amount of 1 is                                            fixed layers
 %                            a hundredth of all choosable groups at the highest choice    outside
-bpw                          one bit for every choosable weight                           outside
+bpw                          one bit for every choosable weight (in a file: all it takes) outside
 (nothing)                    one unit of the cost                                         outside
 ns us ms s · pJ nJ uJ mJ J   so much time or energy                                       inside
 bits bytes kB MB GB MiB …    so much memory                                               inside
@@ -25,6 +25,9 @@ from bitplan.core.records import Costs, Graph
 
 Kind = Literal["share", "bits per weight", "units", "time", "energy", "memory"]
 """Amounts of one kind can be compared, in whichever of its units they are written."""
+
+FILE = " file"
+"""What the names of costs end in that count the bytes of a target's file, as in "gguf file"."""
 
 WEIGHT_BITS = "weight bits"
 """What bits per weight limit: a cost of their own, which follows from the graph alone."""
@@ -165,15 +168,16 @@ class PerWeight(Unit):
 
     def one(self, account: Account) -> Fraction:
         """A bit for every weight."""
-        return Fraction(account.weights)
+        counted = measured(account.unit)
+        return Fraction(account.weights, counted.size if counted else 1)
 
     def axis(self, account: Account) -> str:
         """The same whatever else is priced."""
         return "budget, bits per weight"
 
     def fits(self, cost: str, unit: str) -> bool:
-        """Nothing but its own cost."""
-        return cost == WEIGHT_BITS
+        """Its own cost, or what the same weights take in a target's file, steps and zero points included."""
+        return cost == WEIGHT_BITS or cost.endswith(FILE)
 
     def own_cost(self, graph: Graph, choices: tuple[Precision, ...]) -> Costs:
         """The bits of all weights, without steps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from bitplan.core.record import Record, Value
 from bitplan.core.records import Count
 
 ENOUGH = 0.999  # the share of predictions that must be equal
+NEAR = 0.9  # the same where a runtime rounds what the network does not
+NEAR_SCORE = 0.02  # by so much of itself a score may then differ
 
 
 class Speed(Value):
@@ -41,8 +43,11 @@ class Verdict(Record):
     A sample is `close` if all its outputs are within the tolerance. The others begin at a `tie` (a value that falls
     between two codes, within floating-point error), are `unexplained`, or were not looked at. `control` is the share of
     predictions that the model itself keeps in double precision, on `control_samples`: in a deep network a flipped code
-    flips others behind it, so that no two ways to add up agree.
+    flips others behind it, so that no two ways to add up agree. `rounds` says what a runtime rounds that the
+    network does not; then no output is close, and predictions and scores tell how near it is.
     """
+
+    unless_usual: ClassVar[frozenset[str]] = Record.unless_usual | {"rounds"}
 
     file: str
     codes_equal: bool
@@ -61,6 +66,7 @@ class Verdict(Record):
     control: Annotated[float, Field(ge=0, le=1)] | None = None
     control_samples: Count = 0
     speed: Speed | None = None
+    rounds: str = ""
 
     @property
     def share(self) -> float:
@@ -87,4 +93,13 @@ class Verdict(Record):
     @property
     def passed(self) -> bool:
         """Equal codes, nothing unexplained, and enough equal predictions, or as many as the model has with itself."""
+        if self.rounds:
+            return self.codes_equal and self.near
         return self.codes_equal and not self.unexplained and (self.enough or self.as_itself)
+
+    @property
+    def near(self) -> bool:
+        """Whether nine of ten predictions are equal, and scores, where there are any, differ by 2 % at most."""
+        if self.score is None or self.reference is None:
+            return self.share >= NEAR
+        return self.share >= NEAR and abs(self.score - self.reference) <= NEAR_SCORE * abs(self.reference)

@@ -29,6 +29,19 @@ class WithUnit(Protocol):
     unit: str
 
 
+@runtime_checkable
+class OfFile(WithUnit, Protocol):
+    """A cost that counts the bytes of a target's file (`costs/files.py`)."""
+
+    target: str
+
+    def place(self, layer: Layer, precision: Precision) -> int:
+        """The bits of a layer's place in the file."""
+
+    def beside(self, graph: Graph) -> dict[str, int]:
+        """What the file holds beside the layers."""
+
+
 def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
     """Say in which unit a cost function counts."""
 
@@ -63,10 +76,25 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
         rows=rows,
         fixed={
             layer.name: 0 if layer.name in lacking else _whole(function, layer, fixed, name) for layer, fixed in ruled
-        },
+        }
+        | (function.beside(graph) if isinstance(function, OfFile) else {}),
         lacking=lacking,
         graph=graph.id,
+        target=function.target if isinstance(function, OfFile) else "",
+        places=_places(function, graph, precisions) if isinstance(function, OfFile) else {},
     )
+
+
+def _places(function: OfFile, graph: Graph, choices: tuple[Precision, ...]) -> dict[str, tuple[int, ...]]:
+    """For every choice of a group, the widest that takes the same place in the file; where that is another one."""
+    found: dict[str, tuple[int, ...]] = {}
+    for group in graph.selectable:
+        taken = [[function.place(layer, choice) for layer in group.layers] for choice in choices]
+        widest = {tuple(place): index for index, place in enumerate(taken)}
+        row = tuple(widest[tuple(place)] for place in taken)
+        if row != tuple(range(len(choices))):
+            found[group.name] = row
+    return found
 
 
 def price_for(

@@ -15,7 +15,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.protocols import check_is, lacks
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
-from bitplan.core.store import whole_file
+from bitplan.core.store import whole_file, whole_folder
 from bitplan.exporters.onnx_running import TimedRuntime
 from bitplan.quant.convert import is_quantized, plan_of, root_of
 
@@ -24,7 +24,8 @@ from bitplan.quant.convert import is_quantized, plan_of, root_of
 class Source:
     """What is exported: a plan, and where the target holds more than a recipe, the quantized model and its example.
 
-    `spec` is the model's name in the zoo, if it has one.
+    `spec` is the model's name in the zoo, if it has one, `folder` where a network of transformers' has its
+    configuration and its tokenizer.
     """
 
     plan: Plan
@@ -32,6 +33,7 @@ class Source:
     model: nn.Module | None = None
     example: Any = None
     spec: str | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,29 @@ class Execution:
 
     `float_inputs` says that the file leaves all activations float, so the model is compared with its inputs left alone.
     `ties` is None where every difference counts: the file adds up in the model's own order, or cannot be looked into.
-    `runtime` also opens other ONNX files, for `speed`; None where nothing there is to be timed.
+    `runtime` also opens other ONNX files, for `speed`; None where nothing there is to be timed. `rounds` says what a
+    runtime rounds that the network does not: outputs are then near and not equal, and scores are compared. Along `axis`
+    lies what is predicted.
     """
 
     network: nn.Module
     float_inputs: bool = False
     ties: TieFinder | None = None
     runtime: TimedRuntime | None = None
+    rounds: str = ""
+    axis: int = 1
 
 
 class Exporter(Protocol):
     """A frozen dataclass derived from this class, whose fields are its options, all of them with a default.
 
-    `needs_model` says that a plan alone is not enough, `suffix` how its files usually end. An exporter whose files can
+    `needs_model` says that a plan alone is not enough, `suffix` how its files usually end, `folder` that what it writes
+    is a folder of them. An exporter whose files can
     be run here says so with `recognizes` and `opened`; of others `verify` says that nothing executes them.
     """
 
     needs_model: ClassVar[bool] = False
+    folder: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
 
     @abstractmethod
@@ -103,13 +111,18 @@ def export(
     force: bool = False,
     **options: Any,
 ) -> Path:
-    """Write a quantized model, or a plan as a recipe, for another program; a file in the way is kept unless `force`."""
+    """Write a quantized model, or a plan as a recipe, for another program; a file in the way is kept unless `force`.
+
+    `options` are the exporter's; `pretrained` among them is where a network of transformers' has its tokenizer.
+    """
+    pretrained = options.pop("pretrained", None)
+    folder = None if pretrained is None else Path(pretrained)
     exporter = make_exporter(to, options) if isinstance(to, str) else to
     check_is(exporter, Exporter, "exporter")
     if isinstance(source, Plan):
-        found = Source(source, graph, None, example, spec)
+        found = Source(source, graph, None, example, spec, folder)
     elif is_quantized(source):
-        found = Source(plan_of(source), graph, root_of(source), example, spec)
+        found = Source(plan_of(source), graph, root_of(source), example, spec, folder)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")
     if found.model is None and exporter.needs_model:
@@ -126,10 +139,14 @@ def make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
 
 def exporter_of(path: Path) -> Exporter:
     """The exporter that wrote a file: of all that are registered, the one that recognizes it."""
-    if not path.is_file():
+    if not path.exists():
         raise FileError(f"cannot read {path}: there is no such file")
     kinds = {name: EXPORTERS.get(name) for name in EXPORTERS}
-    found = [name for name, kind in kinds.items() if not lacks(kind, Exporter) and kind.recognizes(path)]
+    found = [
+        name
+        for name, kind in kinds.items()
+        if not lacks(kind, Exporter) and kind.folder == path.is_dir() and kind.recognizes(path)
+    ]
     if not found:
         others = ", ".join(name for name in kinds if name != "packed")
         raise FileError(f"{path} is cut off or not a packed file, nor one for {others}: export it again")
@@ -138,8 +155,12 @@ def exporter_of(path: Path) -> Exporter:
     return make_exporter(found[0], {})
 
 
-def check_free(target: Path, *, force: bool) -> None:
-    """Refuse a file that is there already, unless it may be replaced."""
+def check_free(target: Path, *, force: bool, folder: bool = False) -> None:
+    """Refuse a file that is there already, unless it may be replaced; of a folder, never what is in it."""
+    if folder:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise FileError(f"{target} exists: choose the name of a new folder")
+        return
     if target.is_dir():
         raise FileError(f"{target} is a folder: give the name of a file")
     if target.exists() and not force:
@@ -147,7 +168,7 @@ def check_free(target: Path, *, force: bool) -> None:
 
 
 def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) -> Path:
-    check_free(target, force=force)
-    with whole_file(target) as temporary:
+    check_free(target, force=force, folder=exporter.folder)
+    with (whole_folder if exporter.folder else whole_file)(target) as temporary:
         exporter.write(source, temporary)
     return target

@@ -27,20 +27,20 @@ _NAME = "compressed-tensors"
 _EIGHT = Precision.parse("w8a8")
 
 
-def _one(name: str) -> str | None:
+def fused(name: str) -> str | None:
     """What vLLM runs as one: q/k/v, gate/up, and all experts of a block; their schemes must be equal."""
     experts = re.match(r"(.*\.experts)\.\d+\.", name)
     if experts:
         return experts[1]
-    fused = re.fullmatch(r"(.*\.)((?P<qkv>[qkv])|gate|up)_proj", name)
-    if not fused:
+    found = re.fullmatch(r"(.*\.)((?P<qkv>[qkv])|gate|up)_proj", name)
+    if not found:
         return None
-    if fused["qkv"] and re.search(r"encoder_attn|cross_?attn", name):  # its keys and values read another tensor
-        return None if fused["qkv"] == "q" else f"{fused[1]}kv_proj"
-    return fused[1] + ("qkv_proj" if fused["qkv"] else "gate_up_proj")
+    if found["qkv"] and re.search(r"encoder_attn|cross_?attn", name):  # its keys and values read another tensor
+        return None if found["qkv"] == "q" else f"{found[1]}kv_proj"
+    return found[1] + ("qkv_proj" if found["qkv"] else "gate_up_proj")
 
 
-TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=_one)
+TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=fused)
 
 
 @final

@@ -22,8 +22,10 @@ from bitplan.core.records import Plan
 from bitplan.exporters.base import Source
 from bitplan.exporters.bits import pack, packed_bytes, unpack
 from bitplan.exporters.capture import DOMAIN, capture
+from bitplan.exporters.onnx_coded import Weight as Weight
+from bitplan.exporters.onnx_coded import coded_weights
 from bitplan.exporters.onnx_layers import layers_of_nodes, mark_layers_
-from bitplan.quant.convert import integer_weights, weight_steps, weights_of
+from bitplan.quant.convert import weights_of
 
 Node = Any  # onnx.NodeProto
 LARGEST = 2**31 - 2**20  # bytes: protocol buffers end at 2 GB
@@ -31,24 +33,10 @@ _PLAN = "bitplan.plan"
 _EXPORTER = "bitplan.exporter"
 
 
-@dataclass(frozen=True)
-class Weight:
-    """The codes of a layer's weight, its steps (broadcasting against them) and its bits.
-
-    `as_matrix` has a weight (N, C, 1, 1), stored so, used as a matrix (C, N).
-    """
-
-    layer: str
-    codes: Tensor
-    steps: Tensor
-    bits: int
-    as_matrix: bool = False
-
-
 class Draft:
-    """A graph being rewritten."""
+    """A graph being rewritten; only where the target knows steps of groups, weights in groups are let in."""
 
-    def __init__(self, source: Source, opset: int) -> None:
+    def __init__(self, source: Source, opset: int, *, groups: bool = False) -> None:
         model = source.model
         assert model is not None
         if source.example is None:
@@ -58,11 +46,8 @@ class Draft:
             )
         _refuse_other_types(model)
         _refuse_large(model)
-        steps, bits = weight_steps(model), source.plan.precisions
-        self.weights = {
-            layer: Weight(layer, codes.cpu(), steps[layer].cpu(), bits[layer].weight_bits)
-            for layer, codes in integer_weights(model).items()
-        }
+        bits = source.plan.precisions
+        self.weights = coded_weights(model, source.plan, groups=groups)
         self.proto = capture(model, source.example, opset=opset)
         self.graph = self.proto.graph
         self._layers = layers_of_nodes(self.graph.node, bits)

@@ -13,7 +13,7 @@ from bitplan.core.codes import code_range
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_codes, type_number
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, read_codes, type_number, width_of
 
 _CODES = ".codes"  # ends the name of a tensor of codes, which begins with its layer
 
@@ -63,6 +63,8 @@ def varying_axes(weight: Weight) -> list[int]:
 def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
     """DequantizeLinear of stored codes; steps that vary along two axes are multiplied afterwards: it knows one axis."""
     name, steps, varying = weight.layer, weight.steps, varying_axes(weight)
+    if weight.size:
+        return _dequantized_groups(draft, weight, codes, output)
     if not varying:
         scale = draft.floats(f"{name}.step", steps.flatten()[0])
         return [draft.node("DequantizeLinear", (codes, scale), output, f"{name}.dequantize")]
@@ -75,6 +77,23 @@ def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[
         draft.node("DequantizeLinear", (codes, one), codes_as_floats, f"{name}.dequantize"),
         draft.node("Mul", (codes_as_floats, scale), output, f"{name}.scale"),
     ]
+
+
+def _dequantized_groups(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
+    """The same of a matrix whose rows have groups."""
+    rows_first = weight.codes.dim() == 2 and weight.codes.shape[0] == weight.steps.shape[0]
+    if not rows_first or weight.codes.shape[1] % weight.size:
+        raise InputError(
+            f"layer {weight.layer!r} of shape {tuple(weight.codes.shape)} has groups of {weight.size} inputs, which "
+            "this target has for matrices whose rows they fill: quantize it by another method, or leave it alone"
+        )
+    inputs = [codes, draft.floats(f"{weight.layer}.step", weight.steps)]
+    if weight.zeros is not None:
+        kind = next(one for one in draft.graph.initializer if one.name == codes).data_type
+        width = width_of(kind)
+        inputs.append(draft.codes(f"{weight.layer}.zero", weight.zeros.to(weight.codes.dtype), width))
+    about: dict[str, Any] = {"axis": 1, "block_size": weight.size}
+    return [draft.node("DequantizeLinear", inputs, output, f"{weight.layer}.dequantize", **about)]
 
 
 def give_zero_points_(draft: Draft) -> None:

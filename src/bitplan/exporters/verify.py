@@ -52,7 +52,7 @@ def verify(
     task: Any = data if isinstance(data, WithData) else None
     given = data if isinstance(data, WithData) else list(data)
     with _reference(model, float_inputs=execution.float_inputs):
-        both = _Both(model, execution.network, tolerance, execution.ties)
+        both = _Both(model, execution.network, tolerance, execution.ties, execution.axis)
         scores: dict[str, Any] = {}
         if task is not None and limit is None:
             scores = {"reference": task.score(both), "score": task.score(execution.network), "metric": task.metric}
@@ -60,10 +60,14 @@ def verify(
             _run(both, given, limit, batch_size)
         if not both.samples:
             raise InputError("there was no sample to compare: give at least one batch")
-        verdict = Verdict(
-            file=str(path), codes_equal=equal, layers=len(own), tolerance=tolerance, **both.counts(), **scores
-        )
-        if equal and not verdict.unexplained and not verdict.enough:
+        told: dict[str, Any] = {
+            "codes_equal": equal,
+            "layers": len(own),
+            "tolerance": tolerance,
+            "rounds": execution.rounds,
+        }
+        verdict = Verdict(file=str(path), **told, **both.counts(), **scores)
+        if equal and not verdict.unexplained and not verdict.enough and not execution.rounds:
             control = _control(model, given, min(_CONTROLLED, both.samples), batch_size)
             verdict = verdict.model_copy(update=control)
     return verdict.model_copy(update={"speed": measured(path, model, both.example)}) if speed else verdict
@@ -96,8 +100,11 @@ def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
 class _Both(nn.Module):
     """Runs the model and the file on the same inputs, keeps count, and returns what the model said."""
 
-    def __init__(self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None) -> None:
+    def __init__(
+        self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None, axis: int = 1
+    ) -> None:
         super().__init__()
+        self.axis = axis
         self.model = model
         self.executed = executed
         self.tolerance = tolerance
@@ -126,7 +133,7 @@ class _Both(nn.Module):
             off |= ~(error <= self.tolerance * scale)
             self.largest = max(self.largest, float(error.max()) / scale)
             if own.dim() > 1:
-                same = own.argmax(1) == other.argmax(1)
+                same = own.argmax(self.axis) == other.argmax(self.axis)
                 self.predictions += same.numel()
                 self.predictions_equal += int(same.sum())
         self.samples += len(off)

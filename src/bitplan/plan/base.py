@@ -137,7 +137,7 @@ def cost_of(budget: Budget, graph: Graph, choices: tuple[Precision, ...], costs:
     """The cost that a budget limits: the one it brings, the named one, or the first that it fits."""
     own = budget.unit.own_cost(graph, choices)
     if own is not None:
-        return own
+        return next((cost for cost in costs if budget.unit.fits(cost.name, cost.unit)), own)
     names = [cost.name for cost in costs]
     if budget.cost is not None and budget.cost not in names:
         known = suggestion(budget.cost, names)
@@ -159,7 +159,8 @@ def make_problem(
 ) -> Problem:
     """The problem in whole numbers."""
     names = tuple(group.name for group in graph.selectable)
-    scaled = to_integers([gains.rows[name] for name in names], levels)
+    places = places_of(costs)
+    scaled = to_integers([_placed(gains.rows[name], places.get(name)) for name in names], levels)
     prices = [[cost.rows[name] for name in names] for cost in costs]
     if max(sum(max(row) for row in table) for table in prices) >= 2**62:
         raise InputError("the costs add up to more than 2^62 units: use a coarser unit")
@@ -172,6 +173,22 @@ def make_problem(
         unit=scaled.unit,
         rounding=scaled.rounding,
     )
+
+
+def places_of(costs: Sequence[Costs]) -> dict[str, tuple[int, ...]]:
+    """For groups some of whose choices take one place in a target's file, the choice that is taken for each."""
+    return {name: row for cost in costs for name, row in cost.places.items()}
+
+
+def _placed(row: tuple[float, ...], places: tuple[int, ...] | None) -> tuple[float, ...]:
+    """Gains of what is stored: of choices that take one place in a file the widest, so that none is worth less."""
+    return row if places is None else tuple(row[place] for place in places)
+
+
+def stored(picks: Sequence[int], groups: Sequence[str], costs: Sequence[Costs]) -> tuple[int, ...]:
+    """Picks with the widest choice of each place in a target's file, which costs no more."""
+    places = places_of(costs)
+    return tuple(places[name][pick] if name in places else pick for name, pick in zip(groups, picks, strict=True))
 
 
 def _whole(capacities: Sequence[int]) -> Integers:
@@ -223,13 +240,13 @@ def make_plan(
     selector: str,
 ) -> Plan:
     """Write a selection down as a plan for all layers, with its provenance."""
+    picks = stored(selection.picks, problem.groups, costs)
     chosen = {
         layer.name: problem.choices[pick]
-        for group, pick in zip(graph.selectable, selection.picks, strict=True)
+        for group, pick in zip(graph.selectable, picks, strict=True)
         for layer in group.layers
     }
     precisions = chosen | graph.fixed_beside(problem.choices)
-    spent = spent_by(problem, selection.picks)
     return Plan(
         model=graph.model,
         precisions={layer.name: precisions[layer.name] for layer in graph.layers},
@@ -246,10 +263,10 @@ def make_plan(
                 fixed=budget.unit.aside(Account.of(graph, cost)),
             )
             for budget, cost, capacity, used, price in zip(
-                budgets, costs, problem.capacities, spent, prices, strict=True
+                budgets, costs, problem.capacities, spent_by(problem, picks), prices, strict=True
             )
         ),
-        gain=gain_of(gains, problem, selection.picks),
+        gain=gain_of(gains, problem, picks),
         gap=None if selection.gap is None else problem.rounding + selection.gap * problem.unit,
         rounding=0.0 if selection.gap is None else problem.rounding,
         sources={
@@ -259,7 +276,18 @@ def make_plan(
         },
         uses=graph.uses,
         integers=graph.integers,
-        notes=(*graph.notes, *gains.notes, *_elsewhere(gains, budgets)),
+        target=next((cost.target for cost in costs if cost.target), ""),
+        notes=(*graph.notes, *gains.notes, *_elsewhere(gains, budgets), *_shared_places(costs)),
+    )
+
+
+def _shared_places(costs: Sequence[Costs]) -> tuple[str, ...]:
+    """What is to say where a target's file has one place for several choices."""
+    return tuple(
+        f"target: in {len(cost.places)} of {len(cost.rows)} groups {cost.target} stores some of "
+        f"{', '.join(map(str, cost.choices))} in one place, and the widest of these is taken"
+        for cost in costs
+        if cost.places
     )
 
 

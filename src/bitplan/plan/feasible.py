@@ -45,6 +45,8 @@ def _impossible(budget: Budget, cost: Costs, account: Account, least: int) -> st
     """Why a budget cannot be met: `least` is what the choosable layers cost at the lowest choice."""
     unit, lowest = budget.unit, cost.choices[0]
     aside = unit.aside(account)
+    if cost.target:
+        return _impossible_file(budget, cost, account, least)
     whole, part, hint = "", "", ""
     if aside is not None:
         whole = " of the whole network"
@@ -54,4 +56,24 @@ def _impossible(budget: Budget, cost: Costs, account: Account, least: int) -> st
         f"budget {budget} cannot be met: with every layer at its lowest precision ({lowest}) the {cost.name}{whole} is "
         f"{unit.told(least, account)}{part}. Raise the budget to at least {unit.enough(least, account)}, or add a "
         f"precision below {lowest}{hint}"
+    )
+
+
+def _impossible_file(budget: Budget, cost: Costs, account: Account, least: int) -> str:
+    """The same of a target's file, whose fixed part is mostly one table."""
+    unit, lowest = budget.unit, cost.choices[0]
+    part, hints = "", [f"add a choice below {lowest}"] if lowest.weight_bits > 2 else []
+    if unit.aside(account):
+        part = f", {unit.told(0, account)} of it for what is not chosen"
+        largest = max(cost.fixed, key=lambda name: cost.fixed[name])
+        taken = unit.text(cost.fixed[largest] / unit.one(account))
+        hints.append(f"store {largest} ({taken}) in fewer bits, such as --free '{largest}' or --fix '{largest}=w4a16'")
+    if "size" in cost.target or cost.target.startswith(("vllm", "matmulnbits", "packed")):
+        hints.append("take larger groups (--for …:size=128)")
+    if cost.places:
+        hints.append(f"{len(cost.places)} of {len(cost.rows)} groups have rows for which {cost.name} stores no less")
+    lower = f"; {'; '.join(hints)}" if hints else ""
+    return (
+        f"budget {budget} cannot be met: with every layer at its lowest precision the {cost.name} takes "
+        f"{unit.told(least, account)}{part}. Raise the budget to at least {unit.enough(least, account)}{lower}"
     )

@@ -17,6 +17,7 @@ from bitplan.quant.lsq import FLOOR
 
 _TRIED = 24  # steps that are tried for a group
 _NARROWEST, _WIDEST = 0.35, 1.2  # their ends, as shares of the step by which the largest value is the last level
+_LARGEST_HALF = 65504.0
 _AT_ONCE = 1 << 16  # values that are fitted together, so that they stay in the cache
 
 
@@ -97,24 +98,36 @@ class Levels(NamedTuple):
 
 
 @torch.no_grad()
-def fit(cut: Tensor, bits: int, *, zeros: bool) -> Levels:
+def fit(cut: Tensor, bits: int, *, zeros: bool, digits: int = 0) -> Levels:
     """The levels of each group (rows, groups, inputs) with the least sum of squared errors, of some that are tried.
 
-    Of values that are all zero the step is that of weights of size 1/√inputs.
+    Of values that are all zero the step is that of weights of size 1/√inputs. `digits` are those of steps (`short`).
     """
     wide = cut.detach().float()
-    parts = [_fitted(part, bits, zeros) for part in _pieces(wide)]
+    parts = [_fitted(part, bits, zeros, digits) for part in _pieces(wide)]
     step = torch.cat([part.step for part in parts])
     zero = torch.cat([part.zero for part in parts if part.zero is not None]) if zeros else None
     return Levels(step, zero)
 
 
-def _fitted(cut: Tensor, bits: int, zeros: bool) -> Levels:
-    best, error = _levels(cut, bits, 1.0, zeros=zeros), torch.full(cut.shape[:2], math.inf, device=cut.device)
+def short(step: Tensor, digits: int) -> Tensor:
+    """Positive steps of so many binary digits that count, which float16 holds; as they are where `digits` is 0."""
+    if not digits:
+        return step
+    mantissa, exponent = torch.frexp(step)
+    kept = torch.ldexp((mantissa * 2.0**digits).round(), exponent - digits)
+    return ((kept * 2.0**24).round() / 2.0**24).clamp(2.0**-24, _LARGEST_HALF)
+
+
+def _fitted(cut: Tensor, bits: int, zeros: bool, digits: int) -> Levels:
+    best, error = (
+        _levels(cut, bits, 1.0, zeros=zeros, digits=digits),
+        torch.full(cut.shape[:2], math.inf, device=cut.device),
+    )
     _, high = code_range(bits)
     to_the_largest = 1.0 if zeros else (high + 0.5) / high
     for share in (to_the_largest, *torch.linspace(_WIDEST, _NARROWEST, _TRIED).tolist()):
-        tried = _levels(cut, bits, share, zeros=zeros)
+        tried = _levels(cut, bits, share, zeros=zeros, digits=digits)
         squares = (tried.nearest(cut, bits) - cut).square_().sum(-1)
         better = squares < error
         error = torch.where(better, squares, error)
@@ -123,14 +136,14 @@ def _fitted(cut: Tensor, bits: int, zeros: bool) -> Levels:
     return best
 
 
-def _levels(cut: Tensor, bits: int, share: float, *, zeros: bool) -> Levels:
+def _levels(cut: Tensor, bits: int, share: float, *, zeros: bool, digits: int) -> Levels:
     """Levels that end at a share of the largest values."""
     low, high = code_range(bits)
     if zeros:
         lowest, highest = cut.amin(-1).clamp_max_(0) * share, cut.amax(-1).clamp_min_(0) * share
-        step = _usable((highest - lowest) / (high - low), cut)
+        step = short(_usable((highest - lowest) / (high - low), cut), digits)
         return Levels(step, (low - lowest / step).round_().clamp_(low, high))
-    return Levels(_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), None)
+    return Levels(short(_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), digits), None)
 
 
 def _usable(step: Tensor, cut: Tensor) -> Tensor:

@@ -42,13 +42,13 @@ class Fixed:
 class Fitted:
     """Levels of groups, fitted to what the weights are when their turn comes."""
 
-    def __init__(self, width: int, bits: int, *, zeros: bool) -> None:
-        self.width, self.bits, self.zeros = width, bits, zeros
+    def __init__(self, width: int, bits: int, *, zeros: bool, digits: int = 0) -> None:
+        self.width, self.bits, self.zeros, self.digits = width, bits, zeros, digits
         self.groups: list[Levels] = []  # of each (B, rows, 1)
 
     def begin(self, start: int, weights: Tensor) -> None:
         """Fit the group that begins here, (B, rows, width)."""
-        found = fit(weights.flatten(0, 1)[:, None], self.bits, zeros=self.zeros)
+        found = fit(weights.flatten(0, 1)[:, None], self.bits, zeros=self.zeros, digits=self.digits)
         shape = weights.shape[:2]
         zero = None if found.zero is None else found.zero.view(*shape, 1).to(weights)
         self.groups.append(Levels(found.step.view(*shape, 1).to(weights), zero))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args
@@ -205,12 +205,14 @@ def integer_weights(model: nn.Module) -> dict[str, Tensor]:
     return {layer: quantizer.codes(weight) for layer, quantizer, weight in _weights(model)}
 
 
-def weight_steps(model: nn.Module) -> dict[str, Tensor]:
+def weight_steps(model: nn.Module, *, but: Collection[str] = ()) -> dict[str, Tensor]:
     """The positive steps of `integer_weights`: scalars, or of a shape that broadcasts against the codes.
 
-    Levels that are no multiples of a step are refused by the layer's name.
+    Levels that are no multiples of a step are refused by the layer's name, unless it is among `but`.
     """
     for layer, quantizer, _ in _weights(model):
+        if layer in but:
+            continue
         why = why_no_multiples(quantizer)
         if why:
             method = options_of(model).method
@@ -218,7 +220,7 @@ def weight_steps(model: nn.Module) -> dict[str, Tensor]:
                 f"the weights of layer {layer!r} are no multiples of a step, by which other programs know them: {why} "
                 f"({method}); quantize with another method, or keep a checkpoint (save_checkpoint)"
             )
-    return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model)}
+    return {layer: quantizer.steps_for(weight) for layer, quantizer, weight in _weights(model) if layer not in but}
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -96,6 +96,8 @@ class Factory:
         by_channel = self.options.per_channel or self.method.rows
         shared = Shared(channels_of(site.module, weight) if by_channel else None)
         kept = self.kept.get(site.layer, NONE).weight
+        if kept is not None and kept.bits != bits and self.method.anew:
+            kept = None
         bits_before = kept.bits if kept else bits
         made = self.method.weight(weight, bits_before, shared, self.options)
         if kept is not None:

@@ -211,7 +211,6 @@ def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float |
     _, quantizer, weight = layer
     if seen.total is None or seen.layout is None:
         return None
-    grouped = isinstance(quantizer, GroupedWeight)
     blocks = quantizer.blocks if isinstance(quantizer, GroupedWeight) else Grouping(weight.numel(), seen.layout)
     rows = blocks.rows(weight.detach() if weight.dtype == torch.float64 else weight.detach().float())
     parts, inputs = seen.total.shape[0], seen.total.shape[-1]
@@ -220,8 +219,9 @@ def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float |
     shaped = rows.unflatten(0, (parts, -1))
     rounded = blocks.rows(quantizer(weight).detach()).to(rows.dtype).unflatten(0, (parts, -1))
     grid: Fixed | Fitted
-    if grouped:
-        grid = Fitted(blocks.width(inputs), quantizer.bits, zeros=quantizer.zero is not None)
+    if isinstance(quantizer, GroupedWeight):
+        zeros, digits = quantizer.zero is not None, quantizer.digits
+        grid = Fitted(blocks.width(inputs), quantizer.bits, zeros=zeros, digits=digits)
     else:
         steps = blocks.rows(quantizer.steps_for(weight).expand(weight.shape).to(rows))
         grid = Fixed(steps.unflatten(0, (parts, -1)), *quantizer.range)

@@ -42,6 +42,8 @@ class Quantizer(ABC):
     """Whether steps or limits begin at a percentile of magnitudes, `percentile` of quantize."""
     rows: ClassVar[bool] = False
     """Whether weights are always seen by output channel, whatever `per_channel` says."""
+    anew: ClassVar[bool] = False
+    """Whether a weight lies otherwise at other bits, so that steps kept from there say nothing."""
     integers: ClassVar[bool] = False
     """Whether steps are stored and zero is a level, so that integer=True can put biases on the grid of products."""
 

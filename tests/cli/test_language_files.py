@@ -1,0 +1,131 @@
+"""From a model and a budget in bytes to a file for llama.cpp, vLLM or ONNX Runtime, by commands alone."""
+
+import json
+
+import pytest
+
+import bitplan
+from bitplan.adapters.gguf import read_tensors
+from bitplan.costs.files import aligned
+from texts import trained, write_folder, write_gguf, write_text
+
+SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
+WINDOWS = ("--task-option", "tokens=16")
+
+
+@pytest.fixture
+def folder(tmp_path, capsys):
+    write_text(tmp_path / "text.txt", words=3000)
+    made = trained(write_folder(tmp_path / "model", **SIZES), tmp_path / "text.txt", steps=30)
+    capsys.readouterr()  # bars of transformers'
+    return made
+
+
+def done(run, *words):
+    code, out, err = run(*words)
+    assert code == 0, err
+    return out, err
+
+
+def test_from_a_budget_in_bytes_to_a_file_that_llama_cpp_runs(run, folder, tmp_path):
+    code, _, err = run("plan", "model", "--budget", "10kB", "--for", "gguf", "--narrow", "0")
+    assert code == 2
+    assert "budget 10kB cannot be met: with every layer at its lowest precision the gguf file takes" in err
+    assert "Raise the budget to at least" in err
+    assert "--fix 'model.embed_tokens=w4a16'" in err or "--fix 'lm_head=w4a16'" in err
+    assert err.count("\n") == 1
+    words = ("--for", "gguf", "--narrow", "0", "--gain", "drift", "--option", "samples=8", *WINDOWS)
+    out, _ = done(run, "plan", "model", "--budget", "70kB", *words, "--text", "text.txt", "-o", "plan.json")
+    assert "bytes of tensors" in out
+    plan = bitplan.load("plan.json")
+    assert plan.target == "gguf"
+    assert {"w2a16"} < {str(one) for one in plan.precisions.values()}  # w4 or w8 too
+    found = done(run, "quantize", "model", "--plan", "plan.json", "-o", "mixed")
+    assert "--method gguf" in found[1]
+    done(run, "export", "mixed", "--to", "gguf", "-o", "mixed.gguf")
+    (limit,) = plan.limits
+    taken = sum(aligned(one.bytes) for one in read_tensors(tmp_path / "mixed.gguf").values())
+    assert limit.cost + limit.fixed == taken <= 70_000
+    words = ("--against", "mixed", "--text", "text.txt", "--option", "tokens=16")
+    out, _ = done(run, "verify", "mixed.gguf", *words, "--json")
+    verdict = json.loads(out)
+    assert verdict["codes_equal"]
+    assert verdict["score"] == pytest.approx(verdict["reference"], rel=0.02)
+    out, _ = done(run, "verify", "mixed.gguf", *words, "--limit", "4")
+    assert "as near as its runtime can: llama.cpp rounds activations" in out
+    out, _ = done(run, "evaluate", "mixed", "--text", "text.txt", *WINDOWS, "--json")
+    assert json.loads(out)["scores"]["perplexity"] == pytest.approx(verdict["reference"])
+
+
+@pytest.mark.parametrize(
+    ("target", "to", "name"),
+    [("vllm:size=32,zeros=true", "vllm", "served"), ("matmulnbits:size=32", "matmulnbits", "m.onnx")],
+)
+def test_other_targets_get_the_grouping_that_they_store(run, folder, tmp_path, target, to, name):
+    done(run, "plan", "model", "--budget", "6.5bpw", "--for", target, "--narrow", "0", "-o", "plan.json")
+    plan = bitplan.load("plan.json")
+    links = {tuple(sorted(name.rsplit(".", 1)[1] for name in link)) for link in plan.links}
+    assert links == {("k_proj", "q_proj", "v_proj"), ("gate_proj", "up_proj")}  # from names, without a forward pass
+    done(run, "quantize", "model", "--plan", "plan.json", "-o", "mixed")
+    done(run, "export", "mixed", "--to", to, "-o", name)
+    assert (tmp_path / name).exists()
+    if to == "vllm":
+        assert {"config.json", "model.safetensors", "tokenizer.json"} == {
+            one.name for one in (tmp_path / name).iterdir()
+        }
+        code, _, err = run("export", "mixed", "--to", to, "-o", name)
+        assert code == 2
+        assert "served" in err
+
+
+BAD = {
+    ("plan", "model", "--budget", "4bpw", "--for", "ggfu"): "unknown target 'ggfu'; did you mean gguf?",
+    ("plan", "model", "--budget", "4bpw", "--for", "vllm"): "rows of 64 are no multiple: take --for vllm:size=64",
+    ("plan", "model", "--budget", "4bpw", "--for", "gguf", "--choices", "w2a2,w8a8"): "gguf leaves activations alone",
+    (
+        "plan",
+        "model",
+        "--budget",
+        "4bpw",
+        "--text",
+        "text.txt",
+        "--task",
+        "digits",
+    ): "--text and --task digits are both",
+    ("plan", "odd.gguf", "--budget", "4bpw", "--for", "gguf"): "is of type I8, which cannot be turned into floats here",
+    ("plan", "cut.gguf", "--budget", "4bpw", "--for", "gguf"): "cut off or damaged",
+    ("evaluate", "model"): "say what to score it on: --task NAME (`bitplan list tasks`), or --text FILE",
+}
+
+
+def test_bad_input_is_one_line(run, folder, tmp_path, capsys):
+    import gguf
+
+    write_gguf(tmp_path / "odd.gguf", {"ffn_up.weight": gguf.GGMLQuantizationType.I8})
+    (tmp_path / "cut.gguf").write_bytes(write_gguf(tmp_path / "whole.gguf").read_bytes()[:-5000])
+    for words, said in BAD.items():
+        code, _, err = run(*words)
+        assert code == 2, words
+        assert said in err, words
+        assert err.count("\n") == 1, err
+    write_folder(tmp_path / "parts", shards=True, **SIZES)
+    capsys.readouterr()
+    shard = sorted((tmp_path / "parts").glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-64])
+    code, _, err = run("plan", "parts", "--budget", "5bpw", "--for", "gguf")
+    assert code == 2
+    assert f"{shard.name} is cut off" in err
+    assert err.count("\n") == 1
+
+
+def test_siblings_are_linked_in_networks_and_in_files(folder):
+    model = bitplan.load_pretrained(folder)
+    example = {"input_ids": bitplan.load_task("text", tokens=16).example()["input_ids"]}
+    traced, named = bitplan.trace(model, example), bitplan.trace(bitplan.open_checkpoint(folder))
+    expected = {
+        frozenset(f"model.layers.{block}.{part}_proj" for part in parts)
+        for block in range(2)
+        for parts in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up"))
+    }
+    assert {frozenset(link.layers) for link in traced.links} == expected
+    assert {frozenset(link.layers) for link in named.links} == expected
