@@ -46,8 +46,8 @@ class Advice:
 
 # The evidence is in docs/paper.md: CIFAR-10, 4 and 2 bits, 70 % of the bit operations, five seeds from one start of a
 # ResNet-20. Top-1 there: uniform 84.50, eagl 85.07, fisher 86.20, drift 86.27, drift_in_context 86.44, with spreads of
-# 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it. A trial of a deeper CIFAR ResNet, three seeds, of
-# which no run was kept: uniform 83.92, eagl 84.48, hawq 85.97, drift 86.23, alps_racing 86.65. Other networks and tasks
+# 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it. A trial of a deeper CIFAR ResNet, three seeds,
+# with no run kept: uniform 83.92, eagl 84.48, hawq 85.97, drift 86.23, alps_racing 86.65. Other networks and tasks
 # were not compared so, and no difference between the last three is significant: that is what the lines say.
 TABLE: tuple[Advice, ...] = (
     Advice(
