@@ -100,7 +100,7 @@ def sweep(
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
-    """Trace, price and see that every budget can be met, and that what may be spent does; then write down what the run is about."""
+    """Trace, price, see that every budget can be met and that spends do; then write down what the run is about."""
     graph = setting.trace()
     costs = setting.costs(graph)
     plain = estimate("uniform", None, graph, choices=setting.study.choices)
