@@ -99,6 +99,7 @@ class Gain(Protocol):
 
     def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
         """Refuse what may be spent where it does not do for anything, before a long study begins."""
+        return None
 
 
 def estimate(
