@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import bitplan
 from bitplan.cli.app import app
+from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
 from bitplan.reports.tables import make as table
 from bitplan.study.check import check
@@ -36,6 +37,20 @@ def swept(tmp_path_factory):
         summary = sweep(study, home / "run", trust=True)
     assert (summary.failed, summary.done) == ((), summary.total)
     return study, RunFolder(home / "run"), told
+
+
+@pytest.mark.parametrize(("judge", "takes"), [("drift:samples=32", 64), ("drop:samples=32", 32)])
+def test_a_spend_that_does_not_do_for_one_evaluation_is_refused_before_anything_is_trained(
+    tmp_path, monkeypatch, judge, takes
+):
+    told = SEARCH.replace("spend = 128", f"spend = {takes - 1}").replace("drift:samples=32", judge)
+    (tmp_path / "study.toml").write_text(STUDY.split('[[methods]]\nname = "uniform"')[0] + told)
+    monkeypatch.chdir(Path(__file__).parent)
+    study = read_study(tmp_path / "study.toml")
+    for act in (sweep, forecast):
+        with pytest.raises(InputError, match=rf"^[^\n]*spend={takes - 1} is too little for one evaluation[^\n]*$"):
+            act(study, tmp_path / "run", trust=True)
+    assert not [path for path in (tmp_path / "run").rglob("*.json") if path.parent.name in ("kept", "trials", "failed")]
 
 
 def test_it_is_estimated_for_each_budget(swept):

@@ -110,6 +110,10 @@ class Relaxation(Gain):
         tuner, _ = self._begin(model, graph, choices, context)
         return tuner.expected([tuner.job({})])
 
+    def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
+        """Refuse a limit that does not do for a step."""
+        self._begin(model, graph, choices, context)
+
     def _begin(
         self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
     ) -> tuple[Tuner, PassMeter]:  # fmt: skip

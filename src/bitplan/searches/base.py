@@ -70,9 +70,7 @@ class Search(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Search, and give the best plan as gains."""
         aim = check_aim(context.aim, self._name, graph, choices)
-        bench = self._bench(model, graph, choices, context)
-        meter = self._meter(bench, context)
-        meter.check(bench.once + bench.price, f"one evaluation by {self.judge}")
+        bench, meter = self._begin(model, graph, choices, context)
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
         size = {} if context.task is None else {"samples_per_epoch": samples_per_epoch(context.task)}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
@@ -88,17 +86,22 @@ class Search(Gain):
         self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
     ) -> Expected | None:  # fmt: skip
         """What the judge's trainings are going to take at most; None where it trains nothing."""
-        bench = self._bench(model, graph, choices, context)
-        meter = self._meter(bench, context)
+        bench, meter = self._begin(model, graph, choices, context)
         meter.charge(bench.once)
         return bench.expected(meter.room(bench.price))
 
-    def _bench(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Bench:
-        return judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
+    def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
+        """Refuse a limit that does not do for one evaluation."""
+        self._begin(model, graph, choices, context)
 
-    def _meter(self, bench: Bench, context: Context) -> PassMeter:
-        """What the options allow, else the context's epochs, else what is usual."""
-        return meter_for(self.spend, context, bench.once.passes + self.usual * bench.price.passes)
+    def _begin(
+        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> tuple[Bench, PassMeter]:  # fmt: skip
+        """The judge at work, and a meter: what the options allow, else the context's epochs, else what is usual."""
+        bench = judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
+        meter = meter_for(self.spend, context, bench.once.passes + self.usual * bench.price.passes)
+        meter.check(bench.once + bench.price, f"one evaluation by {self.judge}")
+        return bench, meter
 
     @property
     def _name(self) -> str:

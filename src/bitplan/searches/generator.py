@@ -71,7 +71,7 @@ class Generator(Search):
         return _Generating(self, aim, emitter, draw, random.Random(seed))
 
 
-class Told(NamedTuple):
+class DrawnChoices(NamedTuple):
     """Draws: choices (B, G), the logarithm of the chance of each (B), and the entropy of the chances behind it (B)."""
 
     choices: Tensor
@@ -110,11 +110,11 @@ class Emitter(nn.Module):
         with torch.no_grad():
             return self._walk(torch.empty(count, 0, dtype=torch.long), draw, flatter).choices
 
-    def told(self, choices: Tensor) -> Told:
+    def told(self, choices: Tensor) -> DrawnChoices:
         """How likely draws, (B, G), are."""
         return self._walk(choices, None, 1.0)
 
-    def _walk(self, given: Tensor, draw: torch.Generator | None, flatter: float) -> Told:
+    def _walk(self, given: Tensor, draw: torch.Generator | None, flatter: float) -> DrawnChoices:
         count = len(given)
         state: tuple[Tensor, Tensor] | None = None
         before = torch.zeros(count, self.choices)
@@ -127,7 +127,7 @@ class Emitter(nn.Module):
             taken.append(chosen)
             logps.append(logs.gather(1, chosen[:, None])[:, 0])
             entropies.append(-(logs.exp() * logs).sum(dim=1))
-        return Told(torch.stack(taken, 1), torch.stack(logps).sum(0), torch.stack(entropies).sum(0))
+        return DrawnChoices(torch.stack(taken, 1), torch.stack(logps).sum(0), torch.stack(entropies).sum(0))
 
 
 @dataclass
@@ -194,7 +194,7 @@ class _Generating(Proposer):
         rewards = torch.tensor([(one.score - float(seen.mean())) / (spread or 1.0) for one in self.memory])
         return -(counts * (rewards - (counts * rewards).sum()) * now).sum()
 
-    def _excess(self, priced: Told) -> Tensor:
+    def _excess(self, priced: DrawnChoices) -> Tensor:
         """The same of λ·(cost − 1)², the budget being 1."""
         shares = torch.tensor([max(self._shares(row)) for row in priced.choices.tolist()])
         excess = self.options.weight * (shares - 1).square()

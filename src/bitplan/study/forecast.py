@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bitplan.core.records import Graph, Plan
+from bitplan.core.records import Graph
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.gains.base import Context, make_gain
-from bitplan.quant.calibrate import calibrate_
-from bitplan.quant.convert import quantize
 from bitplan.study.controls import with_controls
+from bitplan.study.limits import untrained
 from bitplan.study.setting import Setting, some_batches
 from bitplan.study.trials import all_starts, estimations, made_by, trials
 from bitplan.tune.loop import finetune_
@@ -59,9 +58,7 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     setting = Setting(study, RunFolder(Path(run_folder)), trust)
     graph = setting.trace()
     setting.costs(graph)
-    network = setting.network(study.start.seed)
-    high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
-    calibrate_(high, some_batches(setting.task, study.recipe.batch_size, 0, 1), forward=setting.task.forward)
+    network, high = untrained(setting, graph)
     teacher = network if study.recipe.distills else None
     pace = _step_seconds(setting, high, study.recipe, teacher)
     float_pace = _step_seconds(setting, network, study.recipe.for_floats(), None)

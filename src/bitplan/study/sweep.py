@@ -21,6 +21,7 @@ from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
 from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
+from bitplan.study.limits import check_limits
 from bitplan.study.quantizers import quantizer_plans
 from bitplan.study.serving import Served, estimates_for, plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
@@ -98,11 +99,12 @@ def sweep(
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
-    """Trace, price and see that every budget can be met; then write down what the run is about."""
+    """Trace, price, see that every budget can be met and that spends do; then write down what the run is about."""
     graph = setting.trace()
     costs = setting.costs(graph)
     plain = estimate("uniform", None, graph, choices=setting.study.choices)
     select_each(graph, plain, costs, budgets=setting.study.budgets)
+    check_limits(setting, graph)
     whole = listed.model_copy(update={"trainings": _known_trainings(setting.run, listed)})
     setting.run.keep(setting.study, graph, costs[0], whole)
     return graph, costs
