@@ -166,7 +166,9 @@ def on_path(folder: Path):
 
 def lasting(output: str) -> str:
     """An output without lines that tell how far long work is, and without what libraries miss on this machine."""
-    passing = re.compile(r" *\d+:\d\d  \d+/\d+|WARNING: Warning: Detected no triton|.*torchao.*\.so|[IWE]\d{4} ")
+    passing = re.compile(
+        r" *\d+:\d\d  \d+/\d+|WARNING: Warning: Detected no triton|.*torchao.*\.so|[IWE]\d{4} |.*it/s\]"
+    )
     return "".join(line for line in output.splitlines(keepends=True) if not passing.match(line))
 
 
