@@ -166,8 +166,15 @@ def on_path(folder: Path):
 
 def lasting(output: str) -> str:
     """An output without lines that tell how far long work is, and without what libraries miss on this machine."""
-    passing = re.compile(r" *\d+:\d\d  \d+/\d+|WARNING: Warning: Detected no triton|.*torchao.*\.so|[IWE]\d{4} ")
-    return "".join(line for line in output.splitlines(keepends=True) if not passing.match(line))
+    passing = (
+        r" *\d+:\d\d  \d+/\d+",
+        "WARNING: Warning: Detected no triton",
+        r".*torchao.*\.so",
+        r"[IWE]\d{4} ",
+        r".*it/s\]",
+    )
+    kept = (line for line in output.splitlines(keepends=True) if not re.match("|".join(passing), line))
+    return "".join(kept)
 
 
 def shape_of(output: str) -> list[str]:
