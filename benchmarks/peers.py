@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from benchmarks.__main__ import PAGE, PEERS, dated, put
@@ -40,6 +41,7 @@ PINS = {  # what pip installs besides torch and torchvision; some leave out what
     "nncf": ("nncf==3.4.0",),
 }
 OURS = "bitplan"
+LIMIT = 900.0  # seconds for an answer
 FAILED = "Did not run here:"
 NO_CHOICE = {"nncf": "chooses no precisions for networks of PyTorch's"}
 WHAT = {
@@ -76,20 +78,26 @@ class Peer:
         return cls(name, process)
 
     def ask(self, task: str) -> Any:
-        """What it answers; Absent where it failed."""
+        """What it answers; Absent where it failed, now or before, or took too long."""
+        if self.process.poll() is not None:
+            raise Absent("it has ended")
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{task}\n")
         self.process.stdin.flush()
+        watch = Timer(LIMIT, self.process.kill)
+        watch.start()
         line = self.process.stdout.readline()
-        found = json.loads(line) if line else {"failed": f"it ended with {self.process.wait()}"}
+        watch.cancel()
+        found = json.loads(line) if line else {"failed": f"it ended with {self.process.wait()}, or was ended"}
         if "failed" in found:
             raise Absent(found["failed"])
         return found
 
     def stop(self) -> None:
         """Let it end."""
-        self.process.communicate()
+        if self.process.poll() is None:
+            self.process.communicate()
 
 
 def environment(name: str, folder: Path) -> Path:
