@@ -3,6 +3,7 @@
     python -m benchmarks                         everything; the page is written anew
     python -m benchmarks select eagl             these only; their sections of the page are replaced
     python -m benchmarks --write page.md eagl    another page than docs/performance.md
+    python -m benchmarks.peers                   libraries that need environments of their own; no part of `make bench`
 
 Each benchmark runs in a process of its own; what fails is said in the page with its reason, and the others go on. The
 page begins with how many targets are met and which are not, counted from its own tables.
@@ -16,6 +17,7 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -23,8 +25,9 @@ from pathlib import Path
 
 from benchmarks.rows import cells_of, measured, table
 
-ALL = ("select", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "finetune", "engines", "export", "integer")
-ALL += ("capture", "latency", "matmulnbits", "page", "calibrate", "big_run")
+ALL = ("select", "large", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "calibrate", "finetune", "capture")
+ALL += ("export", "integer", "latency", "matmulnbits", "page", "big_run", "engines")
+PEERS = "peers"  # measured by `python -m benchmarks.peers` alone, and kept when all others are measured again
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FAILED = "did not run here:"
 HEAD = """# Performance
@@ -45,17 +48,24 @@ def main(arguments: Sequence[str]) -> None:
     unknown = sorted(set(asked.names) - set(ALL))
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
-    sections = _sections(asked.write.read_text()) if asked.write.exists() and asked.names else {}
+    if not asked.names:
+        put(asked.write, {}, beside=(PEERS,))
     for name in asked.names or ALL:
-        sections[name] = section(name)
-        print(sections[name], flush=True)
-        asked.write.write_text(page(sections))
-    print(summary(sections))
+        text = section(name)
+        print(text, flush=True)
+        put(asked.write, {name: text})
+    print(summary(_sections(asked.write.read_text())))
+
+
+def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*ALL, PEERS)) -> None:
+    """Put sections into a page, beside those of these names that it has."""
+    old = _sections(path.read_text()) if path.exists() else {}
+    path.write_text(page({name: text for name, text in old.items() if name in beside} | dict(sections)))
 
 
 def page(sections: Mapping[str, str]) -> str:
     """The whole page: what it is, what came of it, and the sections in their order."""
-    ordered = {name: sections[name] for name in ALL if name in sections}
+    ordered = {name: sections[name] for name in (*ALL, PEERS) if name in sections}
     return "\n".join([HEAD, f"{summary(ordered)}\n", *ordered.values()])
 
 
@@ -76,14 +86,20 @@ def summary(sections: Mapping[str, str]) -> str:
 
 def section(name: str) -> str:
     """The heading, when and where, and the table of one benchmark."""
-    busy = os.getloadavg()[0]
+    busy, begun = os.getloadavg()[0], time.perf_counter()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         try:
             title, rows = alone.submit(measured, name).result()
             body = table(rows)
         except Exception as error:  # one that fails must not lose the others
             title, body = name, f"{FAILED} {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    when = f"{datetime.date.today()}, {_machine()}, load {busy:.1f} before and {os.getloadavg()[0]:.1f} after"
+    return dated(name, title, body, busy=busy, begun=begun)
+
+
+def dated(name: str, title: str, body: str, *, busy: float, begun: float) -> str:
+    """A section, with when and where it was measured, and how long that took."""
+    load = f"load {busy:.1f} before and {os.getloadavg()[0]:.1f} after"
+    when = f"{datetime.date.today()}, {_machine()}, {load}, {time.perf_counter() - begun:.0f} s"
     return f"## {name}\n\n{title} `python -m benchmarks.{name}` ({when}).\n\n{body}\n"
 
 

@@ -22,7 +22,7 @@ from benchmarks.timing import in_turn
 from bitplan.exporters.capture import capture
 from bitplan.models.zoo import load_model
 
-NETWORKS = ("resnet20", "resnet44")
+MOST = {"resnet20": None, "resnet44": 4.0}  # CPU seconds: half of what it took before
 
 
 def rows() -> list[Row]:
@@ -31,7 +31,7 @@ def rows() -> list[Row]:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     made = []
-    for name in NETWORKS:
+    for name in MOST:
         network, example = load_model(name)
         data = torch.randn(2, *example.shape[1:])
         model = planned(network.eval(), data, "w4a4", rules=ALL_LAYERS).eval()
@@ -48,6 +48,7 @@ def rows() -> list[Row]:
         peer = "torch.onnx.export of the float network"
         made.append(Row(f"{name}: capture", seconds["capture"], seconds["float"], peer, target=1.0))
         made.append(Row(f"{name}: the whole export", seconds["export"], seconds["float"], peer))
+        made.append(Row(f"{name}: the whole export", seconds["export"], unit="CPU s", target=MOST[name]))
     return made
 
 

@@ -56,6 +56,28 @@ def test_a_section_that_is_measured_again_leaves_the_others(tmp_path, monkeypatc
         main.main(["eagle"])
 
 
+def test_a_whole_run_keeps_the_peers_and_nothing_else_of_the_page_before(tmp_path, monkeypatch):
+    main, rows = bench()
+    page = tmp_path / "page.md"
+    table = rows.table([rows.Row("a step", 1.2, 2.3, "modelopt", "× FP32", 1.0)])
+    main.put(page, {"peers": f"## peers\n\n{table}\n", "select": "## select\n\nof before\n"})
+    monkeypatch.setattr(main, "section", lambda name: f"## {name}\n\nof now\n")
+    monkeypatch.setattr(main, "ALL", ("eagl",))
+    main.main(["--write", str(page)])
+    text = page.read_text()
+    assert "of before" not in text
+    assert text.index("## eagl\n\nof now") < text.index("## peers")
+    assert "1 lines, 1 of them with a target; 1 meet it." in text
+
+
+def test_an_environment_that_would_bring_cuda_is_refused():
+    peers = importlib.import_module("benchmarks.peers")
+    install = [{"metadata": {"name": name}} for name in ("torch", "nvidia-cublas-cu12", "triton", "nvidia-modelopt")]
+    with pytest.raises(peers.Absent, match="nvidia-cublas-cu12 and 1 more"):
+        peers._check({"install": install})
+    peers._check({"install": [install[0], install[3]]})
+
+
 def test_what_fails_is_said_and_not_raised(monkeypatch):
     main, _ = bench()
     broken = ROOT / "benchmarks" / "no_such_benchmark.py"

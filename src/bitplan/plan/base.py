@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import getitem
 
 import numpy as np
 
@@ -215,7 +216,7 @@ def spent_by(problem: Problem, picks: Sequence[int]) -> list[int]:
 
 def gain_of(gains: Gains, problem: Problem, picks: Sequence[int]) -> float:
     """The total gain of the picks, summed without rounding."""
-    return math.fsum(gains.rows[name][pick] for name, pick in zip(problem.groups, picks, strict=True))
+    return math.fsum(map(getitem, map(gains.rows.__getitem__, problem.groups), picks))
 
 
 def _more_by_solving(problem: Problem, solve: Selector, selection: Selection) -> tuple[float, ...]:

@@ -40,14 +40,14 @@ def exact_together(problems: Sequence[Problem]) -> list[Selection]:
         distinct = Distinct.of_problem(whole)
         problem = distinct.problem
         if len(problem.capacities) > 1:
-            found.append(distinct.whole(_searched(problem)))
+            found.append(distinct.whole(searched(problem)))
             continue
         alike = id(problem.values), id(problem.costs)
         if alike not in listed:
             most = max(int(other.capacities[0]) for other in (problem, *problems) if _are_alike(other, problem))
             listed[alike] = list_all(problem, most + int(problem.percents[0]), PLAIN)
         complete = listed[alike]
-        found.append(distinct.whole(_searched(problem) if complete is None else complete.selection(problem)))
+        found.append(distinct.whole(searched(problem) if complete is None else complete.selection(problem)))
     return found
 
 
@@ -55,7 +55,8 @@ def _are_alike(one: Problem, other: Problem) -> bool:
     return one.values is other.values and one.costs is other.costs
 
 
-def _searched(problem: Problem) -> Selection:
+def searched(problem: Problem) -> Selection:
+    """The best selection where a list of all states would be too long; its budgets are not in proportion."""
     bound = Bound.of(problem, relaxed_prices(problem))
     best = _begin(problem, bound)
     for width in _widths(problem, bound, best):

@@ -13,7 +13,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.units import Account
 from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, spent_by
-from bitplan.plan.exact import exact
+from bitplan.plan.exact import searched
 from bitplan.plan.feasible import check_feasible, check_selectable
 from bitplan.plan.problem import Integers, Problem, Selection
 from bitplan.plan.relaxation import hull
@@ -86,7 +86,7 @@ class Frontier:
         return self._problem.within(np.array([capacity], dtype=np.int64))
 
     def _best(self, problem: Problem) -> Selection:
-        return exact(problem) if self._listed is None else self._listed.selection(problem)
+        return searched(problem) if self._listed is None else self._listed.selection(problem)
 
 
 def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = None) -> Frontier:

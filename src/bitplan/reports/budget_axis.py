@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import getitem
 
 from bitplan.core.budget import Budget
 from bitplan.core.errors import BudgetError
@@ -192,4 +193,4 @@ def _compressions(subject: Subject, selections: Sequence[Picks]) -> list[float]:
 
 def _sum_of_picked(rows: Sequence[Sequence[int]], picks: Picks) -> int:
     """The sum over groups of the value, in the group's row of choices, that is picked there."""
-    return sum(row[pick] for row, pick in zip(rows, picks, strict=True))
+    return sum(map(getitem, rows, picks))

@@ -1,0 +1,269 @@
+"""What one library does, in an environment of its own: `benchmarks/peers.py` starts it and asks by lines.
+
+It imports nothing of bitplan's but where bitplan itself is asked. A line is the name of a task; the answer is a line of
+JSON. All libraries are given the same networks, seeds and images, and one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IMAGES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))  # to choose by
+BATCH = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # to train on
+LABELS = torch.arange(64) % 10
+HIGH, LOW = 8, 4  # bits that are chosen from; every library can do both
+
+Step = Callable[[], None]
+
+
+def import_torchvision() -> None:
+    """Also where its compiled operators do not load; before any library does it."""
+    try:
+        import torchvision
+    except RuntimeError:
+        for module in [one for one in sys.modules if one.split(".")[0] == "torchvision"]:
+            del sys.modules[module]
+        for operator in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{operator}", "(Tensor a, Tensor b, float c) -> Tensor")
+        import torchvision  # noqa: F401
+
+
+def network(name: str, classes: int) -> nn.Module:
+    """torchvision's, with random weights."""
+    import torchvision
+
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes)
+    return model
+
+
+# Ours
+
+
+def bitplan_choose() -> str:
+    """From the float network to a plan: trace, calibrate, drift of every group, exact selection."""
+    import bitplan
+
+    plan = bitplan.choose(
+        network("resnet50", 1000).eval(),
+        IMAGES[:1],
+        batches=[IMAGES],
+        budget="75%",
+        choices=f"w{LOW}a{LOW},w{HIGH}a{HIGH}",
+    )
+    return f"{len(plan.precisions)} layers, {len(set(map(str, plan.precisions.values())))} precisions"
+
+
+def bitplan_train() -> tuple[nn.Module, list[Any]]:
+    """w4a4 with learned steps."""
+    import bitplan
+    from bitplan.quant.parameters import parameter_groups
+
+    model = network("resnet18", 10)
+    quantized = bitplan.quantize(model, bitplan.Plan.uniform(bitplan.trace(model, BATCH[:1]), "w4a4"))
+    return quantized, parameter_groups(quantized, lr=1e-3)
+
+
+# NVIDIA's ModelOpt
+
+
+def _modelopt_bits(bits: int) -> dict[str, Any]:
+    quantizers = [{"quantizer_name": "*", "enable": False}]
+    for kind in ("weight", "input"):
+        quantizers.append({"quantizer_name": f"*{kind}_quantizer", "cfg": {"num_bits": bits, "axis": None}})
+    return {"quant_cfg": quantizers, "algorithm": "max"}
+
+
+def modelopt_choose() -> str:
+    """`auto_quantize` by gradients, its default; its budget is one of weight bits."""
+    import modelopt.torch.quantization as mtq
+
+    _, state = mtq.auto_quantize(
+        network("resnet50", 1000), constraints={"effective_bits": 6.0},
+        quantization_formats=[_modelopt_bits(LOW), _modelopt_bits(HIGH)], data_loader=[IMAGES],
+        forward_step=lambda model, batch: model(batch),
+        loss_func=lambda output, _: F.cross_entropy(output, torch.arange(len(IMAGES))),
+        num_calib_steps=1, num_score_steps=1,
+    )  # fmt: skip
+    return f"weight bits {state['best']['constraints']}"
+
+
+def modelopt_train() -> tuple[nn.Module, Any]:
+    """w4a4 with fixed ranges: it learns no step."""
+    import modelopt.torch.quantization as mtq
+
+    model = mtq.quantize(network("resnet18", 10), _modelopt_bits(4), forward_loop=lambda model: model(BATCH))
+    return model, model.parameters()
+
+
+# Qualcomm's AIMET
+
+
+def _aimet(model: nn.Module, images: Tensor, bits: int) -> Any:
+    from aimet_torch.quantsim import QuantizationSimModel
+
+    sim = QuantizationSimModel(
+        model.eval(), dummy_input=images[:1], default_param_bw=bits, default_output_bw=bits, in_place=True
+    )
+    sim.compute_encodings(lambda model: model(images))
+    return sim
+
+
+def aimet_choose() -> str:
+    """Its greedy search by output error (SQNR) in both phases; it has no budget, and gives all points."""
+    from aimet_torch.common.defs import CallbackFunc, QuantizationDataType
+    from aimet_torch.mixed_precision import choose_mixed_precision
+
+    model = network("resnet50", 1000).eval()
+    with torch.no_grad():
+        exact = model(IMAGES)
+    integer = QuantizationDataType.int
+    sim = _aimet(model, IMAGES, HIGH)
+
+    def score(model: nn.Module, _: Any) -> float:
+        with torch.no_grad():
+            return float(
+                10 * torch.log10(exact.square().mean() / (model(IMAGES) - exact).square().mean().clamp_min(1e-20))
+            )
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = choose_mixed_precision(
+            sim, IMAGES[:1], [((bits, integer), (bits, integer)) for bits in (HIGH, LOW)], CallbackFunc(score),
+            CallbackFunc(score), None, folder, True, CallbackFunc(lambda model, _: model(IMAGES)),
+        )  # fmt: skip
+    return f"{len(found or [])} points"
+
+
+def aimet_train() -> tuple[nn.Module, Any]:
+    """w4a4 with learned encodings."""
+    model: nn.Module = _aimet(network("resnet18", 10), BATCH, 4).model
+    return model, model.parameters()
+
+
+# Sony's MCT
+
+
+def mct_choose() -> str:
+    """Mixed precision for weights in half the bytes of 8 bits, by its cheaper measure (the mean square error)."""
+    import model_compression_toolkit as mct
+
+    model = network("resnet50", 1000).eval()
+    config = mct.core.CoreConfig(
+        mixed_precision_config=mct.core.MixedPrecisionQuantizationConfig(
+            num_of_images=len(IMAGES), use_hessian_based_scores=False,
+        ),
+    )  # fmt: skip
+    weights = sum(one.weight.numel() for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear))
+    quantized, _ = mct.ptq.pytorch_post_training_quantization(
+        model, lambda: iter([[IMAGES.numpy()]]), core_config=config,
+        target_resource_utilization=mct.core.ResourceUtilization(weights_memory=weights * 0.75),
+    )  # fmt: skip
+    return type(quantized).__name__
+
+
+def mct_train() -> tuple[nn.Module, Any]:
+    """Its QAT: weights by learned thresholds, per channel, batch norms folded, activations at 8 bits."""
+    import model_compression_toolkit as mct
+
+    model, _ = mct.qat.pytorch_quantization_aware_training_init_experimental(
+        network("resnet18", 10).eval(), lambda: iter([[BATCH.numpy()]])
+    )[:2]
+    return model, model.parameters()
+
+
+# Intel's NNCF
+
+
+def nncf_train() -> tuple[nn.Module, Any]:
+    """w8a8 with learned ranges: `nncf.quantize` has no 4 bits for activations."""
+    import nncf
+
+    model = nncf.quantize(network("resnet18", 10).eval(), nncf.Dataset([BATCH]), subset_size=1)
+    return model, model.parameters()
+
+
+CHOOSING = {"bitplan": bitplan_choose, "modelopt": modelopt_choose, "aimet": aimet_choose, "mct": mct_choose}
+TRAINING: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "bitplan": bitplan_train, "modelopt": modelopt_train, "aimet": aimet_train, "mct": mct_train, "nncf": nncf_train,
+}  # fmt: skip
+
+
+class Trainer:
+    """A network and its optimizer; FP32 and quantized ones are trained alike."""
+
+    def __init__(self, model: nn.Module, parameters: Any) -> None:
+        self.model = model.train()
+        self.optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+    def step(self) -> float:
+        """CPU seconds of a step."""
+        start = time.process_time()
+        self.optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(self.model(BATCH), LABELS).backward()
+        self.optimizer.step()
+        return time.process_time() - start
+
+    def saved(self) -> float:
+        """MB kept between forward and backward, each storage once, parameters not counted."""
+        kept: dict[int, torch.UntypedStorage] = {}
+        own = {one.untyped_storage().data_ptr() for one in self.model.parameters()}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = F.cross_entropy(self.model(BATCH), LABELS)
+        del loss
+        return sum(storage.nbytes() for storage in kept.values()) / 1e6
+
+
+def answer(library: str, task: str, state: dict[str, Trainer]) -> dict[str, Any]:
+    """`choose`: CPU seconds. `step`: those of an FP32 step and of a quantized one, and MB kept by both."""
+    if task == "choose":
+        start = time.process_time()
+        found = CHOOSING[library]()
+        return {"seconds": time.process_time() - start, "found": found}
+    if not state:
+        model = network("resnet18", 10)
+        state |= {"fp32": Trainer(model, model.parameters()), "quantized": Trainer(*TRAINING[library]())}
+        for _ in range(2):  # some compile, observe or set up at first
+            for trainer in state.values():
+                trainer.step()
+    return {name: {"seconds": trainer.step(), "MB": trainer.saved()} for name, trainer in state.items()}
+
+
+def main(library: str) -> None:
+    """Answer what is asked until nothing more is; what libraries print goes to the errors."""
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import_torchvision()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    state: dict[str, Trainer] = {}
+    for line in sys.stdin:
+        try:
+            found = answer(library, line.strip(), state)
+        except Exception as error:  # a library's failure is a line of the page
+            found = {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"}
+        said.write(json.dumps(found) + "\n")
+        said.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
