@@ -20,22 +20,18 @@ FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Expand folders in the navigation, and leave out what is pending and not there."""
-    missing = [name for name in config.extra["pending"] if not (ROOT / "docs" / name).exists()]
-    config.extra["missing"] = missing
-    config.nav = [entry for part in config.nav or [] if (entry := expanded(part, missing))]
+    """Expand folders in the navigation."""
+    config.nav = [expanded(part) for part in config.nav or []]
     return config
 
 
-def expanded(entry: Any, missing: list[str]) -> Any:
-    """An entry of the navigation with files instead of folders; None where it is missing."""
+def expanded(entry: Any) -> Any:
+    """An entry of the navigation with files instead of folders."""
     if isinstance(entry, str):
-        return None if entry in missing else entry
+        return entry
     ((title, value),) = entry.items()
     if isinstance(value, list):
-        return {title: [part for item in value if (part := expanded(item, missing))]}
-    if value in missing:
-        return None
+        return {title: [expanded(item) for item in value]}
     if value.endswith("/"):
         pages = sorted((ROOT / "docs" / value).glob("*.md"), key=lambda path: (path.name != "index.md", path.name))
         return {title: [numbered(path, f"{value}{path.name}") for path in pages]}
@@ -70,18 +66,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Put in what stands in the README, and turn links of the repository into links of the site."""
     if page.file.src_uri.startswith("decisions/"):
         page.meta["search"] = {"boost": 0.5}  # they say why; what is searched for is mostly how
-    missing = config.extra["missing"]
     home = Path(OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")).parent
     readme = (ROOT / "README.md").read_text()
-    text = relinked(markdown, ROOT / home, page, missing)
+    text = relinked(markdown, ROOT / home, page)
     for title in re.findall(r"^<!-- README: (.*) -->$", markdown, re.MULTILINE):
         section = readme.split(f"\n## {title}\n")[1].split("\n## ")[0]
-        text = text.replace(f"<!-- README: {title} -->", relinked(f"## {title}\n{section}", ROOT, page, missing))
+        text = text.replace(f"<!-- README: {title} -->", relinked(f"## {title}\n{section}", ROOT, page))
     return text
 
 
-def relinked(markdown: str, home: Path, page: Page, missing: list[str]) -> str:
-    """The text with every link to a file as the site has it; a link to a missing page is its words alone."""
+def relinked(markdown: str, home: Path, page: Page) -> str:
+    """The text with every link to a file as the site has it."""
 
     def link(found: re.Match[str]) -> str:
         picture, words, target = found.groups()
@@ -90,8 +85,6 @@ def relinked(markdown: str, home: Path, page: Page, missing: list[str]) -> str:
         if path is None:
             return found[0]
         uri = path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, f"sources/{path}")
-        if any(uri == name or (name.endswith("/") and uri.startswith(name)) for name in missing):
-            return words
         relative = posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".")
         return f"{picture}[{words}]({relative}{mark}{anchor})"
 

@@ -16,7 +16,6 @@ class Loader(yaml.SafeLoader):
 
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
 SETTINGS = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
-PENDING = SETTINGS["extra"]["pending"]
 
 
 def text_of(page):
@@ -30,11 +29,6 @@ def anchors_of(page):
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in bare}
 
 
-def is_pending(path):
-    name = path.relative_to(ROOT / "docs").as_posix() if path.is_relative_to(ROOT / "docs") else ""
-    return any(name == pending or (pending.endswith("/") and name.startswith(pending)) for pending in PENDING)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_to_a_file_and_a_heading(page):
     for target in LINK.findall(text_of(page)):
@@ -42,16 +36,15 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        if not is_pending(path):
-            assert path.exists(), target
-        if anchor and path.suffix == ".md" and path.exists():
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
             assert anchor in anchors_of(path), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_that_a_page_names_is_there(page):
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|studies)/[\w./-]+\.\w+)`", page.read_text()):
-        assert (ROOT / path).exists() or is_pending(ROOT / path), path
+        assert (ROOT / path).exists(), path
 
 
 def test_every_page_is_in_the_navigation():
