@@ -22,7 +22,7 @@ from bitplan.searches.haq import states_of
 _TRIES = 3  # rounds that bring nothing new, before one is drawn from flatter chances
 _FLATTER = 4.0  # what the logarithms of those are divided by
 _REMEMBERED = 64  # draws that are learned from again
-_PRICED = 32  # draws whose cost is looked at for a step: a cost needs no judge
+_PRICED = 64  # draws whose cost is looked at for a step: a cost needs no judge
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Generator(Search):
     divided by the budget (of several, the one that is exceeded most counts), so that neither has a unit; the authors'
     λ is 1e-4 for millions of operations and 5e-3 for billions. From both, a mean is taken off: rewards of one sign
     only ever raise chances, or only lower them. A draw that was judged is learned from 64 draws long, weighted by how
-    likely it still is, at most 1; the cost is learned from 32 draws that nobody judges. The LSTM sees a group's sizes
+    likely it still is, at most 1; the cost is learned from 64 draws that nobody judges. The LSTM sees a group's sizes
     and its place too, as HAQ's agent does. A draw is judged as the plan that it becomes within the budget: groups in a
     random order are lowered until it fits, and then others raised as far as it goes. The published `rate` of 5e-4 is
     for a hundred epochs of draws. The authors' network is trained on plans while they are drawn, with a step towards
