@@ -18,6 +18,9 @@ text. What was decided before any result was seen:
 - The order is that of what matters most if time runs out: uniform and one gain after the other at 3 bits, then at the
   other sizes; `ours` is drift, and drift_in_context comes last.
 
+Changed afterwards: `even` was added, and the order of the gains, when some results at 3 bits were known and none at the
+other sizes: the plans of `uniform` there turned out to be no fair ones.
+
 The folder `--work` keeps each setting's figures, and of one that is not done its finished layers and windows, of a gain
 its finished jobs, so that the script can be killed and started again at any time; after `--minutes` it begins no
 further setting. Every call prints the table of what is there.
