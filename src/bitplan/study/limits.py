@@ -11,7 +11,7 @@ from bitplan.gains.base import Context, is_bound, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import estimations
+from bitplan.study.trials import all_starts, estimations
 
 
 def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
@@ -30,7 +30,8 @@ def check_limits(setting: Setting, graph: Graph) -> None:
     for method in study.methods:
         if method.name not in CHOOSERS or not is_bound(CHOOSERS.get(method.name)):
             continue
-        job = next((one for one in estimations(study, graph.id, method) if not setting.run.estimates.has(one.id)), None)
+        jobs = [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]
+        job = next((one for one in jobs if not setting.run.estimates.has(one.id)), None)
         gain, _ = make_gain(method.name, method.options)
         if job is None or (job.spend is None and getattr(gain, "spend", None) is None):
             continue
