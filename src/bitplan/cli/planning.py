@@ -115,29 +115,27 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    form, choices = _form(for_, choices)
+    form, choices, quantizer = _form(for_, choices, quantizer)
     task, task_option = _as_task(task, task_option, text, data)
     rules = _rules(form, choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs = _priced(form, thing, graph, cost, budget, choices, selector)
-    using = using.of(thing, quantizer or (form.method if form else None))
+    costs, using = _priced(form, thing, graph, cost, budget, choices, selector), using.of(thing, quantizer)
     gains = estimated(wanted, on_device(weights, device), graph, using, aimed(graph, costs, budget, choices))
     chosen = _selected(graph, gains, costs, html, budget=budget, selector=selector, levels=levels)
     if not emit(chosen, output, json):
-        sure = sureness(graph, gains, costs, budget, selector, seed, explain)
-        _show(chosen, graph, gains, costs, explain, sure)
+        _show(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
 
 
-def _form(written: str | None, choices: str) -> tuple[Form | None, str]:
-    """How the target that was typed stores weights, if one was, and what there is to choose from for it."""
+def _form(written: str | None, choices: str, quantizer: str | None) -> tuple[Form | None, str, str | None]:
+    """How the target that was typed stores weights, if one was; what there is to choose from for it, and by what."""
     from bitplan.costs.files import read_form
 
     if written is None:
-        return None, choices
+        return None, choices, quantizer
     form = read_form(written)
-    return form, form.choices if choices == CHOICES else choices
+    return form, form.choices if choices == CHOICES else choices, quantizer or form.method
 
 
 def _as_task(task: str | None, option: list[str], text: Path | None, data: str | None) -> tuple[str | None, list[str]]:
