@@ -69,7 +69,9 @@ def test_a_strangers_exporter_is_verified_too(model, tmp_path, wrong):
         verdict = bitplan.verify(path, model, [BATCH])
         assert (verdict.samples, verdict.codes_equal, verdict.passed) == (6, True, not wrong)
         assert (verdict.ties, verdict.unexplained) == (0, 6 * wrong)
-    with pytest.raises(FileError, match="cut off or not a packed file, nor one for compressed-tensors, llama.cpp"):
+    with pytest.raises(
+        FileError, match="cut off or not a packed file, nor one for compressed-tensors, gguf, llama.cpp"
+    ):
         bitplan.verify(path, model, [BATCH])
 
 

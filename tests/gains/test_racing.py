@@ -80,7 +80,7 @@ class Simulated:
         tuner = SimpleNamespace(graph=graph, run=self.run, job=self.job, work=SimpleNamespace(task=Stripes(39_000)))
         tuner.run_of_all = SimpleNamespace(recipe=RECIPE.model_copy(update={"batch_size": 100}))
         monkeypatch.setattr(AlpsRacing, "_tuner", lambda *_: tuner)
-        monkeypatch.setattr(Drift, "measure", lambda *_: MeasuredBatches(-1 - batches, 1, 0.0))
+        monkeypatch.setattr(Drift, "measure", lambda *_: MeasuredBatches(-1 - batches, 1, 1, 0.0))
         self.noise = noise
 
     def job(self, lowered, *, seed, steps):

@@ -9,6 +9,7 @@ from tiny import STUDY
 from typer.testing import CliRunner
 
 from bitplan.cli.app import app
+from bitplan.core.errors import InputError
 from bitplan.core.registry import GAINS
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Method
@@ -177,9 +178,9 @@ def test_holding_out_makes_new_choices_and_nothing_else(write):
 
 def test_a_spend_that_does_not_do_for_one_evaluation_is_one_line(write, tmp_path):
     limit = (LIMIT[0], LIMIT[1].replace("0.05", "0.001"))
-    summary = sweep(read_study(write(limit, (METHODS, SEARCH))), tmp_path / "run", trust=True, only=["evolution"])
-    (error,) = {failed.error for failed in summary.failed}
-    assert error == (
-        "InputError: spend = 0.001 epochs is too little for one evaluation by drift:samples=32, which takes 64 passes, "
-        "0.015 epochs: spend at least that, or judge by fewer samples (judge=drift:samples=64)"
+    with pytest.raises(InputError) as told:
+        sweep(read_study(write(limit, (METHODS, SEARCH))), tmp_path / "run", trust=True, only=["evolution"])
+    assert str(told.value) == (
+        "method evolution: spend = 0.001 epochs is too little for one evaluation by drift:samples=32, which takes 64 "
+        "passes, 0.015 epochs: spend at least that, or judge by fewer samples (judge=drift:samples=64)"
     )

@@ -116,7 +116,8 @@ def compare(
         if study.methods:
             tests = significance(folder, None, corrected=corrected)
             made |= {"scores": scores(folder), "spend": spend_by_budget(folder), "tests": tests}
-            made |= {"windows": windows(folder)}
+            paired = windows(folder)
+            made |= {"windows": paired} if paired.rows else {}
         print_tables(made)
         return
     from bitplan.cli.show_runs import show_table

@@ -79,7 +79,7 @@ def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *,
 
     check_name(which, (METHODS, PUBLISHED, TIMES))
     if len(runs) != 1:
-        raise InputError(f"the table {which} is of one run: bitplan tables RUN --which {which}")
+        raise InputError(f"the table {which} is of a run: bitplan tables RUN --which {which}")
     run = runs[0]
     if of is not None:
         raise InputError(f"--of is for what others published: --which {PUBLISHED} --of {of}, without {run}")

@@ -171,7 +171,10 @@ def evaluate(
 
     task, task_option = as_task(task, task_option, text)
     if task is None:
-        raise InputError("say what to score it on: --task NAME (`bitplan list tasks`), or --text FILE")
+        raise InputError(
+            "`bitplan evaluate` needs --task, a task by name, for its data, loss and score (`bitplan list tasks`), "
+            "or --text FILE"
+        )
     typed = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))
     chosen, place = read_task(task, task_option, typed), usable_device(device)
     limit_threads(threads)

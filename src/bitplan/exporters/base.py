@@ -74,13 +74,13 @@ class Exporter(Protocol):
     """A frozen dataclass derived from this class, whose fields are its options, all of them with a default.
 
     `needs_model` says that a plan alone is not enough, `suffix` how its files usually end, `folder` that what it writes
-    is a folder of them. An exporter whose files can
-    be run here says so with `recognizes` and `opened`; of others `verify` says that nothing executes them.
+    is a folder of them. An exporter whose files can be run here says so with `recognizes` and `opened`; of others
+    `verify` says that nothing executes them.
     """
 
     needs_model: ClassVar[bool] = False
-    folder: ClassVar[bool] = False
     suffix: ClassVar[str] = ""
+    folder: ClassVar[bool] = False
 
     @abstractmethod
     def write(self, source: Source, path: Path) -> None:

@@ -107,10 +107,6 @@ class Gain(Protocol):
         """What `layer_gains` is going to spend; None where that is little."""
         return None
 
-    def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
-        """Refuse what may be spent where it does not do for anything, before a long study begins."""
-        return None
-
 
 def estimate(
     method: str | Gain,

@@ -14,6 +14,7 @@ from bitplan.adapters.torch import device_of
 from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
 from bitplan.quant.factory import Factory, Quantizers
+from bitplan.quant.methods.base import read_method
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.root import PLAN, root_of, sites_of
 
@@ -22,9 +23,17 @@ Some = TypeVar("Some", WeightQuantizer, InputQuantizer)
 
 
 def can_switch(model: nn.Module, layers: Mapping[str, Precision]) -> bool:
-    """Whether only bits differ: what is left alone has no quantizer, and integer grids hang together over layers."""
-    now = plan_of(model).precisions
-    return not options_of(model).integer and all(_quantizes(now[name]) == _quantizes(layers[name]) for name in layers)
+    """Whether only bits differ: what is left alone has no quantizer, integer grids hang together over layers.
+
+    A method that fits weights anew at other bits has nothing to rescale, unless they are off and fitted in any case.
+    """
+    options, now = options_of(model), plan_of(model).precisions
+    if options.integer or not all(_quantizes(now[name]) == _quantizes(layers[name]) for name in layers):
+        return False
+    found = quantizers_of(model) if read_method(options.method).anew else {}
+    return all(
+        is_off(found[name]) or now[name].weight_bits == layers[name].weight_bits for name in found.keys() & layers
+    )
 
 
 def _quantizes(precision: Precision) -> tuple[bool, bool]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bitplan.core.ceilings import Ceiling
 from bitplan.core.errors import FileError
+from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.results import Alike, RunResults
 from bitplan.core.runs import RunFolder
@@ -20,7 +21,14 @@ from bitplan.reports.still import StillRun
 
 def look_at(path: str | Path) -> RunFolder:
     """A run as it is now, by its folder or by the file that its results are kept in."""
-    return KeptRun(Path(path)) if Path(path).is_file() else StillRun(Path(path))
+    if not Path(path).is_file():
+        return StillRun(Path(path))
+    if not isinstance(load(path, Record), RunResults):
+        raise FileError(
+            f"{path} is not the folder of a run, nor a file of its results: make one with `bitplan sweep` or `bitplan "
+            "results RUN -o FILE`"
+        )
+    return KeptRun(Path(path))
 
 
 def keep_results(folder: str | Path) -> RunResults:

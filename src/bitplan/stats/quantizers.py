@@ -38,6 +38,10 @@ def compare_quantizers(study: Study, results: Iterable[Result], against: str) ->
 
 
 def _belongs(study: Study, trial: Trial) -> bool:
-    """Whether a trial is one of the study's own quantizers at a plan that it has, trained as it says."""
-    named = any(one.name == trial.method and trial.at in one.at for one in study.quantizers)
+    """Whether a trial is one of the study's own quantizers at a plan that it has, trained as it says.
+
+    A plan of a file is called by its stem and its id, which only reading the file tells: it is taken as it is.
+    """
+    of_file = " " in trial.at
+    named = any(one.name == trial.method and (of_file or trial.at in one.at) for one in study.quantizers)
     return trial.role == "quantizer" and named and trial.recipe == study.recipe and trial.seed in study.seeds

@@ -33,7 +33,8 @@ def check_limits(setting: Setting, graph: Graph) -> None:
         jobs = [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]
         job = next((one for one in jobs if not setting.run.estimates.has(one.id)), None)
         gain, _ = make_gain(method.name, method.options)
-        if job is None or (job.spend is None and getattr(gain, "spend", None) is None):
+        check = getattr(gain, "check_limit", None)  # searches and relaxations have one
+        if check is None or job is None or (job.spend is None and getattr(gain, "spend", None) is None):
             continue
         made = made or untrained(setting, graph)
         network, high = made
@@ -42,6 +43,6 @@ def check_limits(setting: Setting, graph: Graph) -> None:
             task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend
         )
         try:
-            gain.check_limit(high, graph, study.choices, context)
+            check(high, graph, study.choices, context)
         except InputError as error:
             raise InputError(f"method {method.title}: {error}") from None

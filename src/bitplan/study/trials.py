@@ -202,7 +202,7 @@ def _spend(study: Study, method: Method) -> float | None:
     return None if "spend" in method.options else study.spend
 
 
-def estimations(study: Study, graph: str, method: Method, first: Starts) -> list[Estimation]:
+def estimations(study: Study, graph: str, method: Method, first: Starts | None = None) -> list[Estimation]:
     """What the gains of a method from one of the starts depend on; `graph` is the graph's id.
 
     A method that chooses within a budget has an estimate for each budget and seed of the study; others have one.
@@ -218,10 +218,10 @@ def estimations(study: Study, graph: str, method: Method, first: Starts) -> list
     ]
 
 
-def estimation(study: Study, graph: str, method: Method, first: Starts) -> Estimation:
+def estimation(study: Study, graph: str, method: Method, first: Starts | None = None) -> Estimation:
     """What one estimate depends on, whatever the budget."""
     return Estimation(
-        start=first.of(method).id,
+        start=(first or all_starts(study)[0]).of(method).id,
         graph=graph,
         method=method.name,
         options=method.options,
