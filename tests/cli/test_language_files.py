@@ -94,7 +94,10 @@ BAD = {
     ): "--text and --task digits are both",
     ("plan", "odd.gguf", "--budget", "4bpw", "--for", "gguf"): "is of type I8, which cannot be turned into floats here",
     ("plan", "cut.gguf", "--budget", "4bpw", "--for", "gguf"): "cut off or damaged",
-    ("evaluate", "model"): "say what to score it on: --task NAME (`bitplan list tasks`), or --text FILE",
+    (
+        "evaluate",
+        "model",
+    ): "`bitplan evaluate` needs --task, a task by name, for its data, loss and score (`bitplan list tasks`), or --text FILE",
 }
 
 
