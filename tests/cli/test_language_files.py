@@ -97,7 +97,7 @@ BAD = {
     (
         "evaluate",
         "model",
-    ): "`bitplan evaluate` needs --task, a task by name, for its data, loss and score (`bitplan list tasks`), or --text FILE",
+    ): "needs --task, a task by name, for its data, loss and score (`bitplan list tasks`), or --text FILE",
 }
 
 
