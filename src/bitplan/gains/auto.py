@@ -44,11 +44,10 @@ class Advice:
     time: Time = "seconds"
 
 
-# The evidence is in docs/measurements: CIFAR-10, 4 and 2 bits, 70 % of the bit operations, five seeds from one start of a
-# ResNet-20. Top-1 there: uniform 84.50, eagl 85.07, fisher 86.20, drift 86.27, drift_in_context 86.44, with spreads of
-# 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it.
-# Other networks and tasks were not compared so, and no difference between the last three is significant: that is what
-# the lines say.
+# The evidence is in docs/measurements: CIFAR-10, 4 and 2 bits, 70 % of the bit operations, five seeds from one start of
+# a ResNet-20. Top-1 there: uniform 84.50, eagl 85.07, fisher 86.20, drift 86.27, drift_in_context 86.44, with spreads
+# of 0.3 to 0.6; from another start alps 86.67, alps_racing 0.39 below it. Other networks and tasks were not compared
+# so, and no difference between the last three is significant: that is what the lines say.
 TABLE: tuple[Advice, ...] = (
     Advice(
         "no weights", False, "uniform",
