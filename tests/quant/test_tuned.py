@@ -133,3 +133,27 @@ def test_what_cannot_be_tuned_is_said():
         bitplan.tune_(network, batches, steps=0)
     with pytest.raises(InputError, match="near names|did you mean|finish"):
         bitplan.quantize(network, bitplan.plan_of(network), finish="tuned", batches=batches)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_are_tuned_too_and_nothing_is_warned_of(kind, caplog):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.ReLU())), nn.Linear(32, 16))
+    model.to(kind).eval()
+    batches = [torch.randn(64, 32).to(kind) for _ in range(4)]
+    plan = bitplan.Plan.uniform(bitplan.trace(model, batches[0], rules=RULES), "w3a16")
+    network = bitplan.quantize(model, plan, method="lsq", finish="tune", batches=batches)
+    rounded = bitplan.quantize(model, plan, method="lsq", finish="compensate", batches=batches)
+    with torch.no_grad():
+        wanted = [model(batch) for batch in batches]
+        tuned_error, other = (
+            sum(
+                float((one(batch) - target).float().square().sum())
+                for batch, target in zip(batches, wanted, strict=True)
+            )
+            for one in (network, rounded)
+        )
+    assert tuned_error < 0.8 * other
+    assert {parameter.dtype for parameter in network[0].parameters()} >= {kind}
+    assert caplog.text == ""
