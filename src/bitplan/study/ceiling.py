@@ -22,6 +22,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study, Trained, Training
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
+from bitplan.engines.keeping import keeping_workers
 from bitplan.plan.aim import Aim, Picks
 from bitplan.searches.swaps import Proposal, Swaps
 from bitplan.study.controls import with_controls
@@ -78,10 +79,11 @@ def find_ceiling(
     check_budget(study, budget)
     run, tell = RunFolder(Path(run_folder)), progress or (lambda *_: None)
     at_work = engine or engine_of(study, trust=trust)
-    sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
-    quest = _Quest(Setting(study, run, trust), budget, effort, at_work, tell)
-    quest.search()
-    return quest.decide(begin)
+    with keeping_workers():
+        sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
+        quest = _Quest(Setting(study, run, trust), budget, effort, at_work, tell)
+        quest.search()
+        return quest.decide(begin)
 
 
 def check_budget(study: Study, budget: str) -> None:
