@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitplan.adapters.torch import inference
+from bitplan.adapters.torch import inference, is_half, widened
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
 from bitplan.quant.calibrate import called
@@ -181,11 +181,11 @@ class _Learning:
         optimizer = torch.optim.Adam(
             [{"params": [one], "lr": rate * size} for one, size in zip(wide.all, sizes, strict=True)]
         )
-        powers = [max(float(one.float().square().sum()), 1e-30) for one in targets]
+        powers = [max(float(widened(one).square().sum()), 1e-30) for one in targets]
         for step in range(steps):
             number = step % part.count
             with torch.enable_grad():
-                loss = (part.own(number) - targets[number]).float().square().sum() / powers[number]
+                loss = widened(part.own(number) - targets[number]).square().sum() / powers[number]
                 optimizer.zero_grad(set_to_none=True)
                 (loss * wide.scale(targets[number])).backward()
             wide.take_gradients_()
@@ -207,11 +207,11 @@ class _Widened:
 
     def __init__(self, own: Sequence[nn.Parameter]) -> None:
         self.own = own
-        self.all = [one.detach().float() if _is_half(one) else one for one in own]
+        self.all = [one.detach().float() if is_half(one) else one for one in own]
 
     def scale(self, target: Tensor) -> float:
         """What a loss is multiplied by before it is differentiated: small gradients are 0 in 16 bits."""
-        return float(target.numel()) if any(map(_is_half, self.own)) else 1.0
+        return float(target.numel()) if any(map(is_half, self.own)) else 1.0
 
     def take_gradients_(self) -> None:
         """Those of the parameters, which have none then."""
@@ -228,10 +228,6 @@ class _Widened:
     @property
     def _pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         return ((one, wide) for one, wide in zip(self.own, self.all, strict=True) if one is not wide)
-
-
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.element_size() == 2
 
 
 @contextmanager
