@@ -10,6 +10,7 @@ from errands import Errand, Square, Squared, always_dies, threads_of
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import ENGINES
 from bitplan.engines.base import Failure, make_engine
+from bitplan.engines.keeping import keeping_workers
 from bitplan.engines.local import Local
 
 OPTIONS = {"local": [{}, {"workers": 2}], "cluster": [{"cpus": 1}]}
@@ -74,6 +75,63 @@ def test_workers_have_the_threads_they_were_given():
 def test_work_that_cannot_be_sent_is_refused():
     with pytest.raises(InputError, match="cannot be sent to another process"):
         list(Local(workers=1).run(lambda item: item, [1]))
+
+
+def workers_of(folder):
+    """The processes that left a line in a diary."""
+    return {int(line.name.split("-")[1]) for line in folder.iterdir()}
+
+
+def squares(folder, numbers, **options):
+    folder.mkdir(exist_ok=True)
+    return run("local", {"workers": 2}, Square(folder, **options), numbers)
+
+
+def test_workers_that_are_kept_do_round_after_round_and_end_with_the_block(tmp_path):
+    with keeping_workers():
+        for _ in range(3):
+            assert squares(tmp_path / "one", range(2), seconds=0.2) == {n: Squared(value=n * n) for n in range(2)}
+        assert len(workers_of(tmp_path / "one")) <= 2
+        with keeping_workers():
+            squares(tmp_path / "other", range(4))  # other work for the same processes
+        squares(tmp_path / "one", range(2), seconds=0.2)
+        known = workers_of(tmp_path / "one")
+        assert len(known) <= 2
+        assert workers_of(tmp_path / "other") <= known
+        assert all(map(is_there, known))
+    assert not any(map(is_there, known))
+    squares(tmp_path / "alone", range(2))
+    assert workers_of(tmp_path / "alone").isdisjoint(known)
+
+
+def test_a_kept_worker_that_dies_is_replaced_and_one_round_may_run_inside_another(tmp_path):
+    with keeping_workers():
+        assert squares(tmp_path / "dying", range(3), dies=frozenset({0, 1})) == {
+            n: Squared(value=n * n) for n in range(3)
+        }
+        (tmp_path / "outer").mkdir()
+        outer = Local(workers=1).run(Square(tmp_path / "outer"), map_errands(range(3)))
+        next(outer)
+        assert squares(tmp_path / "inner", range(2)) == {n: Squared(value=n * n) for n in range(2)}
+        assert [outcome.value for _, outcome in outer] == [1, 4]
+        assert workers_of(tmp_path / "inner").isdisjoint(workers_of(tmp_path / "outer"))
+
+
+def test_a_round_that_nobody_waits_for_leaves_no_answer_to_the_next(tmp_path):
+    with keeping_workers():
+        (tmp_path / "left").mkdir()
+        left = Local(workers=2).run(Square(tmp_path / "left", seconds=0.3), map_errands(range(5, 9)))
+        next(left)
+        left.close()
+        assert squares(tmp_path / "next", range(4)) == {n: Squared(value=n * n) for n in range(4)}
+
+
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_bad_options_are_one_line():

@@ -235,6 +235,22 @@ def test_without_room_nothing_is_kept_and_all_is_equal(monkeypatch):
     assert run._known == {}
 
 
+def test_what_is_kept_around_a_plan_stays_within_the_room_over_all_batches():
+    model, graph, batches = made("residual")
+    run = rerun(model, batches * 3)
+    around = {name: one for lowered in each(graph)[:2] for name, one in layers_of(graph, lowered).items()}
+    moved = layers_of(graph, each(graph)[0])
+    before = list(run.pairs(moved, around))
+    kept = run._around[1]
+    largest = max(recording.bytes for recording in kept.values())
+    assert len(kept) == len(batches * 3)
+    assert largest
+    run._room, run._around = 1.5 * largest, ({}, {})
+    after = list(run.pairs(moved, around))
+    assert sum(recording.bytes for recording in run._around[1].values()) <= run._room
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(before, after, strict=True))
+
+
 def test_what_comes_before_the_change_is_not_run_again():
     model, graph, (batch, _) = made("residual")
     network = lower(model, {}).eval()

@@ -26,7 +26,8 @@ def test_it_finds_the_worth_of_every_choice(choices):
     assert model.expected(new) == pytest.approx(80 + total(worth, new), abs=0.05)
 
 
-def test_errors_are_as_large_as_its_mistakes():
+@pytest.mark.parametrize("place", ["tried", "lowest", "highest"])
+def test_errors_are_as_large_as_its_mistakes(place):
     chance = np.random.default_rng(2)
     misses = []
     for _ in range(60):
@@ -35,7 +36,7 @@ def test_errors_are_as_large_as_its_mistakes():
             (picks, total(worth, picks) + chance.normal(0, 0.5)) for picks in plans(8, 2, 25, chance.integers(99))
         ]
         model = AdditiveModel.fit(2, scored)
-        one = scored[0][0]
+        one = {"tried": scored[0][0], "lowest": (0,) * 8, "highest": (1,) * 8}[place]
         misses.append((model.expected(one) - total(worth, one)) / model.error(one))
     assert 0.7 < np.std(misses) < 1.4
     assert abs(np.mean(misses)) < 0.4

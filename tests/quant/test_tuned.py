@@ -8,6 +8,7 @@ import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.quant import tuned
+from bitplan.quant.convert import plan_of
 from texts import llama
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0, embeddings="w16a16")
@@ -69,8 +70,17 @@ def apart(model, network, batches):
 @pytest.mark.parametrize("made", [images, vision, language])
 def test_it_is_nearer_to_the_float_network_than_the_other_finishes(made):
     found = {finish: apart(*quantized(made, finish)) for finish in ("round", "compensate", "tune")}
-    assert found["tune"] < 0.8 * found["compensate"]
-    assert found["tune"] < 0.8 * found["round"]
+    share = 0.9 if made is language else 0.8  # block by block, what comes out at the end is not what is trained for
+    assert found["tune"] < share * found["compensate"]
+    assert found["tune"] < share * found["round"]
+
+
+def test_blocks_are_trained_one_by_one_whether_or_not_the_network_was_run_before():
+    model, run_before, batches = quantized(language)
+    fresh = bitplan.quantize(model, plan_of(run_before), method="groups:size=8,zeros=true")
+    left = tuned.tune_(fresh, batches)
+    assert list(left) == ["model.layers.0", "model.layers.1"]
+    assert tuned.tune_(run_before, batches) == left
 
 
 @pytest.mark.parametrize(("made", "parts"), [(images, ["network"]), (language, ["model.layers.0", "model.layers.1"])])
@@ -133,3 +143,27 @@ def test_what_cannot_be_tuned_is_said():
         bitplan.tune_(network, batches, steps=0)
     with pytest.raises(InputError, match="near names|did you mean|finish"):
         bitplan.quantize(network, bitplan.plan_of(network), finish="tuned", batches=batches)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_are_tuned_too_and_nothing_is_warned_of(kind, caplog):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.ReLU())), nn.Linear(32, 16))
+    model.to(kind).eval()
+    batches = [torch.randn(64, 32).to(kind) for _ in range(4)]
+    plan = bitplan.Plan.uniform(bitplan.trace(model, batches[0], rules=RULES), "w3a16")
+    network = bitplan.quantize(model, plan, method="lsq", finish="tune", batches=batches)
+    rounded = bitplan.quantize(model, plan, method="lsq", finish="compensate", batches=batches)
+    with torch.no_grad():
+        wanted = [model(batch) for batch in batches]
+        tuned_error, other = (
+            sum(
+                float((one(batch) - target).float().square().sum())
+                for batch, target in zip(batches, wanted, strict=True)
+            )
+            for one in (network, rounded)
+        )
+    assert tuned_error < 0.8 * other
+    assert {parameter.dtype for parameter in network[0].parameters()} >= {kind}
+    assert caplog.text == ""

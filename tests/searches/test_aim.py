@@ -1,5 +1,7 @@
 """What must be met: costs of picks, costs to be expected, and repairs that never exceed a budget."""
 
+from itertools import permutations, product
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,15 @@ def test_expected_costs_have_no_unit_and_let_gradients_through():
     assert expected.detach().numpy() == pytest.approx(aim.expected(np.full((3, 3), 1 / 3)), rel=1e-6)
     expected[0].backward()
     assert chances.grad.numpy() == pytest.approx(aim.shares[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("budgets", [("70%", "memory=80%"), ("85%", "memory=72%"), ("95%", "memory=66%")])
+def test_of_several_budgets_none_is_exceeded_by_what_is_lowered_and_raised(budgets):
+    aim = aimed(*budgets)
+    for picks, order in product(product(range(3), repeat=3), permutations(range(3))):
+        full = aim.raised(aim.lowered(picks, order), order[::-1])
+        assert aim.fits(full)
+        assert not any(aim.fits((*full[:g], full[g] + 1, *full[g + 1 :])) for g in range(3) if full[g] < 2)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7), st.floats(0.51, 1.0), st.data())

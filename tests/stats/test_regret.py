@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore
+from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, TriedPlan, best_searched
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Start, Study
@@ -111,6 +111,14 @@ def test_regret_is_the_mean_over_pairs_with_its_error():
     assert not eagl.same
     assert (drift.value, drift.error, drift.same, drift.corrected) == (0.0, 0.0, True, 1.0)
     assert drift.words == "0, the same plan"
+
+
+def test_of_several_searches_at_a_budget_the_longest_counts_unless_it_has_no_finalists():
+    tried = TriedPlan(picks=(1, 0), by="swap", seed=9, training="t", score=1.0)
+    short, long, longest = (ceiling(WON).model_copy(update={"judged": (tried,) * count}) for count in (1, 2, 3))
+    unfinished = longest.model_copy(update={"finalists": ()})
+    for order in itertools.permutations([short, long, unfinished]):
+        assert best_searched(order, STUDY) == [long]
 
 
 def test_a_method_may_be_better_than_the_plan_that_won_and_a_low_score_may_be_the_better_one():

@@ -102,6 +102,35 @@ def test_more_trainings_go_on_where_fewer_ended(found, swept, tmp_path):
     assert RunFolder(run).found_ceilings == [ceiling]
 
 
+@pytest.mark.parametrize(("more", "ended_at"), [(0, "searching"), (3, "deciding")])
+def test_a_search_that_is_killed_while_it_repeats_takes_nothing_away(found, study, tmp_path, more, ended_at):
+    run = tmp_path / "run"
+    shutil.copytree(found[0], run)
+    events = []
+
+    def end(done, total, what):
+        events.append(what.partition(":")[0])
+        if events.count(ended_at) > (6 if ended_at == "searching" else 0):
+            raise KeyboardInterrupt
+
+    effort = Effort(EFFORT.trainings + more, EFFORT.finalists, EFFORT.seed)
+    with pytest.raises(KeyboardInterrupt):
+        find_ceiling(study, run, "70%", effort=effort, progress=end, trust=True)
+    (kept,) = RunFolder(run).found_ceilings
+    assert kept.judged[: EFFORT.trainings] == found[1].judged
+    assert len(kept.judged) == effort.trainings
+    assert kept.finalists == found[1].finalists
+    assert find_waste(run, [study]).paths == ()
+    assert any("not finished" in note for note in regret(RunFolder(run)).notes) == bool(more)
+    asked = outlook(study, run, ["70%"], effort=effort, trust=True)
+    assert (asked.searching, asked.deciding) == (0, 4 if more else 0)
+
+
+def test_what_another_seed_found_is_not_taken_for_done(found, study):
+    other = outlook(study, found[0], ["70%"], effort=Effort(9, 2, seed=4), trust=True)
+    assert (other.searching, other.deciding) == (9, 4)
+
+
 def test_nothing_of_it_is_waste_and_all_is_sound(found, study):
     assert find_waste(found[0], [study]).paths == ()
     assert check(found[0]).wrong == ()

@@ -10,6 +10,7 @@ import torch
 
 from bitplan.core.errors import InputError
 from bitplan.tasks.base import load_task
+from bitplan.tasks.text import perplexity
 from bitplan.testing import check_task
 from bitplan.tune.loop import evaluate_each
 from texts import WORDS, llama, write_folder, write_text, write_tokenizer
@@ -110,3 +111,18 @@ def test_a_study_keeps_the_loss_of_each_window(options):
     score, losses = evaluate_each(model, task)
     assert losses == tuple(task.each(model))
     assert score == pytest.approx(task.score(model))
+
+
+def test_losses_that_are_no_numbers_are_not_called_infinite():
+    assert math.isnan(perplexity(math.nan))
+    assert perplexity(1e6) == math.inf
+    assert perplexity(math.log(7)) == pytest.approx(7)
+
+
+def test_the_losses_of_a_network_of_16_bits_have_all_their_digits(options):
+    task, model = load_task("text", **options), llama().bfloat16()
+    batch = next(iter(task.batches("train", 2)))
+    with torch.no_grad():
+        outputs = task.forward(model, batch)
+    exact = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].double().flatten(0, 1), batch[:, 1:].flatten())
+    assert float(task.loss(outputs, batch)) == pytest.approx(float(exact), rel=1e-5)

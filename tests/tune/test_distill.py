@@ -39,6 +39,19 @@ def test_it_is_zero_for_equal_scores_and_a_mean_over_heads():
     torch.testing.assert_close(divergence((a, b), (b, a), 2.0), (one + other) / 2)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_scores_of_16_bits_diverge_as_what_they_stand_for(kind, side_by_side):
+    draw = torch.Generator().manual_seed(0)
+    shape = (2, 20, 1000) if side_by_side else (2, 1000, 20)
+    taught = (3 * torch.randn(shape, generator=draw)).to(kind)
+    own = (taught.float() + 0.05 * torch.randn(shape, generator=draw)).to(kind)
+    if side_by_side:
+        own, taught = own.transpose(1, 2), taught.transpose(1, 2)
+    exact = float(divergence((own.double(),), (taught.double(),), 1.0))
+    assert float(divergence((own,), (taught,), 1.0)) == pytest.approx(exact, rel=1e-3)
+
+
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_the_weight_mixes_both_losses(weight):
     task, student, teacher = Halves(), network(norm=False), network(norm=False, classes=2)

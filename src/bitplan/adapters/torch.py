@@ -94,6 +94,16 @@ def as_floats_of(model: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(float_type(model)) if tensor.is_floating_point() else tensor
 
 
+def is_half(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of float16 or bfloat16."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of 16 bits in 32, as others are: scores whose small differences or sums count need more digits."""
+    return tensor.float() if is_half(tensor) else tensor
+
+
 def multiplies_bytes() -> bool:
     """Whether this CPU has instructions for products of bytes; where torch cannot tell, they are taken to be there."""
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
 from bitplan.core.errors import InputError
 from bitplan.engines.base import Failure, attempt
-from bitplan.engines.workers import Pool
+from bitplan.engines.keeping import KEPT
+from bitplan.engines.workers import Pool, Work
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -47,12 +49,12 @@ class Local:
         self, work: Callable[[Item], Outcome], items: list[Item]
     ) -> Iterator[tuple[Item, Outcome | Failure]]:
         waiting = list(range(len(items)))[::-1]
-        lost = [0] * len(items)
-        with Pool(work, min(self.workers, len(items)), self.threads) as pool:
+        lost, packed = [0] * len(items), Work(work)
+        with _pool(self.threads, min(self.workers, len(items))) as pool:
             while waiting or pool.busy:
                 while waiting and pool.idle:
                     index = waiting.pop()
-                    pool.give(index, items[index])
+                    pool.give(packed, index, items[index])
                 for index, outcome, death in pool.wait():
                     if death is None:
                         yield items[index], outcome
@@ -64,3 +66,20 @@ class Local:
                     else:
                         _log.warning("a worker died (%s): its item is tried again", death)
                         waiting.append(index)
+
+
+@contextmanager
+def _pool(threads: int, most: int) -> Iterator[Pool]:
+    """The pool that is kept, unless somebody uses it at the same time; else one for the block alone."""
+    kept = KEPT.get()
+    pool = None if kept is None else kept.setdefault(threads, Pool(threads))
+    if pool is not None and not pool.taken:
+        with pool.taken_for(most):
+            yield pool
+        return
+    pool = Pool(threads)
+    try:
+        with pool.taken_for(most):
+            yield pool
+    finally:
+        pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any, Self
 
 from bitplan.core.errors import InputError
@@ -22,44 +22,74 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
-class Pool:
-    """A number of workers that all do one kind of work; each has its own pipe, so none can block another."""
+_WORK, _ITEM = b"work", b"item"
 
-    def __init__(self, work: Callable[[Any], Any], workers: int, threads: int) -> None:
+
+class Work:
+    """What workers are to do, as it is sent to them; the same work has the same `key`."""
+
+    def __init__(self, do: Callable[[Any], Any]) -> None:
         try:
-            self._work = pickle.dumps(work)
+            self.packed = pickle.dumps(do)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"this work cannot be sent to another process ({error}): run it with the local engine's workers = 0"
             ) from None
+        self.key = hashlib.sha256(self.packed).hexdigest()
+
+
+class Pool:
+    """Workers that do one kind of work after the other; each has its own pipe, so none can block another.
+
+    They are started when they are needed. One that is given the work that it had before keeps what it has of it.
+    """
+
+    def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._workers = [self._start() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        self._most = 0
+        self.taken = False
 
-    def __enter__(self) -> Self:
-        return self
+    @contextmanager
+    def taken_for(self, most: int) -> Iterator[Self]:
+        """Use so many workers at most until the block ends; those that are not done then are ended."""
+        self.taken, self._most = True, most
+        try:
+            yield self
+        finally:
+            self.taken = False
+            for worker in self._workers:
+                if worker.item is not None:
+                    worker.stop(at_once=True)
+            self._workers = [worker for worker in self._workers if worker.item is None]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End all workers."""
         for worker in self._workers:
             worker.stop(at_once=worker.item is not None)
+        self._workers.clear()
 
     @property
     def idle(self) -> bool:
-        """Whether a worker has nothing to do."""
-        return any(worker.item is None for worker in self._workers)
+        """Whether one more item can be given."""
+        return sum(worker.item is not None for worker in self._workers) < self._most
 
     @property
     def busy(self) -> bool:
         """Whether a worker has something to do."""
         return any(worker.item is not None for worker in self._workers)
 
-    def give(self, index: int, item: Any) -> None:
+    def give(self, work: Work, index: int, item: Any) -> None:
         """Give an item, by its number, to an idle worker; one that died meanwhile is replaced first."""
-        place = next(place for place, worker in enumerate(self._workers) if worker.item is None)
-        if not self._workers[place].process.is_alive():
-            self._workers[place] = self._start()
-        self._workers[place].give(index, item)
+        idle = [worker for worker in self._workers if worker.item is None]
+        for worker in [worker for worker in idle if not worker.process.is_alive()]:
+            worker.stop(at_once=True)
+            self._workers.remove(worker)
+            idle.remove(worker)
+        same = [worker for worker in idle if worker.key == work.key]
+        if not idle:
+            self._workers.append(_Worker(self._threads))
+        next(iter([*same, *idle, *self._workers[-1:]])).give(work, index, item)
 
     def wait(self) -> Iterator[tuple[int, Any, str | None]]:
         """Wait until something happened: numbers of items with their outcome, or with how their worker died."""
@@ -75,14 +105,11 @@ class Pool:
             except (EOFError, ConnectionError):
                 yield index, None, worker.death()
 
-    def _start(self) -> _Worker:
-        return _Worker(self._work, self._threads)
-
 
 class _Worker:
-    """One process, its pipe, and the number of the item it has."""
+    """One process, its pipe, the number of the item it has, and the key of the work that it was given last."""
 
-    def __init__(self, work: bytes, threads: int) -> None:
+    def __init__(self, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
         told = (other, threads, os.environ.get(_SAFE_PATH))
@@ -91,15 +118,17 @@ class _Worker:
             self.process.start()
         other.close()
         self.item: int | None = None
-        self._work: bytes | None = work
+        self.key = ""
 
-    def give(self, index: int, item: Any) -> None:
-        """Send an item, and before the first one what is to be done with it."""
+    def give(self, work: Work, index: int, item: Any) -> None:
+        """Send an item, and before it what is to be done with it, where that is not what it did before."""
         self.item = index
         try:
-            if self._work is not None:
-                self.pipe.send_bytes(self._work)
-                self._work = None
+            if self.key != work.key:
+                self.pipe.send_bytes(_WORK)
+                self.pipe.send_bytes(work.packed)
+                self.key = work.key
+            self.pipe.send_bytes(_ITEM)
             self.pipe.send_bytes(pickle.dumps(item))
         except ConnectionError:
             pass  # it died: `wait` will find out
@@ -137,17 +166,22 @@ def _put_back(before: str | None) -> None:
 
 
 def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
-    """A worker's life: what to do, then item after item, until the other end is closed."""
+    """A worker's life: what to do, and item after item, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     _put_back(safe_path)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     log_to_terminal()
+    work: Any = None
     try:
-        work = pickle.loads(pipe.recv_bytes())
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(threads)
         while True:
-            item = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(pickle.dumps(attempt(work, item)))
+            kind, packed = pipe.recv_bytes(), pipe.recv_bytes()
+            if kind == _WORK:
+                work = None  # before the next one takes its room
+                work = pickle.loads(packed)
+                if "torch" in sys.modules:
+                    sys.modules["torch"].set_num_threads(threads)
+            else:
+                pipe.send_bytes(pickle.dumps(attempt(work, pickle.loads(packed))))
+            del packed
     except (EOFError, ConnectionError):
         return

@@ -24,6 +24,7 @@ from bitplan.core.tables import is_table
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES
 from bitplan.engines.base import Engine
+from bitplan.engines.keeping import keeping_workers
 from bitplan.gains.aims import check_aim, with_aim
 from bitplan.gains.auto import taken_for
 from bitplan.plan.aim import Aim
@@ -148,7 +149,7 @@ def estimate(
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more)  # auto has said so
-    with metering() as meter:
+    with metering() as meter, keeping_workers():
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
     record = as_record(gain, name, found, graph, precisions, setting.seed, seconds)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.adapters.torch import widened
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Sloped, Slopes
@@ -139,7 +140,7 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     losses, count = [], 0
     for scores in answers:
-        rows = scores.movedim(1, -1).flatten(0, -2)  # (answers, classes)
+        rows = widened(scores.movedim(1, -1).flatten(0, -2))  # (answers, classes)
         chances = rows.detach().double().softmax(dim=1).cpu()
         labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(rows.device)
         losses.append(F.cross_entropy(rows, labels, reduction="sum"))

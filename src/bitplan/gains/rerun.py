@@ -80,8 +80,9 @@ class Rerun(Generic[Seen]):
             self._around = around, {}
         run, known = (lambda: self._run(self._network, number)), self._around[1]
         if number not in known:
+            left = max(0.0, self._room - sum(recording.bytes for recording in known.values()))
             with switched(self._network, self._found, around, self._fresh):
-                _, known[number] = self._prefix.record(run, self._room)
+                _, known[number] = self._prefix.record(run, left)
         moved = [name for name in {**around, **layers} if layers.get(name) != around.get(name)]
         changed = [one for name in moved for one in (self._found[name].weight, *self._found[name].inputs) if one]
         with switched(self._network, self._found, layers, self._fresh):

@@ -33,6 +33,10 @@ class AdditiveModel:
     mean: float
     values: Floats
     covariance: Floats
+    of_mean: float
+    """The variance of the mean."""
+    with_mean: Floats
+    """The covariance of the unknowns with the mean, (F + P)."""
 
     @classmethod
     def fit(cls, choices: int, scored: Sequence[tuple[Picks, float]]) -> AdditiveModel:
@@ -48,16 +52,19 @@ class AdditiveModel:
         best, prior = max(fits, key=lambda fit: fit[0].likelihood)
         gain = prior[:, None] * features.T  # (F + P, N)
         covariance = best.noise * (np.diag(prior) - gain @ best.precision @ gain.T)
-        return cls((groups, choices - 1), plans, best.mean, gain @ best.residual, covariance)
+        of_mean = best.noise / best.of_ones.sum()
+        with_mean = -of_mean * (gain @ best.of_ones)
+        return cls((groups, choices - 1), plans, best.mean, gain @ best.residual, covariance, of_mean, with_mean)
 
     def expected(self, picks: Picks) -> float:
         """The score that a plan is expected to reach, what is known to be its own included."""
         return self.mean + float(self._features(picks) @ self.values)
 
     def error(self, picks: Picks) -> float:
-        """The standard error of that, as far as the plan was tried."""
+        """The standard error of that, as far as the plan was tried; the mean of all is not known either."""
         features = self._features(picks)
-        return math.sqrt(max(0.0, float(features @ self.covariance @ features)))
+        spread = features @ self.covariance @ features + 2 * (features @ self.with_mean) + self.of_mean
+        return math.sqrt(max(0.0, float(spread)))
 
     def gains(self, values: Floats | None = None) -> Floats:
         """What every choice adds to the lowest, (G, C): as expected, or as a draw says."""
@@ -92,12 +99,16 @@ def _priors(steps: int, plans: int) -> list[Floats]:
 
 @dataclass(frozen=True, eq=False)
 class _Solved:
-    """The mean, the variance of the noise, what scores tell beyond the mean, (N, N), and what is left of them, (N)."""
+    """The mean, the variance of the noise, what scores tell beyond the mean, (N, N), and what is left of them, (N).
+
+    `of_ones` is by how much each score counts for the mean, (N).
+    """
 
     mean: float
     noise: float
     precision: Floats
     residual: Floats
+    of_ones: Floats
     likelihood: float
 
 
@@ -113,4 +124,4 @@ def _solved(y: Floats, features: Floats, prior: Floats) -> _Solved:
     noise = max(smallest, float((y - mean) @ residual) / max(1, len(y) - 1))
     size = float(np.linalg.slogdet(spread)[1])
     likelihood = -0.5 * ((len(y) - 1) * math.log(noise) + size + math.log(total))
-    return _Solved(mean, noise, inverse - np.outer(of_ones, of_ones) / total, residual, likelihood)
+    return _Solved(mean, noise, inverse - np.outer(of_ones, of_ones) / total, residual, of_ones, likelihood)

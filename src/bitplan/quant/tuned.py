@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitplan.adapters.torch import inference
+from bitplan.adapters.torch import inference, is_half, widened
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
 from bitplan.quant.calibrate import called
@@ -22,9 +22,9 @@ from bitplan.quant.chains import Chain, find_chains
 from bitplan.quant.convert import Forward, copied, quantizers_of, weights_of
 from bitplan.quant.finish import compensate_, weighted_layers
 from bitplan.quant.finished import FinishedParts
-from bitplan.quant.proof import Unreached
+from bitplan.quant.proof import Unreached, take_proof_off_
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.root import sites_of
+from bitplan.quant.root import root_of, sites_of
 
 STEPS = 200
 """Steps of training for each part, each on one batch."""
@@ -63,8 +63,7 @@ def tune_(
     run = forward or called
     weighted_layers(model)  # refused before anything long begins
     finished = None if store is None else FinishedParts(Path(store) / "tuned", model, kept, f"tune {steps} {rate!r}")
-    teacher = copied(model)
-    _switch_off_(teacher)
+    teacher = _as_float(model)
     layers = None if store is None else Path(store) / "compensated"
     compensate_(model, kept, forward=run, unreached=unreached, store=layers, progress=progress)
     left: dict[str, float] = {}
@@ -177,17 +176,23 @@ class _Learning:
         before, start = part.error(targets), {name: one.detach().clone() for name, one in self.tensors.items()}
         if not before or not self.groups:
             return 1.0
-        optimizer = torch.optim.Adam([group | {"lr": rate * group["size"]} for group in self.groups])
-        powers = [max(float(one.square().sum()), 1e-30) for one in targets]
+        wide = _Widened([parameter for group in self.groups for parameter in group["params"]])
+        sizes = [group["size"] for group in self.groups]
+        optimizer = torch.optim.Adam(
+            [{"params": [one], "lr": rate * size} for one, size in zip(wide.all, sizes, strict=True)]
+        )
+        powers = [max(float(widened(one).square().sum()), 1e-30) for one in targets]
         for step in range(steps):
             number = step % part.count
             with torch.enable_grad():
-                loss = (part.own(number) - targets[number]).square().sum() / powers[number]
+                loss = widened(part.own(number) - targets[number]).square().sum() / powers[number]
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["size"] * (1 - step / steps)
+                (loss * wide.scale(targets[number])).backward()
+            wide.take_gradients_()
+            for group, size in zip(optimizer.param_groups, sizes, strict=True):
+                group["lr"] = rate * size * (1 - step / steps)
             optimizer.step()
+            wide.give_back_()
         after = part.error(targets)
         if not after < before:
             with torch.no_grad():
@@ -195,6 +200,34 @@ class _Learning:
                     one.copy_(start[name])
             return 1.0
         return after / before
+
+
+class _Widened:
+    """Parameters, and for those of 16 bits copies of 32 that are trained: most steps of theirs are below a digit."""
+
+    def __init__(self, own: Sequence[nn.Parameter]) -> None:
+        self.own = own
+        self.all = [one.detach().float() if is_half(one) else one for one in own]
+
+    def scale(self, target: Tensor) -> float:
+        """What a loss is multiplied by before it is differentiated: small gradients are 0 in 16 bits."""
+        return float(target.numel()) if any(map(is_half, self.own)) else 1.0
+
+    def take_gradients_(self) -> None:
+        """Those of the parameters, which have none then."""
+        for one, wide in self._pairs:
+            wide.grad = None if one.grad is None else one.grad.float()
+            one.grad = None
+
+    @torch.no_grad()
+    def give_back_(self) -> None:
+        """Round what was trained."""
+        for one, wide in self._pairs:
+            one.copy_(wide)
+
+    @property
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        return ((one, wide) for one, wide in zip(self.own, self.all, strict=True) if one is not wide)
 
 
 @contextmanager
@@ -215,11 +248,14 @@ def _only_training(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _switch_off_(model: nn.Module) -> None:
-    """Make a quantized network compute in floats."""
-    for module in model.modules():
+def _as_float(model: nn.Module) -> nn.Module:
+    """A copy of a quantized network that computes in floats, of which nothing is to be proven."""
+    made = copied(model)
+    take_proof_off_(root_of(made))
+    for module in made.modules():
         if isinstance(module, WeightQuantizer | InputQuantizer):
             module.enabled = False
+    return made
 
 
 def _weight_in(modules: Sequence[nn.Module]) -> int:

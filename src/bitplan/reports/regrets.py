@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitplan.core.ceilings import Ceiling
+from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
@@ -66,10 +66,16 @@ def _words(one: Regret) -> str:
 def _told(ceiling: Ceiling) -> str:
     """What was found, and at what expense, in a sentence."""
     best = ceiling.finalists[0]
-    reached = [mean(list(scores_of(one).values())) for one in ceiling.finalists]
-    others = ", ".join(f"{value:.2f}" for value in reached[1:])
+    reached = [_reached(one) for one in ceiling.finalists]
+    others = ", ".join(reached[1:])
     beside = f" (the other finalists {others})" if others else ""
+    beside += "" if ceiling.complete else "; the search is not finished, or trainings of finalists failed"
     return (
         f"at {ceiling.search.budget}: the best of {len({one.picks for one in ceiling.judged})} plans by "
-        f"{len(ceiling.judged)} trainings ({best.by}) reaches {reached[0]:.2f} on the test split{beside}"
+        f"{len(ceiling.judged)} trainings ({best.by}) reaches {reached[0]} on the test split{beside}"
     )
+
+
+def _reached(finalist: Finalist) -> str:
+    scores = list(scores_of(finalist).values())
+    return f"{mean(scores):.2f}" if scores else "nothing, since all its trainings failed,"

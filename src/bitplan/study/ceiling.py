@@ -22,6 +22,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study, Trained, Training
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
+from bitplan.engines.keeping import keeping_workers
 from bitplan.plan.aim import Aim, Picks
 from bitplan.searches.swaps import Proposal, Swaps
 from bitplan.study.controls import with_controls
@@ -78,11 +79,11 @@ def find_ceiling(
     check_budget(study, budget)
     run, tell = RunFolder(Path(run_folder)), progress or (lambda *_: None)
     at_work = engine or engine_of(study, trust=trust)
-    sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
-    setting = Setting(study, run, trust)
-    quest = _Quest(setting, budget, effort, at_work, tell)
-    quest.search()
-    return quest.decide(begin)
+    with keeping_workers():
+        sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
+        quest = _Quest(Setting(study, run, trust), budget, effort, at_work, tell)
+        quest.search()
+        return quest.decide(begin)
 
 
 def check_budget(study: Study, budget: str) -> None:
@@ -111,13 +112,15 @@ def outlook(
     study = with_controls(study)
     told = forecast(study, run_folder, trust=trust)
     run = RunFolder(Path(run_folder))
-    known = {one.search.budget: one for one in run.ceilings.read_all().values() if one.search.study == study.id}
+    alike = [one for one in run.ceilings.read_all().values() if one.search.study == study.id]
+    known = {one.search.budget: one for one in alike if one.search.seed == effort.seed}
     searching = deciding = 0
     for budget in budgets:
         check_budget(study, budget)
         found = known.get(budget)
         searching += max(0, effort.trainings - (len(found.judged) if found else 0))
-        deciding += 0 if found and found.complete else effort.in_all(study) - effort.trainings
+        as_asked = found is not None and found.complete and found.trainings == effort.trainings
+        deciding += 0 if as_asked else effort.in_all(study) - effort.trainings
     one = max((line.seconds for line in told.lines if line.trial.role == "choice"), default=0.0)
     left = sum(not line.done for line in told.lines)
     return Outlook(left, searching, deciding, told.seconds + one * (searching + deciding))
@@ -168,7 +171,7 @@ class _Quest:
                     score = done[name].score
                     self.judged.append(TriedPlan(picks=picks, by=by, seed=job.seed, training=name, score=score))
                     self.swaps.learn_([(picks, self.sign * score)])
-            self._keep()
+            self._note()
             proposals = self.swaps.propose()
 
     def decide(self, begin: float) -> Ceiling:
@@ -242,8 +245,17 @@ class _Quest:
             raise InputError(f"every training of this round failed ({what} at {self.budget}): look at the recipe")
         return done
 
+    def _note(self) -> None:
+        """Write down how far it is, unless a search that was further did: its trainings would be called waste.
+
+        Finalists of a search that took fewer trainings stay there until others are decided on.
+        """
+        before = self.run.ceilings.read_sound([self.about.id])[0].get(self.about.id)
+        if before is None or len(before.judged) < len(self.judged):
+            self._keep(finalists=() if before is None else before.finalists)
+
     def _keep(self, **more: Any) -> Ceiling:
-        """Write down how far it is."""
+        """Write down what was found."""
         found = Ceiling(
             search=self.about,
             groups=self.aim.groups,

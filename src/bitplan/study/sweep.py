@@ -16,6 +16,7 @@ from bitplan.core.temporary import remove_quietly
 from bitplan.core.trials import Trial
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
+from bitplan.engines.keeping import keeping_workers
 from bitplan.gains.base import estimate
 from bitplan.plan.base import select_each
 from bitplan.study.clean import left_by_killed
@@ -85,7 +86,8 @@ def sweep(
     )
     remove_quietly(left_by_killed(run))
     before = set(run.set_aside())
-    trained = sweeper.run_passes(frozenset(only) if only else None)
+    with keeping_workers():
+        trained = sweeper.run_passes(frozenset(only) if only else None)
     own = [trial.id for trial in listed.trials]
     return Summary(
         total=len(own),

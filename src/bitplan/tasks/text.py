@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bitplan.adapters.parquet import read_columns
 from bitplan.adapters.tokenizers import TextTokenizer, load_tokenizer
-from bitplan.adapters.torch import device_of, inference
+from bitplan.adapters.torch import device_of, inference, widened
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.store import read_text
 from bitplan.tasks.base import Split, Task
@@ -118,7 +118,7 @@ class Text(Splits[list[Tensor]], Task):
 
     def _losses(self, outputs: Any, batch: Tensor) -> Tensor:
         """(B, tokens − 1)."""
-        scores = self._scores_of(outputs)[:, :-1]
+        scores = widened(self._scores_of(outputs)[:, :-1])
         return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), batch[:, 1:].reshape(-1), reduction="none").view(
             len(batch), -1
         )
@@ -191,5 +191,5 @@ class Text(Splits[list[Tensor]], Task):
 
 
 def perplexity(loss: float) -> float:
-    """e to the mean loss of a token; of a loss beyond all floats, infinite."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """e to the mean loss of a token; of a loss beyond all floats, infinite; of no number, none."""
+    return math.inf if loss >= 700 else math.exp(loss)

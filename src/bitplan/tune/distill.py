@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bitplan.adapters.torch import widened
 from bitplan.core.errors import InputError
 from bitplan.core.trials import TAUGHT, Recipe
 from bitplan.tasks.base import Batch, Task
@@ -23,7 +24,7 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
     """
     means = []
     for own, taught in zip(student, teacher, strict=True):
-        dim = 1
+        dim, own, taught = 1, widened(own), widened(taught)
         if own.dim() > 2 and own.stride(1) == 1:  # classes lie side by side, as words do: faster as the last axis
             dim, own, taught = -1, own.movedim(1, -1), taught.movedim(1, -1)
         log_p = F.log_softmax(taught / temperature, dim=dim)  # (B, classes, …)
