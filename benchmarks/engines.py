@@ -13,6 +13,8 @@ from bitplan.engines.cluster import Cluster
 from bitplan.engines.jobs import run_jobs
 from bitplan.engines.local import Local
 
+MANY = 2_000  # jobs, of which each should take as long as among a hundred
+
 
 class Turn(Record):
     """A job: the number it has, and how long it computes."""
@@ -56,8 +58,8 @@ def rows() -> list[Row]:
     for title, engine, most in (*engines, ("on Ray", cluster, 200)):
         each = 1000 * seconds_of(engine, 300) / 300
         made.append(Row(f"a job that does nothing, {title}", each, unit="ms", target=most))
-    few, many = (1000 * seconds_of(Local(), jobs) / jobs for jobs in (100, 10_000))
-    made.append(Row("time per job among 10,000", many, few, "among 100", "ms", 1.2))
+    few, many = (1000 * seconds_of(Local(), jobs) / jobs for jobs in (100, MANY))
+    made.append(Row(f"time per job among {MANY:,}", many, few, "among 100", "ms", 1.2))
     one, two = (seconds_of(Local(workers=workers), 20, 0.5) for workers in (1, 2))
     return [*made, Row("20 jobs of half a second, 2 workers", two, one, "1 worker", target=0.6)]
 
@@ -68,8 +70,8 @@ def main() -> None:
     for title, engine, jobs in (("here", Local(), 300), ("local, 2 workers", local, 300), ("Ray", cluster, 300)):
         each = seconds_of(engine, jobs) / jobs
         print(f"{title:>18}: {1000 * each:7.2f} ms per job that does nothing (lease, outcome on disk and all)")
-    few, many = (seconds_of(Local(), jobs) / jobs for jobs in (100, 10_000))
-    print(f"      100 → 10,000: {many / few:.2f} × the time per job (1.00 would be constant), here, in one folder")
+    few, many = (seconds_of(Local(), jobs) / jobs for jobs in (100, MANY))
+    print(f"      100 → {MANY:,}: {many / few:.2f} × the time per job (1.00 would be constant), here, in one folder")
     one, two = (seconds_of(Local(workers=workers), 20, 0.5) for workers in (1, 2))
     print(f"    1 → 2 workers: {one / two:.2f} × the jobs per hour (linear would be 2.00), jobs of half a second")
     count = 5000

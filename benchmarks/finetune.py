@@ -122,7 +122,7 @@ def measured() -> Iterator[tuple[str, dict[str, float]]]:
                 columns[2]: contest(lambda model, task: bitplan.finetune_(model, task, recipe)),
                 columns[3]: contest(kept),
             },
-            rounds=5,
+            rounds=3,
         )
         yield name, seconds
 

@@ -33,7 +33,8 @@ from bitplan.plan.problem import Integers, Problem, Selection
 BUDGETS = (95, 90, 85, 80, 75, 70, 65, 60)
 TARGET = 1.2  # of HiGHS's CPU time
 MILLISECONDS = 3.0  # for eight budgets on ResNet-50
-LIMIT = 10.0  # seconds that HiGHS is given
+LIMIT = 5.0  # seconds that HiGHS and CBC are given, so that the whole ends in three minutes
+SHORT = 0.5  # seconds; what takes less is solved thrice more, and the best counts
 BITS = np.array([2, 3, 4, 8])
 
 
@@ -74,7 +75,8 @@ def measure(case: Case) -> list[Row]:
     if len(case.problems) > 1:
         contestants["CBC"] = lambda: [cbc(problem) for problem in case.problems]
     taken = in_turn(contestants, rounds=1, clock=cpu_seconds)
-    best = 1e3 * min(taken["ours"], in_turn({"ours": ours}, rounds=3, clock=cpu_seconds)["ours"])
+    again = in_turn({"ours": ours}, rounds=3 if taken["ours"] < SHORT else 0, clock=cpu_seconds)
+    best = 1e3 * min(taken["ours"], again.get("ours", taken["ours"]))
     note = f"{proof(found['ours'])}; HiGHS: {verdict(case, found['ours'], found['HiGHS'])}"
     made = [Row(case.name, best, 1e3 * taken["HiGHS"], "HiGHS, gap 0", "ms", TARGET, note=note)]
     if "CBC" in taken:

@@ -46,7 +46,12 @@ def test_public_names_are_sorted_and_exist():
 def test_importing_bitplan_is_light():
     assert not {"torch", "numpy", "scipy", "pydantic", "rich"} & after("import bitplan")
     assert "torch" not in after("import bitplan; bitplan.select; bitplan.price; bitplan.Plan; bitplan.select_all")
-    assert not {"torch", "numpy", "scipy"} & after("from bitplan.cli.app import app")
+    assert not {"torch", "numpy", "scipy", "pydantic"} & after("from bitplan.cli.app import app")
+
+
+def test_what_only_imports_torch_does_not_import_its_compiler():
+    """It takes as long as torch itself, and planning a file needs none of it."""
+    assert "torch._dynamo" not in after("import bitplan; bitplan.trace; bitplan.quantize; bitplan.estimate")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))

@@ -203,3 +203,18 @@ def test_the_command_writes_what_plan_takes(quick, tmp_path):
     planned = runner.invoke(app, ["plan", *typed, *told])
     assert planned.exit_code == 0, planned.output
     assert "binding: memory; there is room in time" in planned.output
+
+
+def test_layers_of_a_small_network_are_looked_at_a_few_times_only(quick):
+    class Instant:
+        asked = 0
+
+        def run(self) -> None: ...
+
+        def profile(self, runs: int) -> list[dict[str, float]]:
+            self.asked = runs
+            return [{"conv": 1e-6}] * runs
+
+    small = Instant()
+    found = measuring._rounds({"w4a4": small}, threads=1)
+    assert small.asked == len(found.layers["w4a4"]["conv"]) == measuring._ROUNDS * measuring._LOOKS

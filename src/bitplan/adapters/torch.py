@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 
 from bitplan.core.errors import InputError
 from bitplan.core.memory import available_memory
 from bitplan.core.naming import layer_of_quantizer
 from bitplan.core.parsing import first_line
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def uncompiled(function: Function) -> Function:
+    """A function that `torch.compile` leaves alone: `torch.compiler.disable`, which imports the compiler at once."""
+    return cast(Function, _disable_dynamo(function))
 
 
 @contextmanager

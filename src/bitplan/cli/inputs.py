@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
-from bitplan.core.store import read_text
-from bitplan.core.trials import Recipe, on_top
-from bitplan.core.trust import import_data, names_code
 from bitplan.core.written import read_named, read_options
 
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
     from bitplan.cli.things import Typed
+    from bitplan.core.trials import Recipe
     from bitplan.engines.base import Engine
 
 
@@ -88,16 +86,20 @@ def read_data(task: str | None, written: Sequence[str], data: str | None, networ
         return None if task is None else read_task(task, written, network)
     if task is not None or written:
         raise InputError("--data and --task are both what the network is run on: give one of them")
-    if not names_code(data):
-        raise InputError(f"--data {data!r} is not package.module:loader, a DataLoader, Dataset or batches in your code")
+    from bitplan.core.trust import import_data, names_code
     from bitplan.gains.base import Context
     from bitplan.gains.started import with_data
 
+    if not names_code(data):
+        raise InputError(f"--data {data!r} is not package.module:loader, a DataLoader, Dataset or batches in your code")
     return with_data(Context(), import_data(data), None).task
 
 
 def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
     """A recipe from a TOML file (its keys, or a table `recipe` of them), with single values over the file's."""
+    from bitplan.core.store import read_text
+    from bitplan.core.trials import Recipe, on_top
+
     content: dict[str, Any] = {}
     if path is not None:
         with parsing(path, "a recipe", "write it again"):

@@ -22,7 +22,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 class Value(BaseModel):
     """A frozen part of a record, compared by its fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # a start builds what it uses
     unless_usual: ClassVar[frozenset[str]] = frozenset()
     """Fields that are written only where they differ from their default: files of before them have the ids they had."""
 

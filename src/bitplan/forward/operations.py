@@ -17,6 +17,10 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self._show = show
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep torch's compiler out, torch would import it, which takes as long as torch itself
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # it is no function that somebody called
             output = func(*args, **(kwargs or {}))

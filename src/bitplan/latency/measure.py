@@ -38,6 +38,7 @@ from bitplan.quant.convert import quantize
 _BLOCKS = 5  # each of them is kept when it is done
 _ROUNDS = 5  # of each block
 _LEAST = 0.1  # seconds of a turn
+_LOOKS = 20  # at layers, at most, a round: a turn of a small network has thousands of runs, each told node by node
 
 Announce = Callable[[float], None]
 
@@ -161,7 +162,7 @@ def _rounds(opened: Mapping[str, Contestant], threads: int) -> Rounds:
     whole = in_turn(runs, _ROUNDS, least=_LEAST, threads=threads)
     layers: dict[str, dict[str, list[float]]] = {name: {} for name in opened}
     for name, contestant in opened.items():
-        for ran in contestant.profile(_ROUNDS * whole.runs[name]):
+        for ran in contestant.profile(_ROUNDS * min(_LOOKS, whole.runs[name])):
             for layer, seconds in ran.items():
                 layers[name].setdefault(layer, []).append(seconds)
     return Rounds.model_validate({"whole": whole.seconds, "layers": layers})

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
+from bitplan.adapters.torch import uncompiled
 from bitplan.core.parsing import first_line
 from bitplan.core.records import Plan
 from bitplan.quant.proof import PROVES, Proof, Unreached, prove_run, take_proof_off_
@@ -44,7 +44,7 @@ def allow_unreached_(model: nn.Module) -> None:
 
 
 # Hooks are found by their names when a model is unpickled.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _prove_first(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     plan: Plan = getattr(root, PLAN)
     inputs = [module for module in root.modules() if isinstance(module, InputQuantizer)]
@@ -53,7 +53,7 @@ def _prove_first(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     _prove_once(root, args, kwargs, "raise" if is_new and plan.uses is None else "warn")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _prove_reached(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _prove_once(root, args, kwargs, "warn")
 

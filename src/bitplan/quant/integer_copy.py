@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bitplan.adapters.torch import uncompiled
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.quant.convert import copied, plan_of, unquantized
@@ -98,7 +99,7 @@ class IntegerLayer(Adopted):
     channels_last: bool
     normed: bool = False
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, x: Tensor) -> Tensor:
         """Compute in integers; without data, or with quantizers off, as its quantized counterpart does."""
         layer: Any = self
@@ -131,7 +132,7 @@ class IntegerLayer(Adopted):
 class PassedNorm(Adopted):
     """A batch normalization that is part of the convolution before it, where that one was computed by its kernel."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, x: Tensor) -> Tensor:
         """Give back what is normalized already."""
         return x if getattr(x, _NORMED, False) else super().forward(x)

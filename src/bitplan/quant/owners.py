@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bitplan.adapters.torch import uncompiled
 from bitplan.core.naming import ATTENTION, product_name
 from bitplan.quant.calls import AdditionCall, ProductCall, WeightedCall
 from bitplan.quant.functions import (
@@ -59,7 +60,7 @@ class Owner(Adopted):
             return self._run_uncompiled(*args, **kwargs)
         return self._run(*args, **kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _run_uncompiled(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 

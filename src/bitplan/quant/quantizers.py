@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from bitplan.adapters.torch import uncompiled
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.quant.lsq import MASK, codes, first_step, lsq, positive
@@ -65,7 +66,7 @@ class WeightQuantizer(QuantizingModule):
                 return lsq(weight, step, low, high, scale, fused=self.fused)
             return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     @torch.no_grad()
     def _start(self, weight: Tensor) -> None:
         assert self.first_step is not None
@@ -259,7 +260,7 @@ class InputQuantizer(QuantizingModule):
         self._read_sign()
 
     # It reads values, so it is not compiled; it runs once, which costs one graph break in the first step.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _start(self, v: Tensor) -> None:
         self._read_sign()
         if self._range is not None or v.numel() == 0 or v.is_meta:  # tensors without data say nothing of their size

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
+from bitplan.adapters.torch import uncompiled
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.quant.blocks import FIRST_AXIS, Grouping, Levels, fit, short
@@ -59,7 +60,7 @@ class GroupedWeight(WeightQuantizer):
             made: Tensor = _OnLevels.apply(cut, self.step, *self.in_levels.bounds(self.bits), scale, self.digits)
             return self.blocks.joined(made, weight).to(weight.dtype)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     @torch.no_grad()
     def _start(self, weight: Tensor) -> None:
         levels = fit(self.blocks.cut(weight), self.bits, zeros=self.zero is not None, digits=self.digits)
