@@ -10,8 +10,8 @@ import zlib
 import pytest
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import parse_json, parse_toml, parsing
 from bitplan.core.kinds import KINDS
+from bitplan.core.parsing import parse_json, parse_toml, parsing
 from bitplan.core.record import Record
 from bitplan.core.store import load
 from bitplan.core.tables import read_table

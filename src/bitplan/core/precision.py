@@ -34,7 +34,8 @@ class Precision(Value):
             raise ValueError(f"a precision is written like w4a4 or w4a16, not {data!r}")
         bits = int(match[1]), int(match[2])
         if not all(FEWEST_BITS <= count <= LEFT_ALONE_BITS for count in bits):
-            raise ValueError(f"a precision has {FEWEST_BITS} to {LEFT_ALONE_BITS} bits, like w2a2 or w4a16, not {data!r}")
+            allowed = f"{FEWEST_BITS} to {LEFT_ALONE_BITS}"
+            raise ValueError(f"a precision has {allowed} bits, like w2a2 or w4a16, not {data!r}")
         return {"weight_bits": bits[0], "act_bits": bits[1]}
 
     @model_serializer

@@ -41,8 +41,9 @@ def verify(
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
     `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
-    of keyword arguments; labels behind what the model takes are left out. With a task and no `limit` on the samples both scores are measured too. Where all differences
-    begin at ties but too few predictions are equal, the model is also compared with itself in double precision.
+    of keyword arguments; labels behind what the model takes are left out. With a task and no `limit` on the samples
+    both scores are measured too. Where all differences begin at ties but too few predictions are equal, the model is
+    also compared with itself in double precision.
     `speed` also measures size and time against the float network, with one sample and one thread.
     """
     source = Path(path)

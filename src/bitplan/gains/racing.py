@@ -36,14 +36,14 @@ class AlpsRacing(Gain):
     """ALPS by loss, with fine-tuning only where a selection within one of `budgets` depends on it.
 
     Without that option it is the budget of the plan. All groups are screened on `samples` by `drift`, or by `drop`.
-    Those that some budgets choose differently, or whose choice is less than `margin` standard errors from another (the nearest four in any case), are fine-tuned for
-    steps/2^(rounds − 1) steps; as this tells how far the screen can be trusted, others may join. The share `keep` that
-    is nearest to another choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps
-    all that is in doubt. `spend`, a share of what ALPS takes with an epoch per group, is divided evenly among rounds
-    (successive halving): each races the nearest to another choice, as many as its part allows. Losses of groups that
-    stay behind are carried over to the longer training by a line (`LossTable.carried`), so that all gains are on the
-    scale of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
-    `alps`; more than one of `seeds` gives better errors.
+    Those that some budgets choose differently, or whose choice is less than `margin` standard errors from another (the
+    nearest four in any case), are fine-tuned for steps/2^(rounds − 1) steps; as this tells how far the screen can be
+    trusted, others may join. The share `keep` that is nearest to another choice, as far as it is still in doubt, goes
+    on for twice the steps, up to `steps`; 1 keeps all that is in doubt. `spend`, a share of what ALPS takes with an
+    epoch per group, is divided evenly among rounds (successive halving): each races the nearest to another choice, as
+    many as its part allows. Losses of groups that stay behind are carried over to the longer training by a line
+    (`LossTable.carried`), so that all gains are on the scale of the last one. They are meant for these budgets, of
+    `cost` unless they name another. `lr_factor` is that of `alps`; more than one of `seeds` gives better errors.
     """
 
     about: ClassVar[About] = About(

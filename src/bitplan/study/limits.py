@@ -56,4 +56,4 @@ def _check_budgets(method: Method, budgets: Sequence[str]) -> None:
     """Refuse a method whose one estimate is for several budgets where it does not say for which."""
     if getattr(make_gain(method.name, method.options)[0], "budgets", None) == ():
         said = ", ".join(f'"{budget}"' for budget in budgets)
-        raise InputError(f"method {method.title}: say which budgets it is meant for, options = {{ budgets = [{said}] }}")
+        raise InputError(f"method {method.title}: say for which budgets it is, options = {{ budgets = [{said}] }}")
