@@ -17,6 +17,10 @@ OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md",
 PAGES = {path: page for page, path in OUTSIDE.items()} | {"README.md": "index.md"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+INLINE_CODE = re.compile(r"<pre.*?</pre>|<code>([^<]*)</code>", re.DOTALL)
+WORD = re.compile(r"[^\s]*-[^\s]*")
+LONGEST_WORD = 28  # characters that fit on a phone's line
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -73,6 +77,31 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         section = readme.split(f"\n## {title}\n")[1].split("\n## ")[0]
         text = text.replace(f"<!-- README: {title} -->", relinked(f"## {title}\n{section}", ROOT, page))
     return text
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Say how long the cells of a table are, for site.css, and keep options such as --budget whole."""
+    return INLINE_CODE.sub(kept_whole, TABLE.sub(measured, html))
+
+
+def measured(table: re.Match[str]) -> str:
+    """The table, each of whose columns says how many characters its longest cell has."""
+    rows = [
+        re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in re.findall(r"<tr>.*?</tr>", table[0], re.DOTALL)
+    ]
+    lengths = iter(max(len(re.sub(r"<[^>]+>", "", cell)) for cell in column) for column in zip(*rows, strict=False))
+    return re.sub(r"<th>", lambda _: f'<th style="--longest: {next(lengths, 0)}">', table[0])
+
+
+def kept_whole(code: re.Match[str]) -> str:
+    """Code within a line, whose words with a hyphen are not broken at it."""
+    if code[1] is None:
+        return code[0]
+
+    def whole(word: re.Match[str]) -> str:
+        return f'<span class="whole">{word[0]}</span>' if len(word[0]) <= LONGEST_WORD else word[0]
+
+    return f"<code>{WORD.sub(whole, code[1])}</code>"
 
 
 def relinked(markdown: str, home: Path, page: Page) -> str:

@@ -69,6 +69,9 @@ def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp
         (("export", "run", "--to", "matmulnbits", "-o", "x"), "matmulnbits keeps activations in float"),
         (("export", "run", "--to", "packed", "-o", "here"), "here exists: choose another name, or give --force"),
         (("export", "run", "--to", "packed", "-o", "here/below"), "cannot write here/below"),
+        (("export", "run", "--to", "onnx", "-o", "full"), "full is a folder, and this format writes a file"),
+        (("export", "run", "--to", "vllm", "-o", "full"), "full is a folder with files in it: give the name of a new"),
+        (("export", "run", "--to", "vllm", "-o", "here"), "here is a file: give the name of a new folder"),
         (("export", "plan.json", "--to", "packed", "-o", "x"), "packed holds the network itself: give the quantized"),
         (("export", "graph.json", "--to", "packed", "-o", "x"), "this is a graph, where a plan is needed"),
         (("export", "gone", "--to", "packed", "-o", "x"), "gone is neither a plan (.json), nor a checkpoint"),
@@ -79,6 +82,8 @@ def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp
 )  # fmt: skip
 def test_bad_input_is_one_line(run, checkpoint, tmp_path, words, said):
     (tmp_path / "here").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "of.this").write_text("mine")
     code, out, err = run(*words)
     assert code == 2
     assert said in err

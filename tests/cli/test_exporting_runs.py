@@ -168,7 +168,7 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
         (("-o", "here"), "here exists: choose another name, or give --force"),
         (("-o", "run"), "run is also what is read (run), and would be replaced: write to another name"),
         (("-o", "run/trials"), "run/trials is among the files that the run "),
-        (("-o", "folder"), "cannot write folder: it is a folder, not a file"),
+        (("-o", "folder"), "folder is a folder, and this format writes a file"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_trained(run, folder, untrainable, words, said):

@@ -29,6 +29,23 @@ def test_the_flow_as_separate_verbs_equals_plan_in_one_go(run, own_model):
     assert run("validate", "graph.json", "gains.json", "bmac.json", "a.json")[0] == 0
 
 
+def test_price_and_estimate_take_what_plan_takes(run, own_model):
+    model = f"{own_model}:with_example"
+    assert run("trace", model, "-o", "graph.json")[0] == 0
+    assert run("quantize", model, "--to", "w4a4", "-o", "folder")[0] == 0
+    for written, given in ((model, ()), ("folder", ("--trust",))):
+        traced, direct = run("price", "bmac", "graph.json"), run("price", "bmac", written, *given)
+        assert traced[:2] == direct[:2]
+    steps = ("--option", "steps=mse")
+    by_graph = run("estimate", "eagl", "graph.json", "--model", model, *steps)
+    direct = run("estimate", "eagl", model, *steps)
+    assert direct[0] == 0, direct[2]
+    assert by_graph[:2] == direct[:2]
+    code, _, err = run("estimate", "eagl", model, "--model", model)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--model is the network of a graph file" in err
+
+
 def test_plan_prints_the_answer_first(run, own_model):
     code, out, _ = run("plan", f"{own_model}:with_example", "--gain", "uniform", "--budget", "80%")
     assert code == 0

@@ -10,6 +10,7 @@ import zlib
 import pytest
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.kinds import KINDS
 from bitplan.core.parsing import parse_json, parse_toml, parsing
 from bitplan.core.record import Record
 from bitplan.core.store import load
@@ -144,7 +145,7 @@ def test_a_record_may_nest_no_deeper_than_it_can_be_written_again(tmp_path, dept
 def test_a_number_that_is_none_enters_no_record_as_a_text_either(tmp_path, written):
     text = '{"bitplan": "recipe", "format": 2, "steps": 3, "lr": %s}'
     (tmp_path / "r.json").write_text(text % "0.5")
-    load(tmp_path / "r.json", Record)
+    assert isinstance(load(tmp_path / "r.json", Record), KINDS["recipe"])
     (tmp_path / "r.json").write_text(text % written)
     with pytest.raises(FileError, match="r.json"):
         load(tmp_path / "r.json", Record)

@@ -22,22 +22,33 @@ ASKED = {
     "how do I install it": "install.html",
     "how do I call it": "api/choose.html",
     "how is it done from start to end": "tutorials/own-cnn.html",
+    "what may a budget be": "budgets.html",
+    "which file for which program": "targets/onnx.html",
+    "phones": "targets/elsewhere.html",
+    "language models": "language.html",
+    "is my architecture supported": "architectures.html",
+    "does the paper hold": "paper.html",
+    "how does it compare with other tools": "comparison.html",
     "why": "decisions/0009-first-decisions.html",
 }
 FETCHES = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
 class Tags(HTMLParser):
-    """Links of a page, and what it loads by itself."""
+    """Links in the text of a page, which are not those of the navigation, and what it loads by itself."""
 
     def __init__(self, text):
         super().__init__()
-        self.links, self.loads = set(), set()
+        self.links, self.loads, self.within = set(), set(), False
         self.feed(text)
+
+    def handle_endtag(self, tag):
+        self.within = self.within and tag != "article"
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
-        if tag == "a" and given.get("href"):
+        self.within = self.within or tag == "article"
+        if tag == "a" and self.within and given.get("href"):
             self.links.add(given["href"])
         elif tag in FETCHES and given.get(FETCHES[tag]) and given.get("rel") not in ("canonical", "next", "prev"):
             self.loads.add(given[FETCHES[tag]])

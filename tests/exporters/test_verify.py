@@ -50,6 +50,13 @@ def test_a_right_file_passes(exported, name):
     assert bitplan.verify(folder / name, model, [batch_like(EXAMPLE, 6)] * 3, limit=7).samples == 12
 
 
+def test_a_loader_of_inputs_and_labels_does(exported):
+    model, folder = exported
+    inputs = batch_like(EXAMPLE, 6)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, torch.zeros(6)), batch_size=3)
+    assert bitplan.verify(folder / "m.onnx", model, loader) == bitplan.verify(folder / "m.onnx", model, inputs.split(3))
+
+
 def test_where_ties_decide_too_much_the_model_is_compared_with_itself(exported, monkeypatch):
     """Here both agree, so the bar is raised out of reach."""
     model, folder = exported

@@ -182,7 +182,8 @@ def test_margins_are_distances_to_the_next_best_selection():
     assert not weighed.moving.any()
     both = Scales.of(graph, choices, [bitplan.Budget.parse(one) for one in ("84%", "100%")], "bmac")
     assert both.weigh(values, np.array([[0, 0.5]] * 3)).moving.tolist() == [False, False, True]
-    assert Scales.of(graph, choices, [bitplan.Budget.parse("3bpw")], "bmac").costs[0].name == "weight bits"
+    (bits,) = Scales.of(graph, choices, [bitplan.Budget.parse("3bpw")], "bmac").aims
+    assert bits.capacities.tolist() == [3 * sum(layer.weights for layer in graph.layers)]
 
 
 def test_budgets_may_be_times_of_a_measured_table(monkeypatch, tmp_path):
@@ -213,7 +214,6 @@ def test_it_tells_the_most_that_it_will_take():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "say which you will ask for, budgets=60%,70%"),
         ({"budgets": "lots"}, "budget 'lots' cannot be read"),
         ({"budgets": "70%", "rounds": 0}, "at least one round"),
         ({"budgets": "70%", "rounds": 9}, "at least one step in the first"),
@@ -227,6 +227,18 @@ def test_bad_options_are_one_line(options, message):
     with pytest.raises(InputError, match=message) as caught:
         AlpsRacing(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_without_budgets_it_races_for_the_one_that_is_asked_for(monkeypatch):
+    graph, hurt = wide(12, seed=0)
+    found = []
+    for asked in ({"budgets": "70%"}, {"budget": "70%"}):
+        Simulated(monkeypatch, graph, hurt, noise=0.1, screen=0.1, seed=0)
+        found.append(bitplan.estimate("alps_racing", None, graph, context=Context(), **asked))
+    assert found[0].rows == found[1].rows
+    assert [gains.notes for gains in found] == [(), ("gains: alps_racing raced for 70%",)]
+    with pytest.raises(InputError, match="say which you will ask for, --budget 70%"):
+        bitplan.estimate("alps_racing", None, graph, context=Context())
 
 
 def test_a_budget_that_cannot_be_met_is_said_before_anything_is_trained(monkeypatch):

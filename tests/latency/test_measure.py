@@ -72,6 +72,15 @@ def test_times_of_layers_add_up_to_those_of_whole_networks(on, network, quick):
     assert Latency.from_json(found.to_json()) == found
 
 
+def test_a_product_that_the_runtime_joins_with_its_activation_keeps_its_time(quick):
+    """ONNX Runtime calls such a node otherwise."""
+    model = nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 4)).eval()
+    example = torch.randn(1, 64)
+    graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=0), name="joined")
+    found = bitplan.measure(model, example, "onnxruntime", choices="w8a8,w16a16", graph=graph)
+    assert all(taken.ns > 0 for row in found.rows.values() for taken in row.values()), found.rows
+
+
 def test_weights_alone_in_blocks_of_few_bits(network, quick):
     model, example, graph = network
     found = bitplan.measure(

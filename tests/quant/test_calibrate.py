@@ -62,6 +62,17 @@ def test_batches_of_arguments(batch, plan):
     assert quantized[0].input_quantizer.range is not None
 
 
+def test_labels_that_a_loader_gives_are_left_out_and_what_fits_no_call_is_one_line(plan):
+    alone, labelled = (quantize(network(), plan(**PLAN)) for _ in range(2))
+    labelled.load_state_dict(alone.state_dict())
+    calibrate_(alone, BATCHES)
+    calibrate_(labelled, [[batch, torch.zeros(4, dtype=torch.long)] for batch in BATCHES])
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, labelled.state_dict()[name]), name
+    with pytest.raises(InputError, match=r"3 parts and Sequential takes \(input\): give batches of inputs alone"):
+        calibrate_(labelled, [(BATCHES[0], 1, 2)])
+
+
 def test_a_forward_of_ones_own(plan):
     quantized = quantize(network(), plan(**PLAN))
     calibrate_(quantized, [(BATCHES[0], "label")], forward=lambda model, batch: model(batch[0]))

@@ -53,6 +53,14 @@ def test_a_spend_that_does_not_do_for_one_evaluation_is_refused_before_anything_
     assert not [path for path in (tmp_path / "run").rglob("*.json") if path.parent.name in ("kept", "trials", "failed")]
 
 
+def test_a_method_that_is_estimated_once_for_all_budgets_says_which_before_anything_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "study.toml").write_text(STUDY + '[[methods]]\nname = "alps_racing"\n')
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(InputError, match=r'^method alps_racing: say .* options = { budgets = \["85%", "70%"\] }$'):
+        sweep(read_study(tmp_path / "study.toml"), tmp_path / "run", trust=True)
+    assert not list((tmp_path / "run").rglob("trials/*.json"))
+
+
 def test_it_is_estimated_for_each_budget(swept):
     study, run, told = swept
     assert list(run.gains) == ["eagl"]

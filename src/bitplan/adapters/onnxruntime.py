@@ -14,6 +14,7 @@ from bitplan.adapters.onnx import by_name, content_of
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import first_line
 
+_FUSED = "fused "  # what it puts before the name of a Gemm that an activation was joined to
 _KERNEL = "_kernel_time"
 
 
@@ -74,5 +75,6 @@ class Session:
         for event in sorted(events, key=lambda event: int(event.get("ts", 0))):
             if event.get("cat") == "Node" and event["name"].endswith(_KERNEL):
                 place = bisect.bisect_right(starts, event["ts"]) - 1
-                runs[place].append((event["name"].removesuffix(_KERNEL), event["dur"] / 1e6))
+                name = event["name"].removesuffix(_KERNEL).removeprefix(_FUSED)
+                runs[place].append((name, event["dur"] / 1e6))
         return runs

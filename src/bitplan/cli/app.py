@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,11 +66,18 @@ from bitplan.cli.steps import (
     read_rules,
     sureness,
     told_graph,
+    weights_and_graph,
 )
 from bitplan.cli.terminal import say
 from bitplan.cli.words import App, Verbs
 from bitplan.core.defaults import AUTO, CHOICES, COST
 from bitplan.core.errors import InputError
+
+if TYPE_CHECKING:
+    from bitplan.cli.things import Beside, Typed
+    from bitplan.core.records import Graph
+
+GraphOrModel = Annotated[str, typer.Argument(metavar="GRAPH", help="A graph file, or what `bitplan plan` takes.")]
 
 app = App(
     name="bitplan",
@@ -130,17 +136,17 @@ def trace(
 @app.command()
 def price(
     cost: Annotated[str, typer.Argument(help="A cost by name, or a table (.csv, .json).")],
-    graph: Annotated[Path, typer.Argument(help="A graph file.")],
+    graph: GraphOrModel,
     choices: Choices = CHOICES,
+    trust: Trust = False,
     output: Output = None,
     json: Json = False,
 ) -> None:
     """Price every group at every choice: graph → costs."""
-    from bitplan.core.records import Graph
-    from bitplan.core.store import load
+    from bitplan.cli.door import Beside, what_is
     from bitplan.costs.base import price as price_graph
 
-    costs = price_graph(cost, load(graph, Graph), choices)
+    costs = price_graph(cost, told_graph(what_is(graph, Beside(trust=trust)), read_rules(choices)), choices)
     if not emit(costs, output, json):
         from bitplan.cli.show import show_rows
 
@@ -150,8 +156,8 @@ def price(
 @app.command()
 def estimate(
     method: Annotated[str, typer.Argument(help="A method by name, or a table of gains (.csv, .json).")],
-    graph: Annotated[Path, typer.Argument(help="A graph file.")],
-    model: Annotated[str | None, typer.Option(help="The model, for methods that look at it.")] = None,
+    graph: GraphOrModel,
+    model: Annotated[str | None, typer.Option(help="Of a graph file: the model, for methods that look at it.")] = None,
     trust: Trust = False,
     budget: BudgetsOfSearches = [],
     cost: Cost = [COST],
@@ -174,21 +180,33 @@ def estimate(
     json: Json = False,
 ) -> None:
     """Estimate what each group gains from more bits: model + graph → gains."""
-    from bitplan.cli.door import Beside, what_is
-    from bitplan.core.records import Graph
-    from bitplan.core.store import load
+    from bitplan.cli.door import Beside
 
-    loaded, wanted = load(graph, Graph), Wanted(method, choices, option)
-    thing = None if model is None else what_is(model, Beside(trust=trust, runs=runs_network(method, task or data)))
-    looked_at = thing is not None and not (method == AUTO and thing.has_random_weights)
-    weights = on_device(thing.weights, device) if thing is not None and looked_at else None
+    wanted = Wanted(method, choices, option)
+    thing, weights, loaded = _given(graph, model, wanted, Beside(trust=trust, runs=runs_network(method, task or data)))
     using = Using(seed, threads, task, task_option, recipe, set, teacher, teacher_weights, engine, store, trust, data)
     aim = aimed(loaded, priced(loaded, cost, budget, choices, None), budget, choices) if budget else None
-    gains = estimated(wanted, weights, loaded, using.of(thing, quantizer), aim)
+    gains = estimated(wanted, on_device(weights, device), loaded, using.of(thing, quantizer), aim)
     if not emit(gains, output, json):
         from bitplan.cli.show import show_rows
 
         show_rows(gains)
+
+
+def _given(graph: str, model: str | None, wanted: Wanted, beside: Beside) -> tuple[Typed | None, Any, Graph]:
+    """The network that a method looks at, its weights, and the graph: of a graph file and a model, or of one thing."""
+    from bitplan.cli.door import what_is
+    from bitplan.cli.things import RecordFile
+
+    source, rules = what_is(graph, beside), read_rules(wanted.choices)
+    if not isinstance(source, RecordFile):
+        if model is not None:
+            raise InputError(f"--model is the network of a graph file, and {graph} is {source.is_a}: leave one out")
+        return source, *weights_and_graph(source, rules, (), wanted)
+    loaded = told_graph(source, rules)
+    thing = None if model is None else what_is(model, beside)
+    looked_at = thing is not None and not (wanted.method == AUTO and thing.has_random_weights)
+    return thing, thing.weights if thing is not None and looked_at else None, loaded
 
 
 @app.command()

@@ -13,7 +13,7 @@ from bitplan.core.errors import InputError, UnknownName
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OUTPUTS = ("output", "html")  # options that name what is written
-_TO_FOLDERS = ("quantize", "finetune")  # verbs whose output is a checkpoint
+_TO_FOLDERS = ("quantize", "finetune", "export")  # verbs whose output may be a folder, and which look at it themselves
 
 
 class Verb(TyperCommand):

@@ -13,6 +13,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.record import Value
 
 _WRITTEN = re.compile(r"w([0-9]{1,12})a([0-9]{1,12})")
+FEWEST_BITS = 2
 LEFT_ALONE_BITS = 16
 """So many bits mean: not quantized, as it is."""
 
@@ -20,22 +21,22 @@ LEFT_ALONE_BITS = 16
 class Precision(Value):
     """Bits of a layer's weights and of its input; written "w4a4". `a16` leaves activations alone."""
 
-    weight_bits: int = Field(ge=2, le=LEFT_ALONE_BITS)
-    act_bits: int = Field(ge=2, le=LEFT_ALONE_BITS)
+    weight_bits: int = Field(ge=FEWEST_BITS, le=LEFT_ALONE_BITS)
+    act_bits: int = Field(ge=FEWEST_BITS, le=LEFT_ALONE_BITS)
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, data: Any) -> Any:
-        if isinstance(data, int) and not isinstance(data, bool):
-            return {"weight_bits": data, "act_bits": data}
-        if isinstance(data, str):
-            if data.isdecimal():
-                return {"weight_bits": int(data), "act_bits": int(data)}
-            match = _WRITTEN.fullmatch(data)
-            if match is None:
-                raise ValueError(f"a precision is written like w4a4 or w4a16, not {data!r}")
-            return {"weight_bits": int(match[1]), "act_bits": int(match[2])}
-        return data
+        if isinstance(data, bool) or not isinstance(data, int | str):
+            return data
+        match = _WRITTEN.fullmatch(f"w{data}a{data}" if str(data).isdecimal() else str(data))
+        if match is None:
+            raise ValueError(f"a precision is written like w4a4 or w4a16, not {data!r}")
+        bits = int(match[1]), int(match[2])
+        if not all(FEWEST_BITS <= count <= LEFT_ALONE_BITS for count in bits):
+            allowed = f"{FEWEST_BITS} to {LEFT_ALONE_BITS}"
+            raise ValueError(f"a precision has {allowed} bits, like w2a2 or w4a16, not {data!r}")
+        return {"weight_bits": bits[0], "act_bits": bits[1]}
 
     @model_serializer
     def _to_text(self) -> str:

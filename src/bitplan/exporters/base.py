@@ -159,10 +159,11 @@ def check_free(target: Path, *, force: bool, folder: bool = False) -> None:
     """Refuse a file that is there already, unless it may be replaced; of a folder, never what is in it."""
     if folder:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise FileError(f"{target} exists: choose the name of a new folder")
+            what = "a folder with files in it" if target.is_dir() else "a file"
+            raise FileError(f"{target} is {what}: give the name of a new folder, which this format writes")
         return
     if target.is_dir():
-        raise FileError(f"{target} is a folder: give the name of a file")
+        raise FileError(f"{target} is a folder, and this format writes a file: give its name, such as {target}/NAME")
     if target.exists() and not force:
         raise FileError(f"{target} exists: choose another name, or give --force (force=True) to replace it")
 

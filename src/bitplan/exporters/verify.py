@@ -19,6 +19,7 @@ from bitplan.core.verdicts import Verdict
 from bitplan.exporters.base import TieFinder, exporter_of
 from bitplan.exporters.divergence import leaves
 from bitplan.exporters.speed import speed as measured
+from bitplan.quant.calibrate import arguments_of
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task, WithData
@@ -40,8 +41,9 @@ def verify(
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
     `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
-    of keyword arguments. With a task and no `limit` on the samples both scores are measured too. Where all differences
-    begin at ties but too few predictions are equal, the model is also compared with itself in double precision.
+    of keyword arguments; labels behind what the model takes are left out. With a task and no `limit` on the samples
+    both scores are measured too. Where all differences begin at ties but too few predictions are equal, the model is
+    also compared with itself in double precision.
     `speed` also measures size and time against the float network, with one sample and one thread.
     """
     source = Path(path)
@@ -178,7 +180,6 @@ def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
             break
         if task is not None:
             task.forward(both, batch)
-        elif isinstance(batch, Mapping):
-            both(**batch)
         else:
-            both(*(batch if isinstance(batch, tuple | list) else (batch,)))
+            positional, keyword = arguments_of(both.model, batch)
+            both(*positional, **keyword)

@@ -139,8 +139,8 @@ def estimate(
         setting = with_data(setting, batches, loss)
     taken = taken_for(method, options, model, graph, precisions, setting.task)
     gain, name = make_gain(taken.method, {**usual_for(setting.task, taken.method), **taken.options})
+    setting = with_aim(setting, graph, precisions, budget)
     if is_bound(gain):
-        setting = with_aim(setting, graph, precisions, budget)
         check_aim(setting.aim, name, graph, precisions)
     start = time.perf_counter()
     notes = [taken.note] if taken.note else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
-from bitplan.core.records import Costs, Gains, Graph
-from bitplan.core.units import Account
+from bitplan.core.records import Graph
 from bitplan.costs.base import price_for
-from bitplan.plan.base import cost_of, make_problem, spent_by
+from bitplan.plan.aim import Aim
+from bitplan.plan.base import spent_by
 from bitplan.plan.exact import exact
-from bitplan.plan.feasible import check_feasible
+from bitplan.plan.integers import to_integers
 from bitplan.plan.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -42,40 +42,25 @@ class Weighed:
 
 @dataclass(frozen=True)
 class Scales:
-    """The budgets that will be asked for, one at a time, each with the cost that it limits."""
+    """What will be asked for, one at a time: each a budget, or several that must hold at once."""
 
-    graph: Graph
-    choices: tuple[Precision, ...]
-    budgets: tuple[Budget, ...]
-    costs: tuple[Costs, ...]
+    aims: tuple[Aim, ...]
 
     @classmethod
     def of(cls, graph: Graph, choices: tuple[Precision, ...], budgets: Sequence[Budget], cost: str) -> Scales:
         """Price what the budgets name, and refuse those that cannot be met."""
         priced = price_for(budgets, [cost], graph, choices)
-        limited = tuple(cost_of(budget, graph, choices, priced) for budget in budgets)
-        scales = cls(graph, choices, tuple(budgets), limited)
-        zeros = _gains(graph, choices, {group.name: (0.0,) * len(choices) for group in graph.selectable})
-        for budget, priced_cost, problem in zip(scales.budgets, scales.costs, scales.problems(zeros), strict=True):
-            check_feasible([budget], [priced_cost], graph, problem)
-        return scales
-
-    def problems(self, gains: Gains) -> list[Problem]:
-        """One problem per budget."""
-        return [
-            make_problem(self.graph, gains, [cost], [budget.capacity(Account.of(self.graph, cost))], None)
-            for budget, cost in zip(self.budgets, self.costs, strict=True)
-        ]
+        return cls(tuple(Aim.of(graph, choices, priced, [budget]) for budget in budgets))
 
     def weigh(self, values: Floats, errors: Floats) -> Weighed:
         """Choose by gains (G, C) with standard errors (G, C)."""
-        rows = {group.name: tuple(row) for group, row in zip(self.graph.selectable, values.tolist(), strict=True)}
-        found = [_weigh(problem, errors) for problem in self.problems(_gains(self.graph, self.choices, rows))]
+        scaled = to_integers([tuple(row) for row in values.tolist()])
+        problems = [
+            Problem(aim.groups, aim.choices, scaled.values, aim.costs, aim.capacities, scaled.unit, scaled.rounding)
+            for aim in self.aims
+        ]
+        found = [_weigh(problem, errors) for problem in problems]
         return Weighed(np.array([picks for picks, _ in found]), np.min([margins for _, margins in found], axis=0))
-
-
-def _gains(graph: Graph, choices: tuple[Precision, ...], rows: Mapping[str, tuple[float, ...]]) -> Gains:
-    return Gains(method="weighed", choices=choices, rows=dict(rows), graph=graph.id)
 
 
 def _weigh(problem: Problem, errors: Floats) -> tuple[list[int], list[float]]:

@@ -35,15 +35,15 @@ _LEAST = 4  # groups that are raced in any case, to see how far the screen can b
 class AlpsRacing(Gain):
     """ALPS by loss, with fine-tuning only where a selection within one of `budgets` depends on it.
 
-    All groups are screened on `samples` by `drift`, or by `drop`. Those that some budgets choose differently, or whose
-    choice is less than `margin` standard errors from another (the nearest four in any case), are fine-tuned for
-    steps/2^(rounds − 1) steps; as this tells how far the screen can be trusted, others may join. The share `keep` that
-    is nearest to another choice, as far as it is still in doubt, goes on for twice the steps, up to `steps`; 1 keeps
-    all that is in doubt. `spend`, a share of what ALPS takes with an epoch per group, is divided evenly among rounds
-    (successive halving): each races the nearest to another choice, as many as its part allows. Losses of groups that
-    stay behind are carried over to the longer training by a line (`LossTable.carried`), so that all gains are on the
-    scale of the last one. They are meant for these budgets, of `cost` unless they name another. `lr_factor` is that of
-    `alps`; more than one of `seeds` gives better errors.
+    Without that option it is the budget of the plan. All groups are screened on `samples` by `drift`, or by `drop`.
+    Those that some budgets choose differently, or whose choice is less than `margin` standard errors from another (the
+    nearest four in any case), are fine-tuned for steps/2^(rounds − 1) steps; as this tells how far the screen can be
+    trusted, others may join. The share `keep` that is nearest to another choice, as far as it is still in doubt, goes
+    on for twice the steps, up to `steps`; 1 keeps all that is in doubt. `spend`, a share of what ALPS takes with an
+    epoch per group, is divided evenly among rounds (successive halving): each races the nearest to another choice, as
+    many as its part allows. Losses of groups that stay behind are carried over to the longer training by a line
+    (`LossTable.carried`), so that all gains are on the scale of the last one. They are meant for these budgets, of
+    `cost` unless they name another. `lr_factor` is that of `alps`; more than one of `seeds` gives better errors.
     """
 
     about: ClassVar[About] = About(
@@ -65,10 +65,7 @@ class AlpsRacing(Gain):
 
     def __post_init__(self) -> None:
         check_length("alps_racing", None, self.steps, self.lr_factor)
-        if not self._budgets:
-            raise InputError(
-                "alps_racing fine-tunes what the budgets hang on: say which you will ask for, budgets=60%,70%"
-            )
+        _ = self._budgets  # which cannot be read, perhaps
         if self.rounds < 1 or self.steps < 2 ** (self.rounds - 1):
             raise InputError(
                 f"alps_racing: {self.rounds} rounds that double up to {self.steps} steps are not possible: "
@@ -94,9 +91,20 @@ class AlpsRacing(Gain):
             parts = self.budgets if isinstance(self.budgets, Sequence) else [self.budgets]
         return [Budget.parse(part) for part in parts if part != ""]
 
+    def _scales(self, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Scales:
+        """What will be asked for: the option's budgets, or else what the context aims at."""
+        if self._budgets:
+            return Scales.of(graph, choices, self._budgets, self.cost)
+        if context.aim is None:
+            raise InputError(
+                "alps_racing fine-tunes what the budgets hang on: say which you will ask for, --budget 70% or "
+                "--option budgets=60%,70% (in Python: estimate(…, budget='70%'), or budgets=…)"
+            )
+        return Scales((context.aim,))
+
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Screen, race, and put all on one scale."""
-        scales = Scales.of(graph, choices, self._budgets, self.cost)
+        scales = self._scales(graph, choices, context)
         tuner = self._tuner(model, graph, choices, context)
         names = [group.name for group in graph.selectable]
         steps_of_alps = _steps_of_alps(tuner, len(choices))
@@ -115,11 +123,12 @@ class AlpsRacing(Gain):
             errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
             counts=counts_of(outcomes, tuner.work.task) | counts,
             work=screened.seconds + seconds_of(outcomes),
+            notes=() if self._budgets else (f"gains: alps_racing raced for {', '.join(scales.aims[0].budgets)}",),
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
         """At most this much: as if all groups were raced, and the share to keep of them in every further round."""
-        Scales.of(graph, choices, self._budgets, self.cost)
+        self._scales(graph, choices, context)
         tuner = self._tuner(model, graph, choices, context)
         groups = len(graph.selectable)
         allowed = self._most(_steps_of_alps(tuner, len(choices)), groups, len(choices))

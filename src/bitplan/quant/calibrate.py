@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +29,8 @@ def calibrate_(
     """Set the sign and the step of every input quantizer from a few batches.
 
     All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a
-    tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise.
+    tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise; labels behind
+    what the model takes, as loaders give them, are left out.
     Batch normalization keeps its running statistics; `refresh_norms` then replaces them by averages over the
     batches, seen once more with everything quantized. Layers that no batch came to are an error, or, where the task
     does not use them (`unreached="warn"`), a warning.
@@ -98,12 +100,38 @@ def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> N
 
 
 def called(model: nn.Module, batch: Any) -> Any:
-    """Run a model on a batch: a tensor, a tuple of positional or a mapping of keyword arguments."""
+    """Run a model on a batch."""
+    positional, keyword = arguments_of(model, batch)
+    return model(*positional, **keyword)
+
+
+def arguments_of(model: nn.Module, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """What a model is called with for a batch: a tensor, a tuple of positional or a mapping of keyword arguments.
+
+    Where a tuple has one part more than the model takes, the last one is taken for the labels and left out.
+    """
     if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple | list):
-        return model(*batch)
-    return model(batch)
+        return (), batch
+    if not isinstance(batch, tuple | list):
+        return (batch,), {}
+    if _takes(model, batch):
+        return batch, {}
+    if len(batch) > 1 and _takes(model, batch[:-1]):
+        return batch[:-1], {}
+    taken = ", ".join(inspect.signature(model.forward).parameters)
+    raise InputError(
+        f"a batch has {len(batch)} parts and {type(model).__name__} takes ({taken}): give batches of inputs alone, "
+        "such as [batch[0] for batch in loader]"
+    )
+
+
+def _takes(model: nn.Module, parts: Sequence[Any]) -> bool:
+    """Tell whether a model can be called with these positional arguments."""
+    try:
+        inspect.signature(model.forward).bind(*parts)
+    except TypeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import CHOOSERS
+from bitplan.core.studies import Method
 from bitplan.gains.base import Context, is_bound, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
@@ -28,6 +31,7 @@ def check_limits(setting: Setting, graph: Graph) -> None:
     study = setting.study
     made: tuple[nn.Module, nn.Module] | None = None
     for method in study.methods:
+        _check_budgets(method, study.budgets)
         if method.name not in CHOOSERS or not is_bound(CHOOSERS.get(method.name)):
             continue
         jobs = [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]
@@ -46,3 +50,10 @@ def check_limits(setting: Setting, graph: Graph) -> None:
             check(high, graph, study.choices, context)
         except InputError as error:
             raise InputError(f"method {method.title}: {error}") from None
+
+
+def _check_budgets(method: Method, budgets: Sequence[str]) -> None:
+    """Refuse a method whose one estimate is for several budgets where it does not say for which."""
+    if getattr(make_gain(method.name, method.options)[0], "budgets", None) == ():
+        said = ", ".join(f'"{budget}"' for budget in budgets)
+        raise InputError(f"method {method.title}: say for which budgets it is, options = {{ budgets = [{said}] }}")
