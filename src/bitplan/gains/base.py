@@ -42,7 +42,7 @@ class Context:
     `aim` is what must be met, for methods that choose within a budget, and `epochs` what they may spend unless their
     options say so: of training, three passes of every sample each. `quantizer` is the method that the plan will be
     quantized by, as `quantize(method=…)` takes it, for a model that is not yet; where it is not said it is LSQ, and for
-    weights alone `groups`.
+    weights alone `groups`. `announce` is told what a method is going to take, before one that takes long begins.
     """
 
     task: Any = None
@@ -55,6 +55,7 @@ class Context:
     aim: Aim | None = None
     epochs: float | None = None
     quantizer: str | None = None
+    announce: Callable[[Expected], None] | None = None
 
     def quantizer_for(self, choices: Sequence[Precision]) -> str:
         """The quantizer of a model that is not quantized yet."""
@@ -148,6 +149,10 @@ def estimate(
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more)  # auto has said so
+    if setting.announce is not None:
+        told = gain.expected(model, graph, precisions, setting)
+        if told is not None:
+            setting.announce(told)
     with metering() as meter:
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
