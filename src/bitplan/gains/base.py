@@ -149,10 +149,7 @@ def estimate(
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more)  # auto has said so
-    if setting.announce is not None:
-        told = gain.expected(model, graph, precisions, setting)
-        if told is not None:
-            setting.announce(told)
+    _announce(gain, model, graph, precisions, setting)
     with metering() as meter:
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
@@ -160,6 +157,13 @@ def estimate(
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
     paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
+
+
+def _announce(gain: Gain, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
+    """Say what a method that takes long is going to take, to whoever wants to know."""
+    told = None if context.announce is None else gain.expected(model, graph, choices, context)
+    if context.announce is not None and told is not None:
+        context.announce(told)
 
 
 def usual_for(task: Any, method: Any) -> Mapping[str, Any]:
