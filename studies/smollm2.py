@@ -81,14 +81,15 @@ def measure_all(study: Study, options: argparse.Namespace) -> None:
     """Do what is lacking, one setting after the other, until the time is up."""
     options.work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * options.minutes
-    for name, measure in study.settings().items():
-        if study.path(name).exists() or (options.only and name not in options.only):
+    settings = study.settings()
+    for name in options.only or settings:
+        if study.path(name).exists():
             continue
         if time.monotonic() > until:
             print(f"{name} and what comes after it is left: type it again")
             break
         begun = time.process_time()
-        found = measure()
+        found = settings[name]()
         found |= {"cpu_seconds": round(time.process_time() - begun), "peak_megabytes": peak()}
         write_text(study.path(name), json.dumps(found))
         print(f"{name}: {found.get('perplexity', 'kept')}, {found['cpu_seconds']} CPU s", flush=True)
@@ -276,7 +277,7 @@ def arguments(about: str, work: str) -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--work", type=Path, default=Path(work))
-    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as '3 drift'")
+    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as '3 drift', in the order that is given")
     parser.add_argument("--minutes", type=float, default=70.0)
     return parser.parse_args()
 
