@@ -51,7 +51,7 @@ class Case:
 
 CASES = (
     Case("resnet20", "resnet20-12fca82f.th", ("w4a4", "w4a8"), False, 512, 64, 2000),
-    Case("torchvision/mobilenet_v2", "mobilenet_v2-b0353104.pth", ("w4a8",), True, 256, 16, 1000),
+    Case("mobilenet_v2", "mobilenet_v2-b0353104.pth", ("w4a8",), True, 256, 16, 1000),
 )
 
 

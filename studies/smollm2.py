@@ -71,26 +71,34 @@ SCORES: dict[str, tuple[str, dict]] = {  # of which only the rank correlation wi
 
 def main() -> None:
     """Do what is lacking, then show all of it."""
-    options = arguments()
+    options = arguments(__doc__, "smollm2")
+    study = Study(options)
+    measure_all(study, options)
+    show(study)
+
+
+def measure_all(study: Study, options: argparse.Namespace) -> None:
+    """Do what is lacking, one setting after the other, until the time is up."""
     options.work.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * options.minutes
-    study = Study(options)
-    for name, measure in study.settings().items():
-        if study.path(name).exists() or (options.only and name not in options.only):
+    settings = study.settings()
+    for name in options.only or settings:
+        if study.path(name).exists():
             continue
         if time.monotonic() > until:
             print(f"{name} and what comes after it is left: type it again")
             break
         begun = time.process_time()
-        found = measure()
+        found = settings[name]()
         found |= {"cpu_seconds": round(time.process_time() - begun), "peak_megabytes": peak()}
         write_text(study.path(name), json.dumps(found))
         print(f"{name}: {found.get('perplexity', 'kept')}, {found['cpu_seconds']} CPU s", flush=True)
-    show(study)
 
 
 class Study:
     """The model, the text, and every setting by name."""
+
+    choices, method, calibration = CHOICES, METHOD, CALIBRATION
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -126,8 +134,9 @@ class Study:
     def estimated(self, gain: str, told: dict, path: Path, budget: str | None = None) -> dict:
         """Estimate and keep."""
         store = None if gain in ("uniform", "even", "eagl", "weight_error") else self.options.work / "jobs"
-        context = Context(task=self.task, quantizer=METHOD, store=store, progress=tell)
-        gains = bitplan.estimate(gain, self.model, self.graph, choices=CHOICES, context=context, budget=budget, **told)
+        context = Context(task=self.task, quantizer=self.method, store=store, progress=tell)
+        graph, asked = self.graph, {"choices": self.choices, "budget": budget}
+        gains = bitplan.estimate(gain, self.model, graph, context=context, **asked, **told)
         write_text(path, gains.to_json())
         return {"notes": gains.notes}
 
@@ -156,23 +165,39 @@ class Study:
     def quantized(self, size: float, gain: str) -> dict:
         """Quantize by a plan, finish, and score; a plan that another gain had is not done again."""
         name, plan = f"{size:g} {gain}", self.plan(size, gain)
-        weights = {layer.name: layer.weights for layer in self.graph.layers if layer.fixed is None}
+        weights = self.weights
         spent = sum(plan.precisions[layer].weight_bits * count for layer, count in weights.items())
-        chosen = {layer: str(plan.precisions[layer]) for layer in weights}
-        told = {
-            "bits per weight": spent / sum(weights.values()),
-            "layers": dict(Counter(chosen.values())),
-            "plan": chosen,
-        }
+        told = {"bits per weight": spent / sum(weights.values()), **self.told(plan)}
+        known = self.known(told["plan"])
+        if known is not None:
+            return known
+        return self.scored(name, settled(self.finished(name, plan, bitplan.compensate_))) | told
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Of the matrices that are chosen for."""
+        return {layer.name: layer.weights for layer in self.graph.layers if layer.fixed is None}
+
+    def told(self, plan: bitplan.Plan) -> dict:
+        """What a plan gives each matrix, and how many have what."""
+        chosen = {layer: str(plan.precisions[layer]) for layer in self.weights}
+        return {"layers": dict(Counter(chosen.values())), "plan": chosen}
+
+    def known(self, chosen: dict[str, str]) -> dict | None:
+        """The figures of a setting that has the same plan, and is not tuned."""
         for other in self.settings():
-            known = json.loads(self.path(other).read_text()) if self.path(other).exists() else {}
-            if known.get("plan") == chosen:
-                return known | {"same as": other}
-        made = bitplan.quantize(self.model, plan, method=METHOD)
-        batches = list(self.task.batches("train", 1))[:CALIBRATION]
+            found = json.loads(self.path(other).read_text()) if self.path(other).exists() else {}
+            if found.get("plan") == chosen and found.get("finish") != "tune":
+                return found | {"same as": other}
+        return None
+
+    def finished(self, name: str, plan: bitplan.Plan, finish_: Callable[..., object]) -> nn.Module:
+        """The network quantized by a plan and finished on the first windows of the training part."""
+        made = bitplan.quantize(self.model, plan, method=self.method)
+        batches = list(self.task.batches("train", 1))[: self.calibration]
         layers = self.options.work / name.replace(" ", "-")
-        bitplan.compensate_(made, batches, forward=self.task.forward, store=layers, progress=tell)
-        return self.scored(name, settled(made)) | told
+        finish_(made, batches, forward=self.task.forward, store=layers, progress=tell)
+        return made
 
     def scored(self, name: str, model: nn.Module) -> dict:
         """The loss of each test window, and what they come to; finished windows are kept."""
@@ -247,12 +272,12 @@ def up_to(gains: bitplan.Gains, choices: int, kind: str = "") -> bitplan.Gains:
     return gains.model_copy(update={"rows": rows, "choices": gains.choices[:choices]})
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str, work: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("smollm2"))
-    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as '3 drift'")
+    parser.add_argument("--work", type=Path, default=Path(work))
+    parser.add_argument("--only", nargs="*", metavar="SETTING", help="such as '3 drift', in the order that is given")
     parser.add_argument("--minutes", type=float, default=70.0)
     return parser.parse_args()
 

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+import torch
 
 import bitplan
-from bitplan.adapters.gguf import read_tensors
+from bitplan.adapters.gguf import cut_of, read_tensors
 from bitplan.costs.files import aligned
-from texts import trained, write_folder, write_gguf, write_text
+from bitplan.gains import foreseen
+from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
 WINDOWS = ("--task-option", "tokens=16")
@@ -55,6 +57,22 @@ def test_from_a_budget_in_bytes_to_a_file_that_llama_cpp_runs(run, folder, tmp_p
     assert "as near as its runtime can: llama.cpp rounds activations" in out
     out, _ = done(run, "evaluate", "mixed", "--text", "text.txt", *WINDOWS, "--json")
     assert json.loads(out)["scores"]["perplexity"] == pytest.approx(verdict["reference"])
+
+
+def test_a_frontier_counts_the_bytes_of_a_file_too(run, folder):
+    """Its plans are those that `plan` makes at the same budgets."""
+    words = ("--for", "gguf", "--narrow", "0", "--gain", "weight_error")
+    out, _ = done(run, "frontier", "model", "--at", "70kB,6bpw", *words, "--json")
+    found = json.loads(out)["plans"]
+    for budget, one in zip(("70kB", "6bpw"), found, strict=True):
+        done(run, "plan", "model", "--budget", budget, *words, "-o", f"{budget}.json")
+        plan = bitplan.load(f"{budget}.json")
+        assert one["target"] == "gguf"
+        assert one["precisions"] == {layer: str(precision) for layer, precision in plan.precisions.items()}
+        assert one["limits"][0]["cost"] == plan.limits[0].cost
+    code, _, err = run("frontier", "model", *words, "--cost", "memory")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "a frontier has one cost" in err
 
 
 @pytest.mark.parametrize(
@@ -121,6 +139,80 @@ def test_bad_input_is_one_line(run, folder, tmp_path, capsys):
     assert err.count("\n") == 1
 
 
+WEIGHTS_ALONE = ("--choices", "w2a16,w4a16", "--budget", "3bpw", "--narrow", "0")
+TEXT = ("--text", "text.txt", *WINDOWS)
+LONG = ("--text", "text.txt", "--task-option", "tokens=128")
+SHORT = "the {} split of short.txt has {} tokens, fewer than a window of 32: give a longer text, or set tokens to less"
+STRANGE = "the tokenizer of other gave the token 77, and the model knows 32: take the tokenizer of the model"
+
+
+@pytest.fixture
+def odd(tmp_path, capsys):
+    """A text shorter than a window, a tokenizer of more words than the model has, and a model with a weight lost."""
+    write_text(tmp_path / "text.txt", words=600)
+    write_text(tmp_path / "short.txt", words=20)
+    write_tokenizer(tmp_path / "other", known=[f"w{number}" for number in range(60)])
+    (tmp_path / "odd.txt").write_text(" ".join(f"w{number % 60} king" for number in range(600)))
+    model = bitplan.load_pretrained(write_folder(tmp_path / "model", **SIZES))
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3, 5] = float("nan")
+    model.save_pretrained(write_tokenizer(tmp_path / "lost"))
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("evaluate", "model", "--text", "short.txt", "--task-option", "tokens=32"), SHORT.format("test", 8)),
+        (
+            ("plan", "model", *WEIGHTS_ALONE, "--text", "short.txt", "--task-option", "tokens=32"),
+            SHORT.format("train", 12),
+        ),
+        (("evaluate", "model", *LONG), "windows have 128 tokens, the model has positions for 64"),
+        (("plan", "model", *WEIGHTS_ALONE, *LONG), "error: windows have 128 tokens, the model has"),
+        (("evaluate", "model", "--text", "odd.txt", *WINDOWS, "--task-option", "tokenizer=other"), STRANGE),
+        *(
+            (("plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--text", "odd.txt", *WINDOWS, "--task-option",
+              "tokenizer=other"), f"error: {STRANGE}")
+            for gain in ("drift", "fisher", "moments")
+        ),
+        (("evaluate", "lost", *TEXT), "error: the loss is NaN in 15 of 15 windows of text.txt: look at the network's"),
+        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "drift", *TEXT), "the network's own answers are NaN or infinite"),
+        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "fisher", *TEXT), "the network's own answers are NaN or infinite"),
+        (
+            ("plan", "lost", *WEIGHTS_ALONE, "--gain", "moments", *TEXT),
+            "error: what layer 'model.layers.1.mlp.down_proj' gives out is NaN or infinite",
+        ),
+        (
+            ("plan", "lost", *WEIGHTS_ALONE, "--gain", "weight_error"),
+            "error: the weights of layer 'model.layers.1.mlp.down_proj' are NaN or infinite",
+        ),
+    ],
+)  # fmt: skip
+def test_texts_and_networks_that_do_not_fit_are_one_line(run, odd, words, said):
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
+    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "even", "--method")
+    told = "3bpw is of weights alone: --for packed:size=16,zeros=true counts the steps of groups and all else as well"
+    assert told in done(run, *words, "groups:size=16,zeros=true")[1]
+    assert "of weights alone" not in done(run, *words, "lsq")[1]
+
+
+@pytest.mark.parametrize(
+    ("gain", "called"), [("drift", "16 networks"), ("moments", "14 layers"), ("fisher", "1 parts")]
+)
+def test_what_takes_long_says_so_first(run, odd, monkeypatch, gain, called):
+    monkeypatch.setattr(foreseen, "LONG", 0.0)
+    _, err = done(run, "plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--option", "samples=1", *TEXT)
+    assert f"{gain}: {called} (0 of them done), " in err
+    assert "samples left: about " in err
+
+
 def test_siblings_are_linked_in_networks_and_in_files(folder):
     model = bitplan.load_pretrained(folder)
     example = {"input_ids": bitplan.load_task("text", tokens=16).example()["input_ids"]}
@@ -132,3 +224,14 @@ def test_siblings_are_linked_in_networks_and_in_files(folder):
     }
     assert {frozenset(link.layers) for link in traced.links} == expected
     assert {frozenset(link.layers) for link in named.links} == expected
+
+
+def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
+    """A tokenizer.json does not say its name in llama.cpp, so the configuration keeps it."""
+    source = write_gguf(tmp_path / "model.gguf")
+    assert cut_of(source) == "default"  # which no tokenizer.json of these byte pairs would say
+    words = ("--choices", "w4a16,w8a16", "--budget", "6.5bpw", "--for", "gguf", "--gain", "even", "--narrow", "0")
+    done(run, "plan", "model.gguf", *words, "-o", "plan.json")
+    done(run, "quantize", "model.gguf", "--plan", "plan.json", "-o", "mixed")
+    done(run, "export", "mixed", "--to", "gguf", "-o", "again.gguf")
+    assert cut_of(tmp_path / "again.gguf") == "default"

@@ -63,6 +63,12 @@ def read_header(path: Path) -> dict[str, Entry]:
     return {key: Entry(one.contents(), tuple(one.types)) for key, one in fields.items() if not key.startswith("GGUF.")}
 
 
+def cut_of(path: Path) -> str | None:
+    """llama.cpp's name of how a text is cut before pairs are joined, which no tokenizer.json says by name."""
+    found = _opened(path).fields.get("tokenizer.ggml.pre")
+    return None if found is None else str(found.contents())
+
+
 def read_tensors(path: Path) -> dict[str, GgufTensor]:
     """The tensors of a file by their names, mapped."""
     found = {}

@@ -15,6 +15,7 @@ import torch
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
+from bitplan.adapters.gguf import cut_of
 from bitplan.adapters.pretrained import CONFIG
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import first_line, parsing
@@ -22,6 +23,8 @@ from bitplan.core.parsing import first_line, parsing
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
 _ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
+CUT = "gguf_tokenizer_pre"
+"""What a configuration says of the GGUF file that it was read from: its `tokenizer.ggml.pre`, for files made of it."""
 _UNKNOWN_NETWORK = re.compile(r"architecture (\S+) is not supported yet|Unknown gguf model_type: (\S+)")
 
 
@@ -92,6 +95,8 @@ def network_with_weights(path: Path) -> torch.nn.Module:
             **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
         )
         _check_filled(path, found)
+        if path.is_file():
+            setattr(model.config, CUT, cut_of(path))
         return _plain(model)
 
 

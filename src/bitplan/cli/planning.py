@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
     from bitplan.cli.things import Typed
     from bitplan.core.records import Costs, Gains, Graph, Plan
-    from bitplan.costs.files import Form
+    from bitplan.costs.files import FileCost, Form
 
 
 def add(app: typer.Typer) -> None:
@@ -115,7 +115,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a precision for every layer: trace, estimate, price and select in one go."""
-    form, choices, quantizer = _form(for_, choices, quantizer)
+    form, choices, quantizer = _form(for_, choices, quantizer, budget)
     task, task_option = _as_task(task, task_option, text, data)
     rules = _rules(form, choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
@@ -128,14 +128,32 @@ def plan(
         _show(chosen, graph, gains, costs, explain, sureness(graph, gains, costs, budget, selector, seed, explain))
 
 
-def _form(written: str | None, choices: str, quantizer: str | None) -> tuple[Form | None, str, str | None]:
+def _form(
+    written: str | None, choices: str, quantizer: str | None, budgets: Sequence[str]
+) -> tuple[Form | None, str, str | None]:
     """How the target that was typed stores weights, if one was; what there is to choose from for it, and by what."""
     from bitplan.costs.files import read_form
 
     if written is None:
+        _tell_of_groups(quantizer, budgets)
         return None, choices, quantizer
     form = read_form(written)
     return form, form.choices if choices == CHOICES else choices, quantizer or form.method
+
+
+def _tell_of_groups(quantizer: str | None, budgets: Sequence[str]) -> None:
+    """Say that a budget in bits or bytes counts weights without the steps of groups, and which one would."""
+    from bitplan.core.budget import Budget
+    from bitplan.core.units import WEIGHT_BITS
+    from bitplan.core.written import read_named
+    from bitplan.costs.files import PackedForm
+
+    name, options = read_named(quantizer, "--method") if quantizer else ("", {})
+    asked = [Budget.parse(one) for one in budgets] if name == "groups" else []
+    stored = [str(one) for one in asked if (one.cost or one.unit.usual) in ("memory", WEIGHT_BITS)]
+    if stored:
+        form = PackedForm(**{key: value for key, value in options.items() if key in ("size", "zeros")})
+        tell(f"{stored[0]} is of weights alone: --for {form.written} counts the steps of groups and all else as well")
 
 
 def _as_task(task: str | None, option: list[str], text: Path | None, data: str | None) -> tuple[str | None, list[str]]:
@@ -179,28 +197,33 @@ def _priced(
     """The bytes of the target's file first, if there is one, then the costs asked for or that a budget names."""
     if form is None:
         return priced(graph, names, budgets, choices, selector)
-    from bitplan.cli.things import RecordFile
     from bitplan.core.budget import Budget
     from bitplan.costs.base import add_limited
     from bitplan.costs.base import price as price_graph
-    from bitplan.costs.files import FileCost
-    from bitplan.models.tensors import file_cost
 
-    if isinstance(thing, RecordFile):
-        tell("a graph file tells nothing of norms and biases: the bytes are those of its layers alone")
-        counted = FileCost(form)
-    else:
-        counted = file_cost(form.written, thing.weights, thing.pretrained)
     others = [] if list(names) == [COST] else [price_graph(name, graph, choices) for name in dict.fromkeys(names)]
-    known = [price_graph(counted, graph, choices), *others]
+    known = [price_graph(_file_cost(form, thing), graph, choices), *others]
     costs = add_limited(known, [Budget.parse(one) for one in budgets], graph, choices)
     check_asked(graph, costs, budgets, choices, selector)
     return costs
 
 
+def _file_cost(form: Form, thing: Typed) -> FileCost:
+    """The cost that counts the bytes of the target's file."""
+    from bitplan.cli.things import RecordFile
+    from bitplan.costs.files import FileCost
+    from bitplan.models.tensors import file_cost
+
+    if isinstance(thing, RecordFile):
+        tell("a graph file tells nothing of norms and biases: the bytes are those of its layers alone")
+        return FileCost(form)
+    return file_cost(form.written, thing.weights, thing.pretrained)
+
+
 def frontier(
     target: Target,
     at: Annotated[str, typer.Option(help="Budgets to show, with commas.")] = "95%,90%,85%,80%,75%,70%,65%,60%",
+    for_: ForTarget = None,
     gain: Gain = AUTO,
     cost: Annotated[str, typer.Option(help="A cost by name, or a table.")] = COST,
     choices: Choices = CHOICES,
@@ -218,21 +241,36 @@ def frontier(
     device: Device = "cpu",
     task: TaskName = None,
     task_option: TaskOption = [],
+    text: TextFile = None,
     data: Data = None,
+    quantizer: QuantizerName = None,
     json: Json = False,
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
     from bitplan.cli.show import show_frontier
-    from bitplan.costs.base import price as price_graph
     from bitplan.plan.frontier import select_all
 
-    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
+    form, choices, quantizer = _form(for_, choices, quantizer, at.split(","))
+    task, task_option = _as_task(task, task_option, text, data)
+    rules = _rules(form, choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing, wanted = typed(target, input, values, trust, gain, task or data), Wanted(gain, choices, option)
     refuse_bound(wanted)
     weights, graph = weights_and_graph(thing, rules, link, wanted)
-    costs, budgets = price_graph(cost, graph, choices), [budget.strip() for budget in at.split(",")]
+    costs, budgets = _one_cost(form, thing, graph, cost, choices), [budget.strip() for budget in at.split(",")]
     for budget in budgets:
         check_asked(graph, [costs], [budget], choices, None)
-    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust, network=thing)
+    using = Using(seed, task=task, task_option=task_option, data=data, trust=trust).of(thing, quantizer)
     found = select_all(graph, estimated(wanted, on_device(weights, device), graph, using), costs)
     show_frontier(found, budgets, as_json=json)
+
+
+def _one_cost(form: Form | None, thing: Typed, graph: Graph, name: str, choices: str) -> Costs:
+    """The bytes of the target's file, or the cost by this name."""
+    from bitplan.core.errors import InputError
+    from bitplan.costs.base import price as price_graph
+
+    if form is None:
+        return price_graph(name, graph, choices)
+    if name != COST:
+        raise InputError(f"a frontier has one cost, and --for {form.name} counts the bytes of a file: leave --cost out")
+    return price_graph(_file_cost(form, thing), graph, choices)

@@ -183,9 +183,8 @@ def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using, aim: A
         raise InputError(f"{wanted.method} looks at the network: give it too, --model")
     limit_threads(setting.threads)
     context = replace(setting.context(), aim=aim)
-    _announce(wanted, weights, graph, context)
     with showing_progress("estimating") as progress, fitting(weights, context.task):
-        told = replace(context, progress=progress)
+        told = replace(context, progress=progress, announce=lambda expected: tell(f"{wanted.method}: {expected}"))
         gains = estimate_gains(wanted.method, weights, graph, choices=wanted.choices, context=told, **wanted.options)
     tell_notes(gains)
     return gains
@@ -202,18 +201,6 @@ def tell_notes(record: Graph | Gains) -> None:
     """Say what was left to bitplan, a line each."""
     for note in record.notes:
         tell(note)
-
-
-def _announce(wanted: Wanted, weights: Any, graph: Graph, context: Context) -> None:
-    """Say what a method that takes long is going to take, before it starts."""
-    from bitplan.core.precision import parse_choices
-
-    told = wanted.taken(weights, graph, context.task).expected(weights, graph, parse_choices(wanted.choices), context)
-    if told is None:
-        return
-    clock = f"{told.seconds / 60:.0f} minutes" if told.seconds > 90 else f"{told.seconds:.0f} seconds"
-    left = f"{told.samples:,} samples left: about {clock} of one worker"
-    tell(f"{wanted.method}: {told.jobs} {'trainings' if told.steps else 'networks'} ({told.done} of them done), {left}")
 
 
 def refuse_bound(wanted: Wanted) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bitplan.adapters.gguf import Entry, entry_of
 from bitplan.adapters.tokenizers import TOKENIZER
+from bitplan.adapters.transformers import CUT
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.store import read_text
@@ -25,7 +26,7 @@ def header_of(config: Any, folder: Path | None, name: str) -> dict[str, Entry]:
     kind = getattr(config, "model_type", None)
     if kind not in LLAMA_LIKE:
         raise InputError(f"the sizes of a {kind or 'network'} are not known for GGUF, only llama's: {_ADVICE}")
-    told = _sizes(config) | _tokenizer(folder, config.vocab_size)
+    told = _sizes(config) | _tokenizer(folder, config.vocab_size, getattr(config, CUT, None))
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     for attribute, called in ids.items():
         value = getattr(config, attribute, None)
@@ -58,8 +59,11 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in sizes.items()}
 
 
-def _tokenizer(folder: Path | None, words: int) -> dict[str, Any]:
-    """Byte pairs as llama.cpp has them; of other tokenizers the file says nothing, and is run on tokens."""
+def _tokenizer(folder: Path | None, words: int, cut: str | None) -> dict[str, Any]:
+    """Byte pairs as llama.cpp has them; of other tokenizers the file says nothing, and is run on tokens.
+
+    `cut` is how a text is cut before, as the GGUF file said that the network was read from.
+    """
     path = None if folder is None else folder / TOKENIZER
     none = {"tokenizer.ggml.model": "no_vocab"}
     if path is None or not path.is_file():
@@ -73,7 +77,13 @@ def _tokenizer(folder: Path | None, words: int) -> dict[str, Any]:
             return none
         tokens, kinds = _tokens(model["vocab"], content.get("added_tokens") or [], words)
         merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
-    told = {"model": "gpt2", "pre": _cut(before), "tokens": tokens, "token_type": kinds, "merges": merges or [""]}
+    told = {
+        "model": "gpt2",
+        "pre": cut or _cut(before),
+        "tokens": tokens,
+        "token_type": kinds,
+        "merges": merges or [""],
+    }
     return {f"tokenizer.ggml.{key}": value for key, value in told.items()} | {"tokenizer.ggml.add_bos_token": False}
 
 

@@ -43,7 +43,7 @@ class Context:
     `aim` is what must be met, for methods that choose within a budget, and `epochs` what they may spend unless their
     options say so: of training, three passes of every sample each. `quantizer` is the method that the plan will be
     quantized by, as `quantize(method=…)` takes it, for a model that is not yet; where it is not said it is LSQ, and for
-    weights alone `groups`.
+    weights alone `groups`. `announce` is told what a method is going to take, before one that takes long begins.
     """
 
     task: Any = None
@@ -56,6 +56,7 @@ class Context:
     aim: Aim | None = None
     epochs: float | None = None
     quantizer: str | None = None
+    announce: Callable[[Expected], None] | None = None
 
     def quantizer_for(self, choices: Sequence[Precision]) -> str:
         """The quantizer of a model that is not quantized yet."""
@@ -149,6 +150,7 @@ def estimate(
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more)  # auto has said so
+    _announce(gain, model, graph, precisions, setting)
     with metering() as meter, keeping_workers():
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
@@ -156,6 +158,13 @@ def estimate(
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
     paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
+
+
+def _announce(gain: Gain, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
+    """Say what a method that takes long is going to take, to whoever wants to know."""
+    told = None if context.announce is None else gain.expected(model, graph, choices, context)
+    if context.announce is not None and told is not None:
+        context.announce(told)
 
 
 def usual_for(task: Any, method: Any) -> Mapping[str, Any]:

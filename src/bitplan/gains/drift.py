@@ -5,34 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitplan.adapters.torch import inference
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import Spend, charge, uncharged
+from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, sizes_for, with_top
+from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, with_top
 from bitplan.gains.finetuned import Expected, seconds_of
+from bitplan.gains.foreseen import foreseen, one_pass
 from bitplan.gains.lowering import check_top, lowered_choices
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Reruns
-from bitplan.tasks.base import Batch, WithAnswers
-from bitplan.tasks.choosing import judged_by
-from bitplan.tasks.measured import draw
+from bitplan.tasks.base import Batch, Task, WithAnswers
 from bitplan.tune.distill import divergence
-
-_LONG = 60.0  # seconds from which on it is said beforehand what it takes
 
 
 @dataclass(frozen=True)
@@ -65,35 +59,38 @@ class Drift(Gain):
         return self.measure(model, graph, choices, context).gains(graph)
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
-        """By one batch through the network as it is, halved, since half is not run again; None where it is little.
+        """By one batch through the network as it is, of which half is not run again, and one comparison of answers."""
+        task, jobs = self._jobs(model, graph, choices, context)
+        one = jobs[0]
 
-        What a store has already is not known before the network is quantized, and not taken off.
-        """
-        if not isinstance(model, nn.Module) or context.task is None or any(one.is_meta for one in model.parameters()):
-            return None
-        batches, size = sizes_for(context.task, self.samples, self.batch_size)
-        (batch,) = draw(model, context.task, 1, size, None, judged_by(context.task))
-        begun = time.perf_counter()
-        with inference(model), torch.no_grad(), uncharged(), suppress(Exception):  # what fails is told where it counts
-            context.task.forward(model, batch)
-        jobs = len(graph.selectable) * len(choices)
-        seconds = (time.perf_counter() - begun) * jobs * batches / 2
-        return Expected(jobs, 0, 0, jobs * batches * size, seconds) if seconds > _LONG else None
+        def compare(outputs: Any, _: Batch) -> None:
+            divergence(task.logits(outputs), task.logits(outputs), self.temperature)
+
+        def seconds() -> float:
+            run, looked = (one_pass(model, context, one.batch_size, look) for look in (lambda *_: None, compare))
+            return one.batches * (run / 2 + max(0.0, looked - run))
+
+        return foreseen(jobs, context, "networks", one.batches * one.batch_size, seconds)
 
     def measure(self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context) -> MeasuredBatches:
         """How near each group's answers are, on the same batches: 0 the nearest."""
-        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
-        check_top(model, graph, choices, "drift")
-        every = one_at_a_time(graph, lowered_choices(model, graph, choices))
-        jobs = lowered_jobs(
-            Drifted, model, graph, context, every, self.samples, self.batch_size, temperature=self.temperature
-        )
+        task, jobs = self._jobs(model, graph, choices, context)
         done = finish(Compare(model, task), jobs, Drifts, context, "drift")
         charge(once_for(jobs))
         low = -np.array([done[job.id].divergences for job in jobs])  # (G (C − 1), B), or (G C, B) from a float network
         samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
         table = with_top(low, 0.0, len(graph.selectable), len(choices))  # from itself it does not diverge
         return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(done.values()))
+
+    def _jobs(
+        self, model: Any, graph: Graph, choices: Sequence[Precision], context: Context
+    ) -> tuple[Task, list[Drifted]]:
+        """The task, and each group at each lower choice."""
+        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
+        check_top(model, graph, choices, "drift")
+        every = one_at_a_time(graph, lowered_choices(model, graph, choices))
+        alike = {"temperature": self.temperature}
+        return task, lowered_jobs(Drifted, model, graph, context, every, self.samples, self.batch_size, **alike)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ _TIMED = 4  # steps that are measured to tell how long all will take; the first 
 class Expected:
     """What a method is going to do: its jobs, how many are in the store already, and what is left to spend.
 
-    `seconds` are those of one worker on this machine, by a few steps that were measured.
+    `seconds` are those of one worker on this machine, by a few steps that were measured; `called` are its jobs.
     """
 
     jobs: int
@@ -49,6 +49,12 @@ class Expected:
     steps: int
     samples: int
     seconds: float
+    called: str = "trainings"
+
+    def __str__(self) -> str:
+        clock = f"{self.seconds / 60:.0f} minutes" if self.seconds > 90 else f"{self.seconds:.0f} seconds"
+        done = f"{self.jobs:,} {self.called} ({self.done:,} of them done)"
+        return f"{done}, {self.samples:,} samples left: about {clock} of one worker"
 
 
 @dataclass(frozen=True)

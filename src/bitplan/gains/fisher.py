@@ -24,7 +24,8 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
-from bitplan.gains.finetuned import seconds_of
+from bitplan.gains.finetuned import Expected, seconds_of
+from bitplan.gains.foreseen import foreseen, one_pass
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Draws
@@ -33,7 +34,7 @@ from bitplan.quant.factory import Quantizers
 from bitplan.quant.lsq import summed_products
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.switching import Fresh, is_off, lowered_weights, remember_weights_, rescaled
-from bitplan.tasks.base import WithAnswers, WithLoss
+from bitplan.tasks.base import Task, WithAnswers, WithLoss
 from bitplan.tasks.choosing import judged_by
 
 Labels = Literal["model", "task"]
@@ -71,11 +72,7 @@ class Fisher(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Three passes for each sample: one forward, and one back, which costs two."""
-        needed = WithAnswers if self.labels == "model" else WithLoss
-        task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
-        check_top(model, graph, choices, "fisher")
-        _check_seen(choices)
-        jobs = self._jobs(model, graph, choices, context)
+        task, jobs = self._jobs(model, graph, choices, context)
         done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
         names = [group.name for group in graph.selectable]
         low = np.array([[done[job.id].squares[name] for job in jobs] for name in names])  # (G, B, C − 1), from float C
@@ -83,14 +80,26 @@ class Fisher(Gain):
         samples = sum(job.count for job in jobs)
         return MeasuredBatches(table, 3, samples, seconds_of(done.values())).gains(graph)
 
-    def _jobs(self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context) -> list[Sloped]:
-        """Whole parts of the samples, as far as there are any."""
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
+        """By one sample through the network as it is; what every choice makes of each weight comes on top."""
+        _, jobs = self._jobs(model, graph, choices, context)
+        count = jobs[0].count
+        return foreseen(jobs, context, "parts", count, lambda: 3 * count * one_pass(model, context, 1, lambda *_: None))
+
+    def _jobs(
+        self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context
+    ) -> tuple[Task, list[Sloped]]:
+        """The task, and whole parts of its samples, as far as there are any."""
+        needed = WithAnswers if self.labels == "model" else WithLoss
+        task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
+        check_top(model, graph, choices, "fisher")
+        _check_seen(choices)
         available = min(self.samples, context.task.size(judged_by(context.task)))
         count = min(self.part, available)
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
         alike = {"members": members, "choices": tuple(choices), "labels": self.labels, "count": count}
         firsts = range(0, available - count + 1, count)
-        return [
+        return task, [
             lowered_jobs(Sloped, model, graph, context, [{}], available, 1, first=first, **alike)[0] for first in firsts
         ]
 
@@ -141,6 +150,8 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
     losses, count = [], 0
     for scores in answers:
         rows = widened(scores.movedim(1, -1).flatten(0, -2))  # (answers, classes)
+        if not rows.detach().isfinite().all():
+            raise InputError("the network's own answers are NaN or infinite: look at its weights, or train it first")
         chances = rows.detach().double().softmax(dim=1).cpu()
         labels = torch.multinomial(chances, 1, generator=generator).squeeze(1).to(rows.device)
         losses.append(F.cross_entropy(rows, labels, reduction="sum"))

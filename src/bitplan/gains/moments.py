@@ -21,7 +21,8 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples, lowered_jobs
-from bitplan.gains.finetuned import seconds_of
+from bitplan.gains.finetuned import Expected, seconds_of
+from bitplan.gains.foreseen import foreseen, one_pass
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Draws
@@ -29,7 +30,7 @@ from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.quant.moments import Multiplied, WeightWatch
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.switching import Fresh, lowered_weights, remember_weights_
-from bitplan.tasks.base import WithData
+from bitplan.tasks.base import Task, WithData
 from bitplan.weights.opened import OpenedCheckpoint
 
 
@@ -62,12 +63,8 @@ class MomentsGain(Gain):
         """A job for each batch; a file is run block after block (`gains/streamed.py`)."""
         if isinstance(model, str | Path | OpenedCheckpoint):
             return self._streamed(model, graph, choices, context)
-        task = check_task(context.task, "moments", "looks at what layers read", WithData)
-        check_top(model, graph, choices, "moments")
-        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        alike = {"members": members, "choices": choices, "first": 0}
-        one = lowered_jobs(Misread, model, graph, context, [{}], self.samples, self.batch_size, **alike)[0]
-        jobs = [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
+        task, jobs = self._jobs(model, graph, choices, context)
+        one, members = jobs[0], jobs[0].members
         done = finish(SpoilOutputs(model, task), jobs, OutputErrors, context, "moments")
         outcomes = [done[job.id] for job in jobs]
         layers = [layer for names in members.values() for layer in names]
@@ -82,6 +79,30 @@ class MomentsGain(Gain):
             counts={"samples": one.batches * one.batch_size, "batches": one.batches},
             work=seconds_of(outcomes),
         )
+
+    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
+        """By one batch through the network as it is; of a file, by its largest layer."""
+        if isinstance(model, str | Path | OpenedCheckpoint):
+            from bitplan.gains.streamed import streamed_expected
+
+            return streamed_expected(model, graph, choices, context, self.samples)
+        _, jobs = self._jobs(model, graph, choices, context)
+        size = jobs[0].batch_size
+        passes = 1 + len(choices)
+        return foreseen(
+            jobs, context, "batches", size, lambda: passes * one_pass(model, context, size, lambda *_: None)
+        )
+
+    def _jobs(
+        self, model: nn.Module, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> tuple[Task, list[Misread]]:
+        """The task, and a job for each batch."""
+        task = check_task(context.task, "moments", "looks at what layers read", WithData)
+        check_top(model, graph, choices, "moments")
+        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
+        alike = {"members": members, "choices": choices, "first": 0}
+        one = lowered_jobs(Misread, model, graph, context, [{}], self.samples, self.batch_size, **alike)[0]
+        return task, [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
 
     def _streamed(
         self, file: str | Path | OpenedCheckpoint, graph: Graph, choices: tuple[Precision, ...], context: Context

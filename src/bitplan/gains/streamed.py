@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,15 @@ from bitplan.core.jobs import Misread, OutputErrors
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.spend import Spend, charge
+from bitplan.forward.operations import tensors_in
 from bitplan.gains.base import Context
+from bitplan.gains.finetuned import Expected
+from bitplan.gains.foreseen import known, timed
 from bitplan.gains.measuring import check_task, options_of_task
 from bitplan.gains.moments import OutputWatch
 from bitplan.models.streamed import skeleton_of, streaming
 from bitplan.quant.convert import options_of, quantize_, quantizers_of
+from bitplan.quant.factory import Options
 from bitplan.quant.layers import channels_of
 from bitplan.quant.methods.base import read_method
 from bitplan.quant.moments import Enough, Multiplied
@@ -35,6 +40,8 @@ from bitplan.quant.steps import Shared
 from bitplan.tasks.base import WithData, title_of
 from bitplan.tasks.choosing import judged_by
 from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+
+_ROWS = 256  # of a layer, that are timed to tell how long all will take
 
 
 def streamed_errors(
@@ -63,6 +70,29 @@ def streamed_errors(
     if unseen:
         raise InputError(f"nothing tells what layer {unseen[0]!r} reads: load the network, and estimate from it")
     return OutputErrors(powers=watch.powers, errors=watch.errors, seconds=time.perf_counter() - start)
+
+
+def streamed_expected(
+    model: str | Path | OpenedCheckpoint, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
+) -> Expected | None:
+    """What `streamed_errors` takes, by a few rows as wide as the widest layer's; None where that is little."""
+    task = check_task(context.task, "moments", "looks at what layers read", WithData)
+    opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+    layers = {layer.name: layer for group in graph.selectable for layer in group.layers if layer.weights}
+    count = min(samples, task.size(judged_by(task)))
+    ledger = _Ledger(opened, choices, context, count, list(layers))
+    left = [name for name in layers if ledger.find(name) is None]
+    if not left:
+        return None
+    widest = max(layer.in_features or 1 for layer in layers.values())
+    part = torch.linspace(-1, 1, _ROWS * widest).view(_ROWS, widest)
+    product = min(timed(lambda: part @ part.T) for _ in range(2)) / (part.numel() * _ROWS)
+    method, options = read_method(context.quantizer_for(choices)), Options()
+    fit = timed(lambda: [method.weight(part, one.weight_bits, Shared(), options)(part) for one in choices])
+    rows = sum(leaf.numel() for leaf in tensors_in(next(iter(task.batches(judged_by(task), 1))))) * count
+    whole, lacking = (sum(layers[name].weights for name in some) for some in (layers, left))
+    seconds = product * rows * (whole + len(choices) * lacking) + fit / part.numel() * lacking
+    return known(len(layers), len(layers) - len(left), "layers", count, seconds)
 
 
 class _Ledger:
@@ -120,6 +150,8 @@ class _LayerWatch(OutputWatch):
         known = self._ledger.find(call.layer)
         if known is None:
             super().see(call)
+            if not isfinite(self.powers[call.layer] + sum(self.errors[call.layer])):
+                raise InputError(f"what layer {call.layer!r} gives out is NaN or infinite: look at its weights")
         else:
             self.powers |= known.powers
             self.errors |= known.errors

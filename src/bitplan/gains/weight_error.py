@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ class WeightError(Gain):
         found: dict[str, Errors] = {}
         for number, name in enumerate(names):
             found[name] = errors_of(name)
+            if not all(map(math.isfinite, found[name])):
+                raise InputError(f"the weights of layer {name!r} are NaN or infinite, so there is no error to compare")
             if context.progress is not None:
                 context.progress(number + 1, len(names), name)
         values = {name: self._gains(found[name]) for name in names}

@@ -104,6 +104,12 @@ class Text(Splits[list[Tensor]], Task):
 
     def scores_of(self, losses: list[float]) -> dict[str, float]:
         """The same of what `each` gave."""
+        lost = sum(map(math.isnan, losses))
+        if lost:
+            raise InputError(
+                f"the loss is NaN in {lost} of {len(losses)} windows of {self.data}: look at the network's weights, of "
+                "which some are NaN or far too large, or at how it was quantized"
+            )
         mean = math.fsum(losses) / len(losses)
         return {"perplexity": perplexity(mean), "loss": mean}
 
