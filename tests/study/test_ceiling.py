@@ -13,7 +13,7 @@ from killed_ceiling import EFFORT, search
 from tiny import diary_of
 
 from bitplan.cli import main
-from bitplan.core.errors import InputError
+from bitplan.core.errors import FileError, InputError
 from bitplan.core.runs import RunFolder
 from bitplan.reports.across import methods, methods_values
 from bitplan.reports.document import report
@@ -177,6 +177,8 @@ def test_bad_wishes_are_refused(study, tmp_path, swept):
         Effort(trainings=1)
     with pytest.raises(InputError, match="no ceiling yet: `bitplan ceiling"):
         regret(RunFolder(swept))
+    with pytest.raises(FileError, match="is not the folder of a run"):
+        regret(RunFolder(tmp_path))
 
 
 def test_the_verb_tells_what_it_takes_then_the_regrets(found, swept, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from typing import TypeVar, final
 from bitplan.core.errors import InputError
 from bitplan.engines.base import Failure, attempt
 from bitplan.engines.keeping import KEPT
-from bitplan.engines.workers import Pool, Work
+from bitplan.engines.workers import Pool, SentWork
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -49,7 +49,7 @@ class Local:
         self, work: Callable[[Item], Outcome], items: list[Item]
     ) -> Iterator[tuple[Item, Outcome | Failure]]:
         waiting = list(range(len(items)))[::-1]
-        lost, packed = [0] * len(items), Work(work)
+        lost, packed = [0] * len(items), SentWork(work)
         with _pool(self.threads, min(self.workers, len(items))) as pool:
             while waiting or pool.busy:
                 while waiting and pool.idle:

@@ -25,7 +25,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 _WORK, _ITEM = b"work", b"item"
 
 
-class Work:
+class SentWork:
     """What workers are to do, as it is sent to them; the same work has the same `key`."""
 
     def __init__(self, do: Callable[[Any], Any]) -> None:
@@ -79,7 +79,7 @@ class Pool:
         """Whether a worker has something to do."""
         return any(worker.item is not None for worker in self._workers)
 
-    def give(self, work: Work, index: int, item: Any) -> None:
+    def give(self, work: SentWork, index: int, item: Any) -> None:
         """Give an item, by its number, to an idle worker; one that died meanwhile is replaced first."""
         idle = [worker for worker in self._workers if worker.item is None]
         for worker in [worker for worker in idle if not worker.process.is_alive()]:
@@ -120,7 +120,7 @@ class _Worker:
         self.item: int | None = None
         self.key = ""
 
-    def give(self, work: Work, index: int, item: Any) -> None:
+    def give(self, work: SentWork, index: int, item: Any) -> None:
         """Send an item, and before it what is to be done with it, where that is not what it did before."""
         self.item = index
         try:

@@ -28,7 +28,7 @@ def methods(runs: Sequence[RunFolder]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in names:
         own = [found.get((name, place)) for place in places]
-        rows.append((name, *(None if one is None else _words(one) for one in own), _range(spends.get(name, []))))
+        rows.append((name, *(None if one is None else one.marked for one in own), _range(spends.get(name, []))))
     headings = [f"{title}, {budget}" for title, budget in places]
     columns = (Column("method"), *numbers(*headings), Column("epochs to choose"))
     notes = (
@@ -71,10 +71,6 @@ def _found(
         for title, spend in told.items():
             spends.setdefault(title, []).append(spend)
     return list(dict.fromkeys(places)), found, spends
-
-
-def _words(one: Regret) -> str:
-    return one.words + (" ▲" if not one.same and one.corrected <= ALPHA else "")
 
 
 def _range(spends: Sequence[MethodSpend]) -> str | None:

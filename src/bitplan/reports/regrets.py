@@ -28,7 +28,7 @@ def regret_table(study: Study, ceilings: Sequence[Ceiling], found: Sequence[Regr
     rows: list[tuple[Value, ...]] = []
     for method in study.methods:
         own = [by_place.get((method.title, budget)) for budget in budgets]
-        rows.append((method.title, *(None if one is None else _words(one) for one in own)))
+        rows.append((method.title, *(None if one is None else one.marked for one in own)))
     title = f"{study.name}: what each method lacks against the best plan found, in points of {ceilings[0].metric}"
     signs = (
         f"± standard error over pairs of trainings; ▲ p ≤ {ALPHA} by the exact rank-sum test after {CORRECTION.words}"
@@ -53,14 +53,10 @@ def regret_values(run: RunFolder) -> Table:
 
 
 def _found(run: RunFolder) -> tuple[list[Ceiling], tuple[Regret, ...]]:
-    ceilings = run.found_ceilings
+    study, ceilings = run.study, run.found_ceilings  # what is no run's folder is refused first
     if not ceilings:
         raise InputError(f"{run.path} has no ceiling yet: `bitplan ceiling STUDY --run {run.path}` finds one")
-    return ceilings, regrets(run.study, run.results, ceilings, run.plans)
-
-
-def _words(one: Regret) -> str:
-    return one.words + (" ▲" if not one.same and one.corrected <= ALPHA else "")
+    return ceilings, regrets(study, run.results, ceilings, run.plans)
 
 
 def _told(ceiling: Ceiling) -> str:

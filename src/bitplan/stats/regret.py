@@ -12,7 +12,7 @@ from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
-from bitplan.stats.compare import NO_PLANS, belongs
+from bitplan.stats.compare import ALPHA, NO_PLANS, belongs
 from bitplan.stats.correction import CORRECTION
 from bitplan.stats.ranksum import Strata, stratified
 from bitplan.stats.summary import deviation, mean
@@ -50,6 +50,11 @@ class Regret:
         if self.same:
             return "0, the same plan"
         return f"{self.value:.2f}" if self.error is None else f"{self.value:.2f} ± {self.error:.2f}"
+
+    @property
+    def marked(self) -> str:
+        """The same, marked where it is significant."""
+        return self.words + (" ▲" if not self.same and self.corrected <= ALPHA else "")
 
 
 def regrets(
