@@ -20,7 +20,7 @@ from bitplan.plan.problem import Problem
 
 _MOST = 2**62  # a limit, so that sums fit into 64 bits
 _ALTERNATIVES = 512  # the smallest regrets, by which the number of partial selections is foreseen
-_PARTS = (32, 128)  # groups of a core that is too large to be searched as a whole, in turn
+_PARTS = (32, 256)  # groups of a core that is too large to be searched as a whole, in turn
 _PART_WIDTH = 16_384  # … for each of which so many partial selections are shared out
 
 Indices = NDArray[np.intp]
