@@ -103,6 +103,16 @@ def test_weights_that_are_tied_are_stored_once(tmp_path):
     assert not (tmp_path / "u.safetensors").exists()
 
 
+def test_tied_weights_with_other_zero_points_are_refused(tmp_path):
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    model = tied(made(network, torch.empty(1, 64), "w4a8", method="groups:size=32,zeros=true"))
+    model[2].weight_quantizer.zero.copy_(model[0].weight_quantizer.zero)
+    bitplan.export(model, tmp_path / "t.safetensors", "packed")
+    model[2].weight_quantizer.zero.add_(1)
+    with pytest.raises(InputError, match=r"layers 0, 2 share 0.weight but quantize it differently"):
+        bitplan.export(model, tmp_path / "u.safetensors", "packed")
+
+
 def tied(model):
     model[2].weight = model[0].weight
     with torch.no_grad():
