@@ -32,6 +32,8 @@ docs: $(READY)  ## the site, in build/site: a broken link or a page that is miss
 pictures: $(READY)  ## every picture of the documents again, from the demo's run, in headless Chromium
 	$(BIN)/bitplan demo
 	$(BIN)/python docs/screenshots.py runs/demo
+	$(BIN)/bitplan report studies/results/choosers/cifar_resnet20.json --figures build/figures
+	cp build/figures/spend.png docs/images/cifar-spend.png
 
 release: $(READY)  ## wheel and sdist in dist/, each tried in a fresh environment away from the repository
 	$(BIN)/python -m build

@@ -1,5 +1,7 @@
 """Spends on the page and in figures, of runs whose scores are made up."""
 
+from itertools import pairwise
+
 import pytest
 from report_runs import digits_run
 
@@ -8,7 +10,9 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.spend import Spend
 from bitplan.reports.contents import contents
 from bitplan.reports.figures import write_figures
+from bitplan.reports.spend_plot import _across
 from bitplan.reports.subject import run_subject
+from bitplan.stats.spending import MethodSpend
 
 
 @pytest.fixture
@@ -53,3 +57,12 @@ def test_the_table_is_sorted_by_what_was_spent(spent):
 def test_a_figure_needs_somebody_who_says_it(spent, tmp_path):
     run = spent({"eagl": None, "uniform": None, "first_to_last": None})
     assert write_figures(run, tmp_path / "figures").left_out["spend"].startswith("no method that says what it spent")
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_methods_that_spent_the_same_stand_side_by_side(count):
+    """None is hidden by another, and none seems to exceed what it spent."""
+    spends = [MethodSpend(f"method {number}", 12000.0, 0.2, 1, False, False, None, 1.0) for number in range(count)]
+    places = sorted(_across(spends).values())
+    assert max(places) == 0.2
+    assert min(one / other for other, one in pairwise(places)) > 1.05

@@ -37,7 +37,7 @@ Draw = Callable[[Any], None]
 
 
 def draw_figure(
-    folder: Path, name: str, draw: Draw, *, height: float, columns: int = 1, same_y: bool = False
+    folder: Path, name: str, draw: Draw, *, height: float, width: float = COLUMN, columns: int = 1, same_y: bool = False
 ) -> list[Path]:
     """Draw on so many axes beside each other and write NAME.svg, NAME.pdf and NAME.png."""
     if importlib.util.find_spec("matplotlib") is None:
@@ -45,7 +45,7 @@ def draw_figure(
     with _style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(COLUMN, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(1, columns, squeeze=False, sharey=same_y)[0]
         draw(axes)
         return [write_bytes(folder / f"{name}.{kind}", _bytes(figure, kind)) for kind in FORMATS]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.runs import RunFolder
-from bitplan.reports.drawing import Draw, draw_figure
+from bitplan.reports.drawing import COLUMN, Draw, draw_figure
 from bitplan.reports.evidence import fit_points
 from bitplan.reports.kept import look_at
 from bitplan.reports.plots import draw_frontier, draw_histograms, draw_scatter, draw_selection
 from bitplan.reports.scores import Scores, gather
-from bitplan.reports.spend_plot import draw_spend
+from bitplan.reports.spend_plot import FEW, draw_spend
 from bitplan.reports.subject import Subject, run_subject
 
 ORACLE = "regression"
@@ -32,6 +32,7 @@ class Sheet:
 
     draw: Draw
     height: float
+    width: float = COLUMN
     columns: int = 1
     same_y: bool = False
 
@@ -48,9 +49,8 @@ def write_figures(run: str | Path | RunFolder, folder: str | Path, *, budget: st
         if isinstance(sheet, str):
             left_out[name] = sheet
         else:
-            paths += draw_figure(
-                Path(folder), name, sheet.draw, height=sheet.height, columns=sheet.columns, same_y=sheet.same_y
-            )
+            size = {"height": sheet.height, "width": sheet.width}
+            paths += draw_figure(Path(folder), name, sheet.draw, **size, columns=sheet.columns, same_y=sheet.same_y)
     return Figures(tuple(paths), left_out)
 
 
@@ -66,7 +66,11 @@ def _spend(subject: Subject, scores: Scores | None) -> Sheet | str:
     known = [one for one in subject.spends.values() if one.epochs is not None and one.title in done]
     if scores is None or not known:
         return f"no method that says what it spent has scores at {subject.budget}"
-    return Sheet(lambda axes: draw_spend(axes[0], subject, scores, known), height=2.7)
+    if len(known) <= FEW:
+        return Sheet(lambda axes: draw_spend(axes[0], subject, scores, known), height=2.7)
+    return Sheet(
+        lambda axes: draw_spend(axes[0], subject, scores, known), height=max(2.7, 0.15 * len(known)), width=2 * COLUMN
+    )
 
 
 def _oracle(subject: Subject, scores: Scores | None) -> Sheet | str:

@@ -10,6 +10,9 @@ from bitplan.reports.scores import Scores
 from bitplan.reports.subject import Subject
 from bitplan.stats.spending import MethodSpend
 
+FEW = 9
+"""Methods whose names fit above the figure; those of more stand beside it."""
+
 
 def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[MethodSpend]) -> None:
     """Mean ± standard deviation over seeds against epochs of training; what cost nothing stands at 0, at the left."""
@@ -28,17 +31,23 @@ def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[Met
         )  # fmt: skip
     _scale(axes, spends, subject.study.spend)
     axes.set_ylabel(f"{scores.metric} at {subject.budget}{'' if scores.higher_is_better else ' (lower is better)'}")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.0)
+    if len(spends) <= FEW:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.2, columnspacing=1.0)
+    else:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _across(spends: Sequence[MethodSpend]) -> dict[str, float]:
     """Where each stands; those that would hide each other stand side by side."""
     free = [one.title for one in spends if not one.epochs]
+    apart = 1.12 if len(spends) <= FEW else 1.07
     places: dict[str, float] = {}
     for one in spends:
         if one.epochs:
-            near = sum(0.8 < place / one.epochs < 1.05 for place in places.values())
-            places[one.title] = one.epochs / 1.12**near  # to the left: nobody may seem to exceed the line
+            place = one.epochs
+            while any(1 / apart < other / place < apart for other in places.values()):
+                place /= apart  # to the left: nobody may seem to exceed the line
+            places[one.title] = place
         else:
             places[one.title] = 0.16 * (free.index(one.title) - (len(free) - 1) / 2) * _least(spends)
     return places
