@@ -112,7 +112,7 @@ def files(graph, tmp_path, monkeypatch):
         (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
         (("price", "bmac", "text.json"), "text.json: not JSON"),
         (("price", "bmac", "binary.json"), "not a text file"),
-        (("price", "bmac", "."), "cannot read ."),
+        (("price", "bmac", "."), ". holds neither model.safetensors"),
         (("price", "bmac", "graph.json", "-o", "graph.json/x.json"), "cannot write graph.json/x.json"),
         (("select", "graph.json", "gains.json", "--budget", "70%"), "no costs among the files"),
         (("select", "graph.json", "bmac.json", "--budget", "70%"), "exactly one gains file is needed, got 0"),

@@ -3,6 +3,7 @@
 `loops.py WHOSE FOLDER` runs one of them slowly, to be killed.
 """
 
+import json
 import signal
 import subprocess
 import sys
@@ -29,16 +30,24 @@ def newest(folder, pattern):
 
 
 def start_and_kill(whose, folder, until):
-    """Start that loop in a process of its own, and kill it once the file is there."""
+    """Start that loop in a process of its own, and kill it once the file is there, and whole if it is JSON."""
     said = folder.parent / "said.txt"
     with said.open("w") as words:
         command = [sys.executable, __file__, whose.__name__, str(folder)]
         with subprocess.Popen(command, stdout=words, stderr=words) as killed:
-            while not until.exists():
+            while not is_whole(until):
                 assert killed.poll() is None, said.read_text()
                 time.sleep(0.02)
             killed.kill()
     assert killed.returncode == -signal.SIGKILL
+
+
+def is_whole(path):
+    """Whether a file is there, and all of it where that can be told."""
+    try:
+        return path.exists() and (path.suffix != ".json" or bool(json.loads(path.read_text())))
+    except json.JSONDecodeError:
+        return False
 
 
 def configured(folder):
