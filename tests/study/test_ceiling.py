@@ -126,6 +126,16 @@ def test_a_search_that_is_killed_while_it_repeats_takes_nothing_away(found, stud
     assert (asked.searching, asked.deciding) == (0, 4 if more else 0)
 
 
+def test_a_shorter_search_does_not_take_the_place_of_a_longer_one(found, study):
+    kept = found[0] / "ceilings" / f"{found[1].search.id}.json"
+    before = kept.read_bytes()
+    with pytest.raises(
+        InputError, match=f"a search of {EFFORT.trainings} trainings at 70%.* ask for {EFFORT.trainings}"
+    ):
+        find_ceiling(study, found[0], "70%", effort=Effort(2, EFFORT.finalists, EFFORT.seed), trust=True)
+    assert kept.read_bytes() == before
+
+
 def test_what_another_seed_found_is_not_taken_for_done(found, study):
     other = outlook(study, found[0], ["70%"], effort=Effort(9, 2, seed=4), trust=True)
     assert (other.searching, other.deciding) == (9, 4)

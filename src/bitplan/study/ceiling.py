@@ -158,6 +158,7 @@ class _Quest:
 
     def search(self) -> None:
         """Propose, train, learn, until the trainings are used up or there is nothing left to propose."""
+        self._refuse_fewer()
         proposals, tried = self.swaps.first(), Counter[Picks]()
         while proposals and len(self.judged) < self.effort.trainings:
             asked: dict[str, tuple[Training, Proposal]] = {}
@@ -245,12 +246,26 @@ class _Quest:
             raise InputError(f"every training of this round failed ({what} at {self.budget}): look at the recipe")
         return done
 
+    def _refuse_fewer(self) -> None:
+        """A shorter search would take the place of a longer one, and its trainings would be called waste."""
+        taken = len(self._before.judged) if self._before is not None else 0
+        if taken > self.effort.trainings:
+            raise InputError(
+                f"the run has a search of {taken} trainings at {self.budget}, whose place one of "
+                f"{self.effort.trainings} would take: ask for {taken} or more, or for a search with another seed"
+            )
+
+    @property
+    def _before(self) -> Ceiling | None:
+        """What was written down of this search."""
+        return self.run.ceilings.read_sound([self.about.id])[0].get(self.about.id)
+
     def _note(self) -> None:
         """Write down how far it is, unless a search that was further did: its trainings would be called waste.
 
         Finalists of a search that took fewer trainings stay there until others are decided on.
         """
-        before = self.run.ceilings.read_sound([self.about.id])[0].get(self.about.id)
+        before = self._before
         if before is None or len(before.judged) < len(self.judged):
             self._keep(finalists=() if before is None else before.finalists)
 
