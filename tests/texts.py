@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 
+import bitplan
 from bitplan.adapters.transformers import transformers
 
 WORDS = [
@@ -154,3 +155,12 @@ def with_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
+
+
+def language_task(place):
+    """A small trained model, its folder, and windows of 16 tokens of a text."""
+    torch.set_num_threads(1)
+    text = write_text(place / "text.txt", words=2000)
+    folder = trained(write_folder(place / "model"), text)
+    task = bitplan.load_task("text", data=text, tokenizer=folder, tokens=16)
+    return bitplan.load_pretrained(folder), folder, task

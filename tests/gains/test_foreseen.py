@@ -3,13 +3,12 @@
 import time
 
 import pytest
-import torch
 
 import bitplan
 from bitplan.gains import foreseen
 from bitplan.gains.base import Context
 from bitplan.gains.finetuned import Expected
-from texts import trained, write_folder, write_text
+from texts import language_task
 
 CHOICES = "w2a16,w4a16"
 RULES = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)
@@ -20,12 +19,7 @@ SIZES = {"drift": ("networks", 4), "fisher": ("parts", 2), "moments": ("batches"
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
     """A small model, its folder, its task and its graph."""
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("foreseen")
-    text = write_text(place / "text.txt", words=2000)
-    folder = trained(write_folder(place / "model"), text)
-    task = bitplan.load_task("text", data=text, tokenizer=folder, tokens=16)
-    model = bitplan.load_pretrained(folder)
+    model, folder, task = language_task(tmp_path_factory.mktemp("foreseen"))
     return model, folder, task, bitplan.trace(model, task.example(), rules=RULES)
 
 

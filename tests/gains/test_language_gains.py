@@ -17,7 +17,7 @@ from bitplan.gains.rerun import Draws, Rerun
 from bitplan.gains.started import started
 from bitplan.gains.weight_error import WeightError
 from bitplan.quant.convert import quantizers_of, weights_of
-from texts import trained, write_folder, write_text
+from texts import language_task
 
 CHOICES = "w2a16,w3a16,w4a16"
 GROUPS = "groups:size=16,zeros=true"
@@ -28,12 +28,7 @@ DATA = ("drift", "drop", "fisher", "moments")
 @pytest.fixture(scope="module")
 def language(tmp_path_factory):
     """A small trained model, its task and its graph."""
-    torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("language")
-    text = write_text(place / "text.txt", words=2000)
-    folder = trained(write_folder(place / "model"), text)
-    task = bitplan.load_task("text", data=text, tokenizer=folder, tokens=16)
-    model = bitplan.load_pretrained(folder)
+    model, folder, task = language_task(tmp_path_factory.mktemp("language"))
     return model, bitplan.trace(model, task.example(), rules=RULES), task, folder
 
 
