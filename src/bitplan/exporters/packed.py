@@ -214,21 +214,15 @@ def _steps_in_use(model: nn.Module) -> dict[str, Tensor]:
 
 def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
     """One tensor that two layers quantize: stored once, if both do it alike."""
-    state = model.state_dict() | {"": torch.empty(0)}  # no zero points
-    alike = replace(second, layers=first.layers, step=first.step, zero=first.zero) == first
-    if not alike or any(
-        not torch.equal(state[a], state[b]) for a, b in zip(_names(first), _names(second), strict=True)
-    ):
+    state = model.state_dict()
+    named = (first.step, second.step), (first.zero, second.zero)  # which have no names where there are none
+    equal = all(torch.equal(state[one], state[other]) if one and other else one == other for one, other in named)
+    if not equal or replace(second, layers=first.layers, step=first.step, zero=first.zero) != first:
         raise InputError(
             f"layers {', '.join((*first.layers, *second.layers))} share {name} but quantize it differently, so it "
             "cannot be stored as one set of codes: untie them, or give them one precision, one step and one zero point"
         )
     return replace(first, layers=(*first.layers, *second.layers))
-
-
-def _names(codes: Codes) -> tuple[str, str]:
-    """What its steps and zero points are called."""
-    return codes.step, codes.zero
 
 
 def _unpacked(packed: Tensor, about: Codes) -> Tensor:

@@ -162,8 +162,10 @@ def estimate(
 
 def _announce(gain: Gain, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
     """Say what a method that takes long is going to take, to whoever wants to know."""
-    told = None if context.announce is None else gain.expected(model, graph, choices, context)
-    if context.announce is not None and told is not None:
+    if context.announce is None:
+        return
+    told = gain.expected(model, graph, choices, context)
+    if told is not None:
         context.announce(told)
 
 

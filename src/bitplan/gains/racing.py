@@ -65,7 +65,7 @@ class AlpsRacing(Gain):
 
     def __post_init__(self) -> None:
         check_length("alps_racing", None, self.steps, self.lr_factor)
-        _ = self._budgets  # which cannot be read, perhaps
+        self._read_budgets()  # refuses what is none
         if self.rounds < 1 or self.steps < 2 ** (self.rounds - 1):
             raise InputError(
                 f"alps_racing: {self.rounds} rounds that double up to {self.steps} steps are not possible: "
@@ -82,8 +82,7 @@ class AlpsRacing(Gain):
             raise InputError(f"alps_racing: spend is a share of what ALPS takes, above 0, not {self.spend}")
         _SCREENS[self.screen](samples=self.samples, batch_size=self.batch_size)
 
-    @property
-    def _budgets(self) -> list[Budget]:
+    def _read_budgets(self) -> list[Budget]:
         """As Python gives them, or as the command line writes them: with commas."""
         if isinstance(self.budgets, str):
             parts: Sequence[str | float] = self.budgets.split(",")
@@ -93,8 +92,9 @@ class AlpsRacing(Gain):
 
     def _scales(self, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Scales:
         """What will be asked for: the option's budgets, or else what the context aims at."""
-        if self._budgets:
-            return Scales.of(graph, choices, self._budgets, self.cost)
+        budgets = self._read_budgets()
+        if budgets:
+            return Scales.of(graph, choices, budgets, self.cost)
         if context.aim is None:
             raise InputError(
                 "alps_racing fine-tunes what the budgets hang on: say which you will ask for, --budget 70% or "
@@ -123,7 +123,9 @@ class AlpsRacing(Gain):
             errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
             counts=counts_of(outcomes, tuner.work.task) | counts,
             work=screened.seconds + seconds_of(outcomes),
-            notes=() if self._budgets else (f"gains: alps_racing raced for {', '.join(scales.aims[0].budgets)}",),
+            notes=()
+            if self._read_budgets()
+            else (f"gains: alps_racing raced for {', '.join(scales.aims[0].budgets)}",),
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:

@@ -66,11 +66,8 @@ def _spend(subject: Subject, scores: Scores | None) -> Sheet | str:
     known = [one for one in subject.spends.values() if one.epochs is not None and one.title in done]
     if scores is None or not known:
         return f"no method that says what it spent has scores at {subject.budget}"
-    if len(known) <= FEW:
-        return Sheet(lambda axes: draw_spend(axes[0], subject, scores, known), height=2.7)
-    return Sheet(
-        lambda axes: draw_spend(axes[0], subject, scores, known), height=max(2.7, 0.15 * len(known)), width=2 * COLUMN
-    )
+    height, width = (2.7, COLUMN) if len(known) <= FEW else (max(2.7, 0.15 * len(known)), 2 * COLUMN)
+    return Sheet(lambda axes: draw_spend(axes[0], subject, scores, known), height, width)
 
 
 def _oracle(subject: Subject, scores: Scores | None) -> Sheet | str:
