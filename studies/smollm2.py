@@ -33,7 +33,7 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -232,13 +232,19 @@ def settled(model: nn.Module) -> nn.Module:
     return model
 
 
-def show(study: Study) -> None:
-    """What there is, each setting paired with uniform at the same size; and how gains agree with drift."""
+def scored(study: Study) -> Iterator[tuple[str, dict]]:
+    """The settings that have scores, with their figures; of gains it is shown what they took."""
     for name in (name for name in study.settings() if study.path(name).exists()):
         found = json.loads(study.path(name).read_text())
-        if "losses" not in found:
+        if "losses" in found:
+            yield name, found
+        else:
             print(f"{name}: {found['cpu_seconds']} CPU s, at most {found['peak_megabytes']} MB so far")
-            continue
+
+
+def show(study: Study) -> None:
+    """What there is, each setting paired with uniform at the same size; and how gains agree with drift."""
+    for name, found in scored(study):
         print(f"{name:22} {found['perplexity']:8.2f}, {found.get('layers', '')} {found.get('same as', '')}")
         size, _, gain = name.partition(" ")
         for other in (one for one in ("uniform", "even") if gain not in ("", "uniform", "even")):
