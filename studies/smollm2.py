@@ -232,7 +232,7 @@ def settled(model: nn.Module) -> nn.Module:
     return model
 
 
-def scored(study: Study) -> Iterator[tuple[str, dict]]:
+def with_scores(study: Study) -> Iterator[tuple[str, dict]]:
     """The settings that have scores, with their figures; of gains it is shown what they took."""
     for name in (name for name in study.settings() if study.path(name).exists()):
         found = json.loads(study.path(name).read_text())
@@ -244,7 +244,7 @@ def scored(study: Study) -> Iterator[tuple[str, dict]]:
 
 def show(study: Study) -> None:
     """What there is, each setting paired with uniform at the same size; and how gains agree with drift."""
-    for name, found in scored(study):
+    for name, found in with_scores(study):
         print(f"{name:22} {found['perplexity']:8.2f}, {found.get('layers', '')} {found.get('same as', '')}")
         size, _, gain = name.partition(" ")
         for other in (one for one in ("uniform", "even") if gain not in ("", "uniform", "even")):

@@ -39,7 +39,7 @@ from statistics import fmean
 
 import smollm2
 import torch
-from smollm2 import RULES, Study, arguments, measure_all, scored, settled, tell
+from smollm2 import RULES, Study, arguments, measure_all, settled, tell, with_scores
 from torch import nn
 
 import bitplan
@@ -154,7 +154,7 @@ class Files(Study):
 
 def show(study: Files) -> None:
     """What there is, each setting paired with the even one at the same size and of the same finish."""
-    for name, found in scored(study):
+    for name, found in with_scores(study):
         size, _, gain = name.partition(" ")
         beside = found["losses in PyTorch"][:BESIDE]
         torch_too = f"{fmean(beside):.3f} in PyTorch where llama.cpp has {fmean(found['losses'][:BESIDE]):.3f}"
