@@ -97,3 +97,18 @@ def test_on_the_command_line_the_folder_is_not_loaded(run, folder, tmp_path, mon
     )  # fmt: skip
     assert code == 0, err
     assert len(set(map(str, bitplan.load(tmp_path / "plan.json").precisions.values()))) > 1
+
+
+@pytest.mark.parametrize("gain", ["drift", "fisher", "auto"])
+def test_a_folder_that_memory_does_not_hold_is_planned_block_by_block(run, folder, monkeypatch, gain):
+    """With little memory nothing is loaded, and the plan is that of the network."""
+    words = ("--choices", "w2a16,w4a16", "--budget", "3bpw", "--narrow", "0", "--gain", gain, *ON_TEXT)
+    code, _, err = run("plan", "model", *words, "-o", "loaded.json")
+    assert code == 0, err
+    monkeypatch.setattr("bitplan.core.memory.available_memory", lambda: 1 << 10)
+    monkeypatch.setattr("bitplan.models.pretrained.load_pretrained", None)
+    code, out, err = run("plan", "model", *words, "-o", "streamed.json")
+    assert code == 0, err
+    assert "read block by block" in out + err
+    plans = [bitplan.load(f"{name}.json").precisions for name in ("loaded", "streamed")]
+    assert plans[0] == plans[1]

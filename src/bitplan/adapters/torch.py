@@ -48,8 +48,9 @@ def parameters_without_data() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def without_data(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        bare = parameter if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, bare)
+        if parameter is not None and not parameter.is_meta:  # one without data may be tied, and stays what it is
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
 
     nn.Module.register_parameter = without_data  # type: ignore[method-assign,assignment]
     try:

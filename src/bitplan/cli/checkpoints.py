@@ -14,6 +14,8 @@ from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import InputError
 from bitplan.core.trust import check_code, names_code
 
+_COPIES = 3  # of the network: the float one, one to be lowered, and its lowered weights
+
 if TYPE_CHECKING:
     from bitplan.core.checkpoints import Checkpoint
     from bitplan.core.records import Graph, Plan
@@ -54,7 +56,8 @@ class PretrainedModel(WeightsFile):
     """A network of transformers': a folder with its configuration, or a GGUF file.
 
     Without data to run it on, a folder is planned by the names of its tensors, which are mapped and not loaded, as any
-    file of weights; GGUF has names of its own, so its network is loaded and traced.
+    file of weights; GGUF has names of its own, so its network is loaded and traced. Where a method can run a folder
+    block by block, and memory does not hold the network, it is traced without its weights.
     """
 
     is_a: ClassVar[str] = "a network of transformers'"
@@ -63,7 +66,7 @@ class PretrainedModel(WeightsFile):
         """By names, or of the network."""
         if self._is_file:
             return super().graph(rules, link)
-        return trace_model(self.model, self.example, self.written, rules, link, values=self.beside.values)
+        return trace_model(self._traced, self.example, self.written, rules, link, values=self.beside.values)
 
     @cached_property
     def model(self) -> Any:
@@ -77,14 +80,14 @@ class PretrainedModel(WeightsFile):
     @cached_property
     def weights(self) -> Any:
         """The opened file, or the network."""
-        return super().weights if self._is_file else self.model
+        return super().weights if self._is_file or self._is_large else self.model
 
     @property
     def example(self) -> Any:
         """A row of tokens, unless a shape was typed."""
         from bitplan.models.pretrained import example_for
 
-        return example_for(self.model) if self.beside.shape is None else super().example
+        return example_for(self._traced) if self.beside.shape is None else super().example
 
     @property
     def spec(self) -> str | None:
@@ -99,7 +102,26 @@ class PretrainedModel(WeightsFile):
     @property
     def _is_file(self) -> bool:
         """Whether it is looked at as a file of weights."""
-        return self.pretrained.is_dir() and not self.beside.runs
+        return self.pretrained.is_dir() and self.beside.runs == "no"
+
+    @cached_property
+    def _is_large(self) -> bool:
+        """Whether it is run block by block, since memory does not hold what is loaded to lower parts of it."""
+        from bitplan.core.memory import available_memory
+        from bitplan.weights.opened import open_checkpoint
+
+        if not self.pretrained.is_dir() or self.beside.runs != "small":
+            return False
+        tensors = open_checkpoint(self.written).tensors.values()
+        need = _COPIES * sum(4 * tensor.size for tensor in tensors)  # as floats of 32 bits
+        return need > (available_memory() or need)
+
+    @cached_property
+    def _traced(self) -> Any:
+        """The network, without its weights where they are not loaded."""
+        from bitplan.models.streamed import skeleton_of
+
+        return skeleton_of(self.weights) if self._is_large else self.model
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.written import read_named, read_options
@@ -15,7 +16,7 @@ from bitplan.core.written import read_named, read_options
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
-    from bitplan.cli.things import Typed
+    from bitplan.cli.things import Runs, Typed
     from bitplan.core.trials import Recipe
     from bitplan.engines.base import Engine
 
@@ -124,8 +125,11 @@ def typed(target: str, shape: str | None, values: bool, trust: bool, gain: str, 
     return what_is(target, Beside(shape=shape, values=values, trust=trust, runs=runs_network(gain, data)))
 
 
-def runs_network(gain: str, data: str | None) -> bool:
+def runs_network(gain: str, data: str | None) -> Runs:
     """Whether the network itself is run on data; a method may take it from its file, block after block."""
     from bitplan.core.registry import CHOOSERS
 
-    return data is not None and not (gain in CHOOSERS and getattr(CHOOSERS.get(gain), "streams", False))
+    if data is None:
+        return "no"
+    streams = "large" if gain == AUTO else getattr(CHOOSERS.get(gain), "streams", "") if gain in CHOOSERS else ""
+    return "no" if streams == "always" else "small" if streams == "large" else "yes"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.trust import names_code
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from bitplan.core.rules import Rules
 
 
+Runs = Literal["no", "small", "yes"]
+
+
 @dataclass(frozen=True)
 class Beside:
     """What is typed beside a thing: an input's shape, weights, what they may lack, the network of a folder, a seed.
 
     `values` says that the network decides by the values of its input, and is traced with some; `trust` that code may be
-    imported which only a file names; `runs` that there is data to run the network on.
+    imported which only a file names; `runs` whether there is data to run the network on, and it must be loaded for that
+    in any case, or only if it is small enough.
     """
 
     shape: str | None = None
@@ -34,7 +38,7 @@ class Beside:
     seed: int = 0
     values: bool = False
     trust: bool = False
-    runs: bool = False
+    runs: Runs = "no"
 
     def __post_init__(self) -> None:
         if self.fresh and self.weights is None:

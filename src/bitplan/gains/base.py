@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from bitplan.core.about import about_of
 from bitplan.core.budget import BudgetLike
@@ -86,6 +86,10 @@ class LayerGains:
     spend: Spend | None = None
 
 
+Streams = Literal["always", "large"]
+"""When a method that runs a network takes it from its file, block after block."""
+
+
 class Gain(Protocol):
     """A method: a frozen dataclass derived from this class, whose fields are its options.
 
@@ -94,8 +98,9 @@ class Gain(Protocol):
     to be loaded. A method that trains for long says beforehand what to expect, as `gains/alps.py` does. One that runs a
     network at the highest choice, which need not be trained there, may say `calibrates = True`: a float network is then
     quantized and calibrated for it; with `from_float = True` too, where weights alone are quantized, it is given the
-    float one, whose weights are switched on to be lowered (`is_float`). `streams = True` says that a folder of weights
-    will do, though there is data. `bound = True` says that its gains hold for one budget, that of the context's aim.
+    float one, whose weights are switched on to be lowered (`is_float`). `streams` says when a folder of weights will do
+    though there is data: "always", or where the network is too "large" to be loaded. `bound = True` says that its gains
+    hold for one budget, that of the context's aim.
     """
 
     selector: ClassVar[str] = "exact"
@@ -149,7 +154,7 @@ def estimate(
         from bitplan.gains.started import started
 
         model, more = started(gain, name, model, graph, precisions, setting)
-        notes = notes or list(more)  # auto has said so
+        notes = notes or list(more) if hasattr(model, "named_modules") else [*notes, *more]  # auto speaks of a network
     _announce(gain, model, graph, precisions, setting)
     with metering() as meter, keeping_workers():
         found = gain.layer_gains(model, graph, precisions, setting)

@@ -18,15 +18,17 @@ from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
-from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, with_top
 from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.foreseen import foreseen, one_pass
 from bitplan.gains.lowering import check_top, lowered_choices
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Reruns
+from bitplan.gains.streamed_answers import drift_jobs, streamed_drift, streamed_expected
 from bitplan.tasks.base import Batch, Task, WithAnswers
 from bitplan.tune.distill import divergence
+from bitplan.weights.opened import CheckpointLike
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Drift(Gain):
     about: ClassVar[About] = About(True, passes="N·(1 + G·(C − 1))", source="bitplan")
     calibrates: ClassVar[bool] = True
     from_float: ClassVar[bool] = True
+    streams: ClassVar[Streams] = "large"
 
     samples: int = 512
     batch_size: int = 64
@@ -55,11 +58,17 @@ class Drift(Gain):
             raise InputError(f"drift: temperature must be above 0, not {self.temperature}")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """One pass per group and lower choice, and one of the network as it is."""
+        """One pass per group and lower choice, and one of the network as it is; of a file, block after block."""
+        if isinstance(model, CheckpointLike):
+            return streamed_drift(self, model, graph, choices, context).gains(graph)
         return self.measure(model, graph, choices, context).gains(graph)
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one batch through the network as it is, of which half is not run again, and one comparison of answers."""
+        if isinstance(model, CheckpointLike):
+            data, every = drift_jobs(self, model, graph, choices, context)
+            size = every[0].batches * every[0].batch_size
+            return streamed_expected(every, size / 2, "networks", data, graph, context)
         task, jobs = self._jobs(model, graph, choices, context)
         one = jobs[0]
 

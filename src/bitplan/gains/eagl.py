@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +20,7 @@ from bitplan.gains.counting.bootstrap import bootstrap
 from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
 from bitplan.gains.counting.steps import KINDS, Kind
 from bitplan.graph.names import Names
-from bitplan.weights.opened import OpenedCheckpoint, learned_step, open_checkpoint
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, learned_step, opened_as
 from bitplan.weights.tensors import FLOATS
 
 ALONE = Context()
@@ -80,8 +79,8 @@ class Eagl(Gain):
 
     def _weights(self, model: Any, layers: list[Layer], top: int) -> tuple[dict[str, Weights], Kind]:
         """Each layer's weights with the steps to use, and the kind of step for those without."""
-        if isinstance(model, str | Path | OpenedCheckpoint):
-            opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+        if isinstance(model, CheckpointLike):
+            opened = opened_as(model)
             weights, path = _file_weights(opened, layers, top), str(opened.path)
         else:
             from bitplan.gains.counting.modules import module_weights

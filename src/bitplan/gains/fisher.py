@@ -22,13 +22,14 @@ from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
-from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
 from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.foreseen import foreseen, one_pass
 from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Draws
+from bitplan.gains.streamed_answers import fisher_jobs, streamed_expected, streamed_slopes
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.lsq import summed_products
@@ -36,6 +37,7 @@ from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.switching import Fresh, is_off, lowered_weights, remember_weights_, rescaled
 from bitplan.tasks.base import Task, WithAnswers, WithLoss
 from bitplan.tasks.choosing import judged_by
+from bitplan.weights.opened import CheckpointLike
 
 Labels = Literal["model", "task"]
 Quantizer = WeightQuantizer | InputQuantizer
@@ -60,6 +62,7 @@ class Fisher(Gain):
     about: ClassVar[About] = About(True, passes="3·N", source="Chen et al. 2021")
     calibrates: ClassVar[bool] = True
     from_float: ClassVar[bool] = True
+    streams: ClassVar[Streams] = "large"
 
     samples: int = 512
     part: int = 64
@@ -71,7 +74,9 @@ class Fisher(Gain):
             raise InputError(f"fisher takes labels from the model or from the task, not from {self.labels!r}")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """Three passes for each sample: one forward, and one back, which costs two."""
+        """Three passes for each sample: one forward, and one back, which costs two; of a file, block after block."""
+        if isinstance(model, CheckpointLike):
+            return streamed_slopes(self, model, graph, choices, context).gains(graph)
         task, jobs = self._jobs(model, graph, choices, context)
         done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
         names = [group.name for group in graph.selectable]
@@ -82,6 +87,9 @@ class Fisher(Gain):
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one sample through the network as it is; what every choice makes of each weight comes on top."""
+        if isinstance(model, CheckpointLike):
+            data, every = fisher_jobs(self, model, graph, choices, context)
+            return streamed_expected(every, 4 * every[0].count, "parts", data, graph, context)
         _, jobs = self._jobs(model, graph, choices, context)
         count = jobs[0].count
         return foreseen(jobs, context, "parts", count, lambda: 3 * count * one_pass(model, context, 1, lambda *_: None))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from bitplan.core.jobs import Misread, OutputErrors
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
-from bitplan.gains.base import Context, Gain, LayerGains
+from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import check_samples, lowered_jobs
 from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.foreseen import foreseen, one_pass
@@ -31,7 +30,7 @@ from bitplan.quant.moments import Multiplied, WeightWatch
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.switching import Fresh, lowered_weights, remember_weights_
 from bitplan.tasks.base import Task, WithData
-from bitplan.weights.opened import OpenedCheckpoint
+from bitplan.weights.opened import CheckpointLike
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class MomentsGain(Gain):
     about: ClassVar[About] = About(True, passes="N·(1 + C)", source="the objective of GPTQ, Frantar et al. 2022")
     calibrates: ClassVar[bool] = True
     from_float: ClassVar[bool] = True
-    streams: ClassVar[bool] = True
+    streams: ClassVar[Streams] = "always"
 
     samples: int = 128
     batch_size: int = 16
@@ -61,7 +60,7 @@ class MomentsGain(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """A job for each batch; a file is run block after block (`gains/streamed.py`)."""
-        if isinstance(model, str | Path | OpenedCheckpoint):
+        if isinstance(model, CheckpointLike):
             return self._streamed(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
         one, members = jobs[0], jobs[0].members
@@ -82,7 +81,7 @@ class MomentsGain(Gain):
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one batch through the network as it is; of a file, by its largest layer."""
-        if isinstance(model, str | Path | OpenedCheckpoint):
+        if isinstance(model, CheckpointLike):
             from bitplan.gains.streamed import streamed_expected
 
             return streamed_expected(model, graph, choices, context, self.samples)
@@ -105,7 +104,7 @@ class MomentsGain(Gain):
         return task, [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
 
     def _streamed(
-        self, file: str | Path | OpenedCheckpoint, graph: Graph, choices: tuple[Precision, ...], context: Context
+        self, file: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
     ) -> LayerGains:
         """All samples in one batch, so that the file is read once."""
         from bitplan.gains.streamed import streamed_errors  # here, since it asks this file how to look

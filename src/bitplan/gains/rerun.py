@@ -145,7 +145,7 @@ class Draws:
         key = job.batches, job.batch_size, job.seed
         if key not in self._batches:
             self._batches[key] = draw(
-                self.model, self.task, job.batches, job.batch_size, _mixed(job.seed), judged_by(self.task)
+                self.model, self.task, job.batches, job.batch_size, mixed(job.seed), judged_by(self.task)
             )
         return self._batches[key]
 
@@ -184,6 +184,6 @@ class Reruns(Draws, ABC, Generic[Seen]):
         return {}
 
 
-def _mixed(seed: int) -> int:
+def mixed(seed: int) -> int:
     """Another order than that of a training with the same seed."""
     return int.from_bytes(hashlib.sha256(f"drop {seed}".encode()).digest()[:4], "big") >> 1

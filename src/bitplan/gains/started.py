@@ -20,6 +20,7 @@ from bitplan.tasks.base import WithData
 from bitplan.tasks.loaded import task as task_of
 from bitplan.tasks.measured import draw
 from bitplan.tasks.samples import samples_of
+from bitplan.weights.opened import CheckpointLike, opened_as
 
 _SAMPLES, _AT_ONCE = 512, 64  # that set input steps
 _STREAMED = 2048  # samples that are read of what does not tell its length: more than methods look at by default
@@ -49,6 +50,9 @@ def started(
     the float network, its quantizers switched off.
     """
     task, top = context.task, choices[-1]
+    if isinstance(model, CheckpointLike) and task is not None:
+        from_file = f"start: {name} runs the float network of {opened_as(model).path}, which is read block by block"
+        return model, (from_file,) if getattr(gain, "streams", "") else ()
     if not isinstance(model, nn.Module) or is_quantized(model) or task is None or not task.size("train"):
         return model, ()
     how = context.quantizer_for(choices)

@@ -1,7 +1,6 @@
 """Moments from a file: one pass, block after block, each read from the mapped file as it runs and then let go of.
 
-The peak is a block with what it computes, never the network. Drift and fisher cannot do so honestly: the one runs the
-network hundreds of times, and would read the file as often; the other goes back through all blocks.
+The peak is a block with what it computes, never the network. Drift and fisher: `gains/streamed_answers.py`.
 """
 
 from __future__ import annotations
@@ -10,61 +9,48 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Misread, OutputErrors
 from bitplan.core.precision import Precision
-from bitplan.core.records import Graph, Plan
+from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.forward.operations import tensors_in
 from bitplan.gains.base import Context
 from bitplan.gains.finetuned import Expected
 from bitplan.gains.foreseen import known, timed
-from bitplan.gains.measuring import check_task, options_of_task
+from bitplan.gains.measuring import check_task
 from bitplan.gains.moments import OutputWatch
-from bitplan.models.streamed import skeleton_of, streaming
-from bitplan.quant.convert import options_of, quantize_, quantizers_of
+from bitplan.gains.streamed_network import StreamedNetwork, about_file
+from bitplan.models.streamed import streaming
 from bitplan.quant.factory import Options
-from bitplan.quant.layers import channels_of
 from bitplan.quant.methods.base import read_method
 from bitplan.quant.moments import Enough, Multiplied
-from bitplan.quant.proof import take_proof_off_
-from bitplan.quant.quantizers import WeightQuantizer
-from bitplan.quant.root import sites_of
 from bitplan.quant.steps import Shared
-from bitplan.tasks.base import WithData, title_of
+from bitplan.tasks.base import WithData
 from bitplan.tasks.choosing import judged_by
-from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
 
 _ROWS = 256  # of a layer, that are timed to tell how long all will take
 
 
 def streamed_errors(
-    model: str | Path | OpenedCheckpoint, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
+    model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
 ) -> OutputErrors:
     """The errors of all layers' outputs on one batch of samples; layers that a store has are not measured again."""
     start = time.perf_counter()
     task = check_task(context.task, "moments", "looks at what layers read", WithData)
-    opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
-    layers = [layer.name for group in graph.selectable for layer in group.layers if layer.weights]
-    network = skeleton_of(opened)
-    quantize_(network, Plan.uniform(graph, choices[-1]), method=context.quantizer_for(choices))
-    take_proof_off_(network)  # by a copy of what has no data nothing is proven: what does not run is told below
-    for quantizer in (one for both in quantizers_of(network).values() for one in (both.weight, *both.inputs)):
-        if quantizer is not None:
-            quantizer.enabled = False  # none has data: they only tell whose weight it is
+    network = StreamedNetwork(model, graph, choices, context)
+    opened, layers = network.opened, network.layers
     count = min(samples, task.size(judged_by(task)))
     batch = next(iter(task.batches(judged_by(task), count, seed=context.seed)))
     watch = _LayerWatch(_Ledger(opened, choices, context, count, layers), network, choices)
-    found = quantizers_of(network)
-    weights = {layer: quantizer for layer in layers if (quantizer := found[layer].weight) is not None}
-    with torch.no_grad(), streaming(network, opened), watch.watching(weights), suppress(Enough):
-        task.forward(network, batch)
+    weights = {layer: quantizer for layer in layers if (quantizer := network.quantizers[layer].weight) is not None}
+    with torch.no_grad(), streaming(network.module, opened), watch.watching(weights), suppress(Enough):
+        task.forward(network.module, batch)
     charge(Spend(forwards=count * (1 + len(choices))))
     unseen = [layer for layer in layers if layer not in watch.powers]
     if unseen:
@@ -73,11 +59,11 @@ def streamed_errors(
 
 
 def streamed_expected(
-    model: str | Path | OpenedCheckpoint, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
+    model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
 ) -> Expected | None:
     """What `streamed_errors` takes, by a few rows as wide as the widest layer's; None where that is little."""
     task = check_task(context.task, "moments", "looks at what layers read", WithData)
-    opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+    opened = opened_as(model)
     layers = {layer.name: layer for group in graph.selectable for layer in group.layers if layer.weights}
     count = min(samples, task.size(judged_by(task)))
     ledger = _Ledger(opened, choices, context, count, list(layers))
@@ -103,12 +89,8 @@ class _Ledger:
     ) -> None:
         self.layers, self._progress = layers, context.progress
         self._shelf = None if context.shelf is None else context.shelf.holding(OutputErrors)
-        files = sorted(opened.path.glob("*.safetensors")) if opened.path.is_dir() else [opened.path]
-        self._about: dict[str, Any] = {
-            "groups": (), "layers": {}, "choices": tuple(choices), "first": 0, "seed": context.seed, "batches": 1,
-            "batch_size": samples, "network": context.quantizer_for(choices), "task": title_of(context.task),
-            "task_options": options_of_task(context.task),
-            "weights": " ".join(f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in files),
+        self._about: dict[str, Any] = about_file(opened, choices, context) | {
+            "groups": (), "layers": {}, "choices": tuple(choices), "first": 0, "batches": 1, "batch_size": samples,
         }  # fmt: skip
 
     def job(self, layer: str) -> Misread:
@@ -130,20 +112,12 @@ class _Ledger:
 class _LayerWatch(OutputWatch):
     """Measures a layer where it runs, and stops after the last."""
 
-    def __init__(self, ledger: _Ledger, network: nn.Module, choices: Sequence[Precision]) -> None:
-        super().__init__(self._fitted)
-        self._ledger, self._choices = ledger, choices
-        options = options_of(network)
-        self._sites, self._options, self._method = sites_of(network), options, read_method(options.method)
-        self._by_channel = options.per_channel or self._method.rows
+    def __init__(self, ledger: _Ledger, network: StreamedNetwork, choices: Sequence[Precision]) -> None:
+        super().__init__(
+            lambda call: [network.fitted(call.layer, call.weight, one.weight_bits) for one in choices]
+        )  # for the weight that is in memory now
+        self._ledger = ledger
         self._seen: set[str] = set()
-
-    def _fitted(self, call: Multiplied) -> list[WeightQuantizer]:
-        """Quantizers for the weight that is in memory now."""
-        module = self._sites[call.layer].module
-        shared = Shared(channels_of(module, call.weight) if self._by_channel else None)
-        made = (self._method.weight(call.weight, one.weight_bits, shared, self._options) for one in self._choices)
-        return [quantizer.eval() for quantizer in made]
 
     def see(self, call: Multiplied) -> None:
         """Take what is kept, or measure."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from bitplan.quant.methods.base import check_has, read_method
 from bitplan.quant.sites import find_sites
 from bitplan.quant.steps import Shared
 from bitplan.quant.switching import rescaled
-from bitplan.weights.opened import OpenedCheckpoint, open_checkpoint
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
 from bitplan.weights.tensors import FLOATS, Rows
 
 Errors = tuple[float, ...]
@@ -77,8 +76,8 @@ class WeightError(Gain):
 
     def _source(self, model: Any, graph: Graph, choices: Sequence[Precision], how: str) -> Callable[[str], Errors]:
         """What gives the errors of a layer, for what the weights are in."""
-        if isinstance(model, str | Path | OpenedCheckpoint):
-            opened = model if isinstance(model, OpenedCheckpoint) else open_checkpoint(model)
+        if isinstance(model, CheckpointLike):
+            opened = opened_as(model)
             return _InFile(opened, choices, how, self.rows).errors
         if not isinstance(model, nn.Module):
             raise InputError(f"weight_error reads a torch.nn.Module or a checkpoint's path, not {type(model).__name__}")

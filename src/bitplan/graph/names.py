@@ -24,7 +24,7 @@ from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.ends import IMAGE, Ends, Sizes, find_ends
 from bitplan.graph.rules import apply_rules
-from bitplan.weights.opened import OpenedCheckpoint, natural, open_checkpoint
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, natural, opened_as
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
 
 _SHOWN = 4
@@ -84,11 +84,9 @@ class Names:
         return "in_out" if len(shape) == 2 and re.search(self.transposed, layer) else "out_in"
 
 
-def trace_checkpoint(
-    path: str | Path | OpenedCheckpoint, rules: Rules | None = None, *, names: Names | None = None
-) -> Graph:
+def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names: Names | None = None) -> Graph:
     """The graph of a checkpoint file, with the layers fixed that the rules fix; ends that are not known are said."""
-    checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
+    checkpoint = opened_as(path)
     graph, ends = _read(checkpoint, names or Names())
     _say_what_is_left_out(checkpoint, names or Names())
     used = rules or Rules()
@@ -112,9 +110,9 @@ def _say_what_is_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
         _log.warning("%s: not planned, since they are not named like weights: %s%s", checkpoint.path, shown, rest)
 
 
-def read_graph(path: str | Path | OpenedCheckpoint, names: Names | None = None) -> Graph:
+def read_graph(path: CheckpointLike, names: Names | None = None) -> Graph:
     """The layers and links of a checkpoint, none of them fixed."""
-    checkpoint = path if isinstance(path, OpenedCheckpoint) else open_checkpoint(path)
+    checkpoint = opened_as(path)
     return _read(checkpoint, names or Names())[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -23,11 +22,11 @@ from bitplan.graph.watch import Watch
 from bitplan.quant.convert import unquantized
 from bitplan.quant.integer_places import IntegerWatch
 from bitplan.quant.layers import original
-from bitplan.weights.opened import OpenedCheckpoint
+from bitplan.weights.opened import CheckpointLike
 
 
 def trace(
-    model: nn.Module | str | Path | OpenedCheckpoint,
+    model: nn.Module | CheckpointLike,
     example: Any = None,
     *,
     rules: Rules | None = None,

@@ -23,7 +23,7 @@ Names = dict[str, str]
 
 def skeleton_of(opened: OpenedCheckpoint) -> nn.Module:
     """The network that the configuration beside an opened file describes, its parameters without data."""
-    folder = opened.path if opened.path.is_dir() else opened.path.parent
+    folder = opened.folder
     if not says_network(folder):
         raise InputError(
             f"{opened.path} cannot be run: no config.json beside it says which network of transformers' it is; give "
@@ -45,12 +45,10 @@ def streaming(model: nn.Module, opened: OpenedCheckpoint) -> Iterator[None]:
     A block is a module of a list; what is outside of lists is read module by module. Of tied parameters the file has
     one. What the file does not have, such as steps that were added since, is left as it is.
     """
-    names = _names(model, opened)
     hooks = []
-    for path, unit in _units(model, names):
-        reading = _Reading(unit, path, names, opened)
-        hooks.append(unit.register_forward_pre_hook(reading.read, prepend=True))
-        hooks.append(unit.register_forward_hook(reading.let_go, always_call=True))
+    for unit in units_of(model, opened):
+        hooks.append(unit.module.register_forward_pre_hook(unit.read, prepend=True))
+        hooks.append(unit.module.register_forward_hook(unit.let_go, always_call=True))
     try:
         yield
     finally:
@@ -58,20 +56,20 @@ def streaming(model: nn.Module, opened: OpenedCheckpoint) -> Iterator[None]:
             hook.remove()
 
 
-class _Reading:
-    """One unit: which parameters it has where, and under which names the file may have them."""
+class Unit:
+    """A part of a network that is read at once: which parameters it has where, and what the file calls them."""
 
-    def __init__(self, unit: nn.Module, path: str, names: Names, opened: OpenedCheckpoint) -> None:
-        self._opened = opened
+    def __init__(self, module: nn.Module, path: str, names: Names, opened: OpenedCheckpoint, *, is_block: bool) -> None:
+        self.module, self.is_block, self._opened = module, is_block, opened
         self._places: list[tuple[nn.Module, str, nn.Parameter, str]] = []
-        for inside, module in unit.named_modules():
+        for inside, module in self.module.named_modules():
             for name, parameter in module._parameters.items():
                 full = ".".join(part for part in (path, inside, name) if part)
                 if parameter is not None and full in names:
                     self._places.append((module, name, parameter, names[full]))
 
     def read(self, *_: Any) -> None:
-        """Fill what the unit holds."""
+        """Fill what it holds."""
         for module, name, _parameter, stored in self._places:
             tensor = self._opened.tensors[stored]
             if tensor.dtype not in FLOATS:
@@ -84,20 +82,32 @@ class _Reading:
         for module, name, parameter, _stored in self._places:
             module._parameters[name] = parameter
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """It has its data until the block ends."""
+        self.read()
+        try:
+            yield
+        finally:
+            self.let_go()
 
-def _units(model: nn.Module, names: Names) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of the outermost lists, and outside of these every module that has parameters of its own in the file."""
-    inside: set[nn.Module] = set()
+
+def units_of(model: nn.Module, opened: OpenedCheckpoint) -> list[Unit]:
+    """The blocks, which are the modules of the outermost lists, and every other module with parameters in the file."""
+    names, inside = _names(model, opened), set[nn.Module]()
+    units = []
     for path, module in model.named_modules():
         if module in inside:
             continue
         if isinstance(module, nn.ModuleList):
             for name, block in module.named_children():
                 inside.update(block.modules())
-                yield f"{path}.{name}" if path else name, block
+                where = f"{path}.{name}" if path else name
+                units.append(Unit(block, where, names, opened, is_block=True))
         elif any(f"{path}.{name}".strip(".") in names for name in module._parameters):
             inside.update(module.modules())
-            yield path, module
+            units.append(Unit(module, path, names, opened, is_block=False))
+    return units
 
 
 def _names(model: nn.Module, opened: OpenedCheckpoint) -> Names:

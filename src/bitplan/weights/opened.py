@@ -47,6 +47,11 @@ class OpenedCheckpoint:
     plan: Plan | None = None
 
     @property
+    def folder(self) -> Path:
+        """Where it lies, and what belongs to it."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
     def in_order(self) -> bool:
         """Whether its tensors come in the order of the network's modules."""
         return keeps_order(self.tensors)
@@ -59,6 +64,15 @@ class OpenedCheckpoint:
         names = weight_names(layer)
         known = itertools.chain(names, map(_without_wrapper, names))
         return next((self.tensors[name] for name in known if name in self.tensors), None)
+
+
+CheckpointLike = str | Path | OpenedCheckpoint
+"""A file or folder of weights, opened or not."""
+
+
+def opened_as(checkpoint: CheckpointLike) -> OpenedCheckpoint:
+    """What it is once it is opened."""
+    return checkpoint if isinstance(checkpoint, OpenedCheckpoint) else open_checkpoint(checkpoint)
 
 
 def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
