@@ -1,11 +1,11 @@
 """Gains of language models from a mapped file: how much memory they take, against the file's size.
 
-python -m benchmarks.streaming [--blocks 2] [--weights] [--folder /tmp/streaming]
+python -m benchmarks.streaming [--blocks 2] [--only METHOD …] [--weights] [--folder /tmp/streaming]
 
 A synthetic checkpoint of Llama-7B's shapes (4,096 features, 11,008 between, 32,000 words, bfloat16) with so many of its
 32 blocks, random numbers in each; `--weights` makes a sparse file of all 32 that takes no disk, whose weights are all
 zero, and looks only at those (eagl, weight_error on 64 rows of each matrix). Each method runs in a process of its own,
-whose peak beyond an empty one's is told, and its CPU time; moments runs 4 windows of 128 random tokens.
+whose peak beyond an empty one's is told, and its CPU time; moments, drift and fisher run 4 windows of 128 tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
@@ -27,6 +28,7 @@ CONFIG = {
 }  # fmt: skip
 CHOICES, QUANTIZER = "w2a16,w4a16", "groups:size=64,zeros=true"
 WINDOWS, TOKENS = 4, 128
+ALONE, RUN = ("eagl", "weight_error"), ("moments", "drift", "fisher")
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
     size = write(folder, blocks, sparse=options.weights)
     print(f"{folder}: {blocks} blocks, {size / 1e9:.2f} GB", flush=True)
     empty = alone("nothing", folder)[0]
-    for method in ("eagl", "weight_error") if options.weights else ("eagl", "weight_error", "moments"):
+    for method in options.only or ALONE + (() if options.weights else RUN):
         peak, seconds = alone(method, folder)
         more = f"{(peak - empty) / 1e9:.2f} GB beyond {empty / 1e9:.2f} GB"
         print(f"{method}: peak {more}, {(peak - empty) / size:.2f} of the file; {seconds:.0f} CPU s", flush=True)
@@ -96,16 +98,19 @@ def measured(method: str, folder: Path) -> tuple[int, float]:
 
     import bitplan
     from bitplan.gains.base import Context
-    from bitplan.graph.names import trace_checkpoint
+    from bitplan.models.streamed import skeleton_of
+    from bitplan.weights.opened import open_checkpoint
 
     torch.set_num_threads(1)
     rules = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)
-    graph, begun = trace_checkpoint(folder, rules), time.process_time()
+    example = {"input_ids": torch.zeros(1, TOKENS, dtype=torch.long)}
+    graph, begun = bitplan.trace(skeleton_of(open_checkpoint(folder)), example, rules=rules), time.process_time()
     options: dict[str, object] = {
         "eagl": {"steps": "mse"}, "weight_error": {"rows": 64}, "moments": {"samples": WINDOWS},
+        "drift": {"samples": WINDOWS, "batch_size": 1}, "fisher": {"samples": WINDOWS, "part": WINDOWS},
     }.get(method, {})  # fmt: skip
     if method != "nothing":
-        context = Context(task=windows() if method == "moments" else None, quantizer=QUANTIZER)
+        context = Context(task=windows() if method in RUN else None, quantizer=QUANTIZER)
         bitplan.estimate(method, folder, graph, choices=CHOICES, context=context, **options)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time() - begun
 
@@ -118,12 +123,18 @@ def windows() -> object:
 
     torch.manual_seed(0)
     rows = [{"input_ids": torch.randint(CONFIG["vocab_size"], (WINDOWS, TOKENS))}]
-    return bitplan.task(train=rows, name="tokens")
+    return bitplan.task(train=rows, answers=words_first, name="tokens")
+
+
+def words_first(outputs: Any) -> object:
+    """Scores of words in dimension 1."""
+    return outputs.logits.transpose(1, 2)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--only", nargs="*", metavar="METHOD")
     parser.add_argument("--weights", action="store_true", help="all 32 blocks, and their weights alone")
     parser.add_argument("--folder", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / "streaming")
     return parser.parse_args()

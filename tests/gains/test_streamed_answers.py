@@ -9,7 +9,7 @@ from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
 from bitplan.graph.names import LinkRule, Names, trace_checkpoint
-from bitplan.models.chained import Chain
+from bitplan.models.chained import BlockChain
 from bitplan.models.streamed import skeleton_of
 from bitplan.weights.opened import open_checkpoint
 from texts import write_folder, write_text, write_tokenizer
@@ -117,7 +117,7 @@ def test_only_the_block_that_runs_has_data(folder, task):
     blocks = network.model.layers
     for block in blocks:
         block.register_forward_hook(lambda *_: there.append([not next(one.parameters()).is_meta for one in blocks]))
-    chain, batch = Chain(network, opened), next(iter(task.batches("train", 1)))
+    chain, batch = BlockChain(network, opened), next(iter(task.batches("train", 1)))
     chain.first(lambda: task.forward(network, batch))
     calls = chain.calls(lambda: task.forward(network, batch))
     assert calls.first.shape == (1, 16, 32)
@@ -155,4 +155,4 @@ def test_blocks_that_hand_on_something_else_are_refused(folder, task):
     strange = Twice(network)
     names = {f"own.{name}": tensor for name, tensor in opened.tensors.items()}
     with pytest.raises(InputError, match="is not blocks that hand one tensor on.*load it"):
-        Chain(strange, type(opened)(opened.path, names)).first(lambda: strange(torch.arange(16)[None]))
+        BlockChain(strange, type(opened)(opened.path, names)).first(lambda: strange(torch.arange(16)[None]))

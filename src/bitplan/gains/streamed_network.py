@@ -14,7 +14,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.gains.base import Context
 from bitplan.gains.measuring import options_of_task
-from bitplan.models.streamed import Unit, skeleton_of
+from bitplan.models.streamed import ReadUnit, skeleton_of
 from bitplan.quant.convert import options_of, quantize_, quantizers_of
 from bitplan.quant.layers import channels_of
 from bitplan.quant.methods.base import read_method
@@ -52,7 +52,7 @@ class StreamedNetwork:
         shared = Shared(channels_of(module, weight) if self._by_channel else None)
         return self._method.weight(weight, bits, shared, self._options).eval()
 
-    def layers_in(self, unit: Unit) -> list[str]:
+    def layers_in(self, unit: ReadUnit) -> list[str]:
         """Those of its layers that a unit holds."""
         inside = set(unit.module.modules())
         return [layer for layer in self.layers if self._sites[layer].module in inside]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bitplan.core.errors import InputError
-from bitplan.models.streamed import Unit, units_of
+from bitplan.models.streamed import ReadUnit, units_of
 from bitplan.weights.opened import OpenedCheckpoint
 
 Run = Callable[[], Any]
@@ -26,7 +26,7 @@ Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class _Form:
+class _StateForm:
     """Things in a tree, one of which is the state that blocks hand on; its place there."""
 
     leaves: tuple[Any, ...]
@@ -34,7 +34,7 @@ class _Form:
     place: int
 
     @classmethod
-    def around(cls, things: Any, is_state: Callable[[Any], bool]) -> _Form | None:
+    def around(cls, things: Any, is_state: Callable[[Any], bool]) -> _StateForm | None:
         """The form of things among which there is one state; None if there are none, or several."""
         leaves, tree = tree_flatten(things)
         places = [place for place, leaf in enumerate(leaves) if is_state(leaf)]
@@ -44,7 +44,7 @@ class _Form:
         return cls(tuple(leaves), tree, places[0])
 
     @classmethod
-    def at(cls, things: Any, place: int) -> _Form:
+    def at(cls, things: Any, place: int) -> _StateForm:
         """The form of things whose state is at that place, of which no other tensor is of use to anybody."""
         leaves, tree = tree_flatten(things)
         return cls(tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves), tree, place)
@@ -55,19 +55,19 @@ class _Form:
 
 
 @dataclass(frozen=True)
-class Calls:
+class BlockCalls:
     """What one batch gives to blocks beside their state: the first state, and what was made before the first block."""
 
     first: Tensor
-    given: tuple[_Form, ...]
+    given: tuple[_StateForm, ...]
     before: dict[int, Any]
 
 
-class _Stop(Exception):
+class _LastBlock(Exception):
     """The last block was called."""
 
 
-class Chain:
+class BlockChain:
     """A network without data whose blocks hand one tensor on, from the first block of its list to the last.
 
     `first` runs one batch as ever and finds out whether that is so.
@@ -76,8 +76,8 @@ class Chain:
     def __init__(self, network: nn.Module, opened: OpenedCheckpoint) -> None:
         self._units = units_of(network, opened)
         self.blocks = [unit for unit in self._units if unit.is_block]
-        self.after: list[Unit] = []
-        self._made: list[_Form] = []  # by blocks
+        self.after: list[ReadUnit] = []
+        self._made: list[_StateForm] = []  # by blocks
         self._place: int | None = None
         self._name = str(opened.path)
 
@@ -107,8 +107,8 @@ class Chain:
         chained = bool(every) and [number for number, _, _ in blocks] == every and not others
         places, handed = set[int](), set[int]()
         for (_, _, made), (_, given, _) in pairwise(blocks):
-            form = _Form.around(made, partial(_among, tree_flatten(given)[0]))
-            back = None if form is None else _Form.around(given, partial(_is, tree_flatten(made)[0][form.place]))
+            form = _StateForm.around(made, partial(_among, tree_flatten(given)[0]))
+            back = None if form is None else _StateForm.around(given, partial(_is, tree_flatten(made)[0][form.place]))
             chained = chained and back is not None
             if form is not None and back is not None:
                 places.add(back.place)
@@ -119,14 +119,14 @@ class Chain:
                 "block: load it (bitplan.load_pretrained), and estimate from that"
             )
         self._place = next(iter(places), None)
-        self._made = [_Form.at(made, next(iter(handed), 0)) for _, _, made in blocks]
+        self._made = [_StateForm.at(made, next(iter(handed), 0)) for _, _, made in blocks]
         self.after = [self._units[number] for number in dict.fromkeys(order[start + len(every) :])]
 
     @torch.no_grad()
-    def calls(self, run: Run) -> Calls:
+    def calls(self, run: Run) -> BlockCalls:
         """How one batch calls the blocks; none of them runs."""
         before: dict[int, Any] = {}
-        given: list[_Form] = []
+        given: list[_StateForm] = []
         first: list[Tensor] = []
 
         def act(number: int, own: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -137,18 +137,18 @@ class Chain:
                 return before[number]
             state = first[0] if first else self._state((args, named))
             first[:] = [state]
-            form = _Form.around((args, named), partial(_is, state))
+            form = _StateForm.around((args, named), partial(_is, state))
             assert form is not None, "it was when the first batch ran"
             given.append(form)
             if len(given) == len(self.blocks):
-                raise _Stop
+                raise _LastBlock
             return self._made[len(given) - 1].holding(state)
 
         with self._acting(act):
             try:
                 run()
-            except _Stop:
-                return Calls(first[0], tuple(given), before)
+            except _LastBlock:
+                return BlockCalls(first[0], tuple(given), before)
         raise InputError(f"the blocks of {self._name} did not all run: load the network, and estimate from that")
 
     def _state(self, things: Any) -> Tensor:
@@ -158,14 +158,14 @@ class Chain:
         state: Tensor = floats[0] if self._place is None else leaves[self._place]
         return state
 
-    def run(self, number: int, calls: Calls, state: Tensor) -> Tensor:
+    def run(self, number: int, calls: BlockCalls, state: Tensor) -> Tensor:
         """What a block, which must have its data, makes of a state."""
         args, named = calls.given[number].holding(state)
         made = self.blocks[number].module(*args, **named)
         out: Tensor = tree_flatten(made)[0][self._made[number].place]
         return out
 
-    def answers(self, calls: Calls, state: Tensor, run: Run) -> Any:
+    def answers(self, calls: BlockCalls, state: Tensor, run: Run) -> Any:
         """What the network makes of the last block's state; what comes after blocks must have its data."""
         blocks = iter(self._made)
 

@@ -56,7 +56,7 @@ def streaming(model: nn.Module, opened: OpenedCheckpoint) -> Iterator[None]:
             hook.remove()
 
 
-class Unit:
+class ReadUnit:
     """A part of a network that is read at once: which parameters it has where, and what the file calls them."""
 
     def __init__(self, module: nn.Module, path: str, names: Names, opened: OpenedCheckpoint, *, is_block: bool) -> None:
@@ -92,7 +92,7 @@ class Unit:
             self.let_go()
 
 
-def units_of(model: nn.Module, opened: OpenedCheckpoint) -> list[Unit]:
+def units_of(model: nn.Module, opened: OpenedCheckpoint) -> list[ReadUnit]:
     """The blocks, which are the modules of the outermost lists, and every other module with parameters in the file."""
     names, inside = _names(model, opened), set[nn.Module]()
     units = []
@@ -103,10 +103,10 @@ def units_of(model: nn.Module, opened: OpenedCheckpoint) -> list[Unit]:
             for name, block in module.named_children():
                 inside.update(block.modules())
                 where = f"{path}.{name}" if path else name
-                units.append(Unit(block, where, names, opened, is_block=True))
+                units.append(ReadUnit(block, where, names, opened, is_block=True))
         elif any(f"{path}.{name}".strip(".") in names for name in module._parameters):
             inside.update(module.modules())
-            units.append(Unit(module, path, names, opened, is_block=False))
+            units.append(ReadUnit(module, path, names, opened, is_block=False))
     return units
 
 
