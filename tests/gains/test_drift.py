@@ -1,5 +1,8 @@
 """Drift: how far answers move, without labels, beside the same computed by hand."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +11,11 @@ from toys import Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.core.jobs import Drifted
+from bitplan.core.precision import Precision
 from bitplan.gains.base import Context
-from bitplan.gains.drift import Drift, ready
+from bitplan.gains.drift import Compare, Drift, ready
+from bitplan.gains.drop import lowered_jobs
 
 TASK = Stripes(samples=256)
 
@@ -113,3 +119,19 @@ def test_a_task_without_answers_is_one_line(start):
         drift(start, task=Mute())
     with pytest.raises(InputError, match="give a task"):
         drift(start, task=None)
+
+
+def test_what_was_kept_goes_with_the_work_that_kept_it(start):
+    """Without waiting for Python's garbage collector, which does not know how large recordings are."""
+    model, graph = start
+    work, lowered = Compare(model, TASK), {graph.selectable[0].name: Precision.parse("w2a2")}
+    (job,) = lowered_jobs(Drifted, model, graph, Context(task=TASK), [lowered], 8, 4, temperature=4.0)
+    gc.disable()
+    try:
+        work(job)
+        kept = weakref.ref(work.rerun(job))
+        assert kept() is not None
+        del work
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -175,8 +175,9 @@ class Reruns(Draws, ABC, Generic[Seen]):
         if key not in self._made:
             self._made.clear()
             self._batches.clear()
-            ready = partial(self.ready, batch_size=job.batch_size)
-            self._made[key] = Rerun(self.model, self.task, self.drawn(job), ready, self.see)
+            apart = replace(self)  # which has no part in what is made here: with this work all that it keeps is let go
+            ready = partial(apart.ready, batch_size=job.batch_size)
+            self._made[key] = Rerun(self.model, self.task, self.drawn(job), ready, apart.see)
         return self._made[key]
 
     @cached_property
