@@ -19,6 +19,7 @@ from bitplan.reports.subject import Candidate, Subject
 
 LIMIT = 200
 LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a search of its own
+LIMIT_LARGE, LARGE = 60, 5000  # of so many groups and more; a selection then takes a tenth of a second
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
 
@@ -63,7 +64,8 @@ def lay_track(subject: Subject) -> Track:
     written = _written(subject)
     points = {int(cost) for frontier in frontiers.values() for cost in frontier.costs}
     complete = bool(points) and len(points) + len(written) <= LIMIT
-    room = (LIMIT_TOGETHER if together else LIMIT) - len(written)
+    most = LIMIT if len(subject.graph.selectable) < LARGE else LIMIT_LARGE
+    room = (LIMIT_TOGETHER if together else most) - len(written)
     between = points if complete else _grid(subject.cost, subject.account.highest, room)
     stops = _stops(subject, written, between)
     rides = []
