@@ -68,7 +68,7 @@ def _sum_of_product(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).sum(dtype=None if one.dtype in _WIDE else torch.float32)
 
 
-class _Map(ABC):
+class _Bilinear(ABC):
     """B: its value, and the gradients of ⟨g, B(x, W)⟩ by x and by W."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class _Map(ABC):
     def by_weight(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor: ...
 
 
-class _Product(_Map):
+class _Multiplying(_Bilinear):
     """x·Wᵀ of x (…, in) and W (out, in)."""
 
     def value(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class _Product(_Map):
 
 
 @dataclass(frozen=True)
-class _Convolution(_Map):
+class _Convolving(_Bilinear):
     """x ∗ W, and how W moves."""
 
     stride: tuple[int, ...]
@@ -121,10 +121,10 @@ class _Convolution(_Map):
 
 
 @dataclass
-class _Call:
+class _LayerCall:
     """One call of a layer: its map, where its weight stands among those whose forms are wanted, and B(x, v)."""
 
-    map: _Map
+    map: _Bilinear
     forms: Forms
     place: int | None
     moved: Tensor | None = None
@@ -134,7 +134,7 @@ def multiplied(forms: Forms, input: Tensor, weight: Tensor, bias: Tensor | None 
     """As `F.linear`."""
     if input.dim() < 2 or weight.dim() != 2 or not weight.requires_grad:
         return F.linear(input, weight, bias)
-    made: Tensor = _Twice.apply(input, weight, _Call(_Product(), forms, forms.place_of(weight)))
+    made: Tensor = _Twice.apply(input, weight, _LayerCall(_Multiplying(), forms, forms.place_of(weight)))
     return made if bias is None else made + bias
 
 
@@ -154,8 +154,8 @@ def convolved(  # the signature is torch's, but for the first
     if plain or not weight.requires_grad:
         out: Tensor = CONVOLUTIONS[axes](input, weight, bias, stride, padding, dilation, groups)
         return out
-    moves = _Convolution(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
-    made: Tensor = _Twice.apply(input, weight, _Call(moves, forms, forms.place_of(weight)))
+    moves = _Convolving(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
+    made: Tensor = _Twice.apply(input, weight, _LayerCall(moves, forms, forms.place_of(weight)))
     return made if bias is None else made + bias.view(1, -1, *(1,) * axes)
 
 
@@ -168,7 +168,7 @@ class _Twice(torch.autograd.Function):
     """y = B(x, W)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, call: _Call) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, call: _LayerCall) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.call = call
         return call.map.value(x, weight)
@@ -192,7 +192,7 @@ class _Derivatives(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, call: _Call, of_x_too: bool
+        ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, call: _LayerCall, of_x_too: bool
     ) -> tuple[Tensor | None, Tensor]:
         ctx.save_for_backward(grad, x, weight)
         ctx.call = call
