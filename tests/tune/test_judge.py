@@ -15,7 +15,8 @@ from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.tasks.base import load_task
-from bitplan.tune.judge import Judge, Look
+from bitplan.tasks.measured import draw, measure_, scores_apart_
+from bitplan.tune.judge import Judge, Look, judge_of
 from bitplan.tune.loop import finetune_, steps_of
 
 DIGITS = load_task("digits")
@@ -48,6 +49,33 @@ def test_an_end_below_the_beginning_is_told(lr, told, trained, caplog):
     assert len(lines) == told
     for line in lines:
         assert "on the same training samples; lower lr (5), or let held_out keep the best weights" in line
+
+
+@pytest.mark.parametrize("steps", [6, 400])
+def test_a_look_takes_few_samples_and_where_it_can_one_pass(steps, trained):
+    seen = []
+    judge = judge_of(DIGITS, None, Recipe(steps=steps, batch_size=64, lr=GOOD), steps, 22)
+    model = copy.deepcopy(trained)
+    model.register_forward_hook(lambda _, given, out: seen.append(len(out)))
+    scores = judge.scores(model)
+    assert len(scores) == 8
+    assert sum(seen) <= max(8, steps * 64 / 48)
+    assert len(seen) == (1 if steps == 6 else 8)
+    size = sum(seen) // 8
+    expected = measure_(trained, DIGITS, draw(trained, DIGITS, 8, size, 0))[1]
+    assert list(scores) == expected
+
+
+def test_what_cannot_be_parted_is_scored_batch_by_batch(trained):
+    batch = next(iter(DIGITS.batches("train", 8, 0)))
+    assert len(scores_apart_(trained, DIGITS, batch, 4)) == 4
+    assert scores_apart_(trained, DIGITS, batch, 3) is None
+
+    class Told(type(DIGITS)):
+        def forward(self, model, batch):
+            return {"scores": super().forward(model, batch), "of": "digits"}
+
+    assert scores_apart_(trained, Told(), batch, 4) is None
 
 
 def test_a_training_from_scratch_has_nothing_to_tell(caplog):

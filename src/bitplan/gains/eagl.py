@@ -116,8 +116,10 @@ class Eagl(Gain):
 
 def _stacked(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Histograms as rows; zeros where one has fewer codes, as where quantizers have codes beyond so many bits."""
-    longest = max(len(one) for one in counts)
-    return np.stack([np.pad(one, (0, longest - len(one))) for one in counts]).astype(np.float64)
+    stacked = np.zeros((len(counts), max(len(one) for one in counts)))
+    for row, one in zip(stacked, counts, strict=True):
+        row[: len(one)] = one
+    return stacked
 
 
 def _rows(

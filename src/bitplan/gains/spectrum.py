@@ -192,13 +192,11 @@ class _Probing(_OnCurve[Probes, Probed]):
         for share, grads in curve.gradients():
             for row in range(job.count):
                 signs = probe(weights, job.seed, job.first + row)
-                products = curve.product(grads, signs)
+                found[row] += share * curve.forms(grads, signs).cpu()
                 _charge_product(curve, share)
-                along = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
-                found[row] += share * torch.stack(along).cpu()
                 done += 1
                 self._tell(done, self.total * batches, "Hessian probes")
-            del grads, products  # the graph is large: let it go before the next one is built
+            del grads  # the graph is large: let it go before the next one is built
         if not found.isfinite().all():
             raise InputError("the curvature of the loss is not finite: check the data and the weights")
         return Probed(products=tuple(map(tuple, found.tolist())))

@@ -1,32 +1,54 @@
 """Operations of which torch computes second derivatives by detours, here without: `with short_ways():`.
 
 A normalization by running statistics is a scale and a shift, but torch differentiates it twice as if its statistics
-were of the batch. The second derivative of a convolution is made of convolutions and of its own first derivatives,
-which have kernels; torch takes transposed convolutions over samples for one of them.
+were of the batch. Layers that multiply by weights are in `bilinear.py`. Smooth functions of single numbers are
+differentiated once and for all where they are computed, and each product with the Hessian takes three multiplications
+instead of the function's own second derivative, which is made of a dozen operations.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_CONVOLUTIONS = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}
-_derivatives = torch.ops.aten.convolution_backward
+from bitplan.gains.bilinear import CONVOLUTIONS, Forms, convolved, multiplied
+from bitplan.gains.layer_norm import layer_normalized
+from bitplan.quant.functions import open_attention
+
+_SMOOTH = (F.gelu, F.silu, F.mish)
 
 
 class short_ways(TorchFunctionMode):  # noqa: N801  # used like a function
-    """Within it these operations are computed so that second derivatives cost less; the numbers are the same."""
+    """Within it these operations are computed so that second derivatives cost less; the numbers are the same.
+
+    With `forms` layers can also give vᵀHv of their weights without Hv.
+    """
+
+    def __init__(self, forms: Forms | None = None) -> None:
+        super().__init__()
+        self._forms = Forms() if forms is None else forms
 
     def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):  # types change between operations: that is torch's
+            return func(*args, **kwargs)
         if func is F.batch_norm:
             return _normalized(*args, **kwargs)
-        if func in _CONVOLUTIONS:
-            return _convolved(func, *args, **kwargs)
+        if func is F.layer_norm:
+            return layer_normalized(*args, **kwargs)
+        if func is F.linear:
+            return multiplied(self._forms, *args, **kwargs)
+        if func in CONVOLUTIONS.values():
+            return convolved(self._forms, *args, **kwargs)
+        if func in _SMOOTH:
+            return _bent(func, *args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return open_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -49,94 +71,43 @@ def _normalized(  # the signature is torch's
     return torch.addcmul(shift.view(shape), input, scale.view(shape))
 
 
-class _Geometry(NamedTuple):
-    """How a convolution moves."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-
-def _convolved(  # the signature is torch's
-    convolve: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    axes = _CONVOLUTIONS[convolve]
-    if isinstance(padding, str) or input.dim() != axes + 2:  # padded on one side, or a sample without its batch
-        out: Tensor = convolve(input, weight, bias, stride, padding, dilation, groups)
+def _bent(function: Any, input: Tensor, inplace: bool = False, **options: Any) -> Tensor:
+    if inplace or not (torch.is_grad_enabled() and input.requires_grad):
+        out: Tensor = function(input, inplace=True, **options) if inplace else function(input, **options)
         return out
-    geometry = _Geometry(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
-    made: Tensor = _TwiceConvolved.apply(input, weight, geometry)
-    return made if bias is None else made + bias.view(1, -1, *(1,) * axes)
+    with torch.enable_grad():
+        x = input.detach().requires_grad_()
+        y = function(x, **options)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope.sum(), x)
+    made: Tensor = _Bent.apply(input, y.detach(), slope.detach(), bend)
+    return made
 
 
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * axes if len(values) == 1 else values
-
-
-def _forward(x: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
-    return torch.convolution(
-        x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, [0], geometry.groups
-    )
-
-
-def _backward(
-    grad: Tensor, x: Tensor, weight: Tensor, geometry: _Geometry, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of a convolution by its input and its weight, as far as they are wanted."""
-    of_x, of_weight, _ = _derivatives(
-        grad, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False, [0], geometry.groups,
-        (*wanted, False),
-    )  # fmt: skip
-    return of_x, of_weight
-
-
-class _TwiceConvolved(torch.autograd.Function):
-    """y = x ∗ W."""
+class _Bent(torch.autograd.Function):
+    """y = f(x), its first two derivatives known."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, geometry: _Geometry) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.geometry = geometry
-        return _forward(x, weight, geometry)
+    def forward(ctx: Any, x: Tensor, y: Tensor, slope: Tensor, bend: Tensor) -> Tensor:
+        ctx.save_for_backward(x, slope, bend)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = (ctx.needs_input_grad[0], ctx.needs_input_grad[1])
-        return *_Derivatives.apply(grad, *ctx.saved_tensors, ctx.geometry, wanted), None
+        x, slope, bend = ctx.saved_tensors
+        return (_Slope.apply(grad, x, slope, bend) if torch.is_grad_enabled() else grad * slope), None, None, None
 
 
-class _Derivatives(torch.autograd.Function):
-    """The two gradients of a convolution, both bilinear: so theirs are convolutions and such gradients again."""
+class _Slope(torch.autograd.Function):
+    """The gradient g·f′(x), of which what depends on x alone and on g alone is kept as it is for all products."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, geometry: _Geometry, wanted: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        ctx.save_for_backward(grad, x, weight)
-        ctx.geometry = geometry
-        ctx.set_materialize_grads(False)
-        return _backward(grad, x, weight, geometry, wanted)
+    def forward(ctx: Any, grad: Tensor, x: Tensor, slope: Tensor, bend: Tensor) -> Tensor:
+        ctx.save_for_backward(slope, grad * bend)
+        return grad * slope
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, along_x: Tensor | None, along_weight: Tensor | None) -> tuple[Tensor | None, ...]:
-        (grad, x, weight), geometry = ctx.saved_tensors, ctx.geometry
-        _, of_x_too, of_weight_too = ctx.needs_input_grad[:3]
-        terms = [] if along_x is None else [_forward(along_x, weight, geometry)]
-        terms += [] if along_weight is None else [_forward(x, along_weight, geometry)]
-        of_grad = terms[0] if len(terms) == 1 else terms[0] + terms[1] if terms else None
-        of_x = of_weight = None
-        if along_weight is not None and of_x_too:
-            of_x, _ = _backward(grad, x, along_weight, geometry, (True, False))
-        if along_x is not None and of_weight_too:
-            _, of_weight = _backward(grad, along_x, weight, geometry, (False, True))
-        return of_grad, of_x, of_weight, None, None
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
+        slope, bent = ctx.saved_tensors
+        return along * slope, along * bent, None, None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
@@ -39,6 +39,25 @@ def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[li
         scores.append(score)
         charge(Spend(forwards=samples_in(batch), labels=True))
     return losses, scores if all(map(math.isfinite, scores)) else None
+
+
+@torch.no_grad()
+def scores_apart_(model: nn.Module, task: Task, batch: Batch, parts: int) -> list[float] | None:
+    """The score of each of so many equal parts of a batch by one pass in inference mode, in which the model is left.
+
+    None where the batch or the outputs hold something else than tensors with a row for each sample.
+    """
+    model.eval()
+    outputs, rows = task.forward(model, batch), samples_in(batch)
+    charge(Spend(forwards=rows, labels=True))
+    leaves = tree_leaves((batch, outputs))
+    if rows % parts or not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in leaves):
+        return None
+    scores = []
+    for start in range(0, rows, rows // parts):
+        part, answers = tree_map(lambda leaf: leaf[start : start + rows // parts], (batch, outputs))  # noqa: B023
+        scores.append(float(task.batch_score(answers, part)))
+    return scores
 
 
 def measures(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:

@@ -14,12 +14,12 @@ from bitplan.core.trials import Recipe
 from bitplan.quant.fingerprint import put_state_, state_once
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task
-from bitplan.tasks.measured import draw, measure_
+from bitplan.tasks.measured import draw, measure_, scores_apart_
 from bitplan.tune.pace import pace_of, parts_of
 
 _DRAW = 0  # which samples are looked at
 _BATCHES, _MOST = 8, 64  # how many batches these are, and of how many samples at most
-_SHARE = 100  # a batch has at most a hundredth of all that is trained on: two looks take some percent of the time
+_SHARE = 48  # a look takes a 48th of all that is trained on, or less: both together, one or two percent of the time
 _LOOKS = 10  # at what is held out, where epochs are longer
 _SURE = 2.0  # standard errors by which an end must be below the beginning to be told
 
@@ -118,10 +118,15 @@ def judge_of(task: Task, judging: Task | None, recipe: Recipe, total: int, per_e
         )
     samples = task.size("train")
     count = min(_BATCHES, samples)
-    size = max(1, min(_MOST, total * recipe.batch_size // _SHARE, samples // count))
+    size = max(1, min(_MOST, total * recipe.batch_size // _SHARE // count, samples // count))
+    at_once = count * size <= recipe.batch_size // recipe.accumulate  # as training has room for
 
     def measure(model: nn.Module) -> list[float]:
-        _, scores = measure_(model, task, draw(model, task, count, size, _DRAW))
+        scores = None
+        if at_once:
+            scores = scores_apart_(model, task, draw(model, task, 1, count * size, _DRAW)[0], count)
+        if scores is None:
+            scores = measure_(model, task, draw(model, task, count, size, _DRAW))[1]
         return scores or []
 
     return Judge(measure, sign, total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -45,13 +46,16 @@ def reduce_pieces(
             tensors[index].done(start, stop)
         return sum(stop - start for _, start, stop in job)
 
-    with ThreadPoolExecutor(min(threads(), max(len(jobs), 1))) as pool:
+    workers = min(threads(), len(jobs))
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(workers)) if workers > 1 else None
         try:
-            for weights in pool.map(run, jobs):
+            for weights in map(run, jobs) if pool is None else pool.map(run, jobs):
                 if progress is not None:
                     progress(weights)
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
             raise
     return [total.result[0] for total in totals]
 
