@@ -74,13 +74,14 @@ def _search(
     return Incumbent(picks, pairs.value + base, searched)
 
 
-def foreseen(bound: Bound, selections: float) -> int:
-    """The limit on regrets at which each half has about e^`selections` partial selections.
+def foreseen(bound: Bound, width: int) -> int:
+    """The limit on regrets at which each half has about `width` partial selections; with one budget few of them count.
 
     In a sum over all selections, each weighted by exp(−coldness · regret), the alternatives are independent of each
     other; the entropy is the logarithm of how many selections matter, and their usual regret is the limit.
     """
     groups, choices = bound.regrets.shape
+    selections = math.log(width) * (3 if len(bound.prices) == 1 else 1)
     wanted = math.sqrt(2) * selections  # of half the groups the logarithm is √½ of the whole's
     if groups * math.log(choices) <= wanted:
         return min(bound.everything, _MOST)
