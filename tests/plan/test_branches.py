@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_exact import best_of_all, problem, problems
+from test_exact import best_of_all, problem, problems, within_budgets
 
 from bitplan.plan import branches, states
 from bitplan.plan.bound import Bound
-from bitplan.plan.branches import search_branches
+from bitplan.plan.branches import Part, search_branches
 from bitplan.plan.core import Incumbent
 from bitplan.plan.exact import exact
 from bitplan.plan.relaxation import relaxed_prices
@@ -105,6 +105,27 @@ def test_hundreds_of_layers_that_one_bound_cannot_settle_are_proven(monkeypatch,
     without = exact(one)
     assert without.gap > 0
     assert worth(one, without.picks) <= worth(one, found.picks) <= worth(one, without.picks) + without.gap
+
+
+@pytest.mark.parametrize("budgets", [1, 2])
+def test_branches_that_count_steps_keep_the_tie_rule(budgets):
+    """Each finds the best of those with at most so many steps, or with more; the count itself decides nothing."""
+    draw = np.random.default_rng(7)
+    for _ in range(60):
+        values, costs = np.sort(draw.integers(0, 3, (6, 3))), np.sort(draw.integers(0, 3, (budgets, 6, 3)), axis=2)
+        one = problem(values, costs, costs[:, :, 0].sum(axis=1) + 4)
+        steps = int(draw.integers(2, 8))
+        whole = Part(one, np.arange(6), np.zeros(6, dtype=np.intp), 0)
+        for up, most in ((range(3), steps), (range(2, -1, -1), 12 - steps - 1)):
+            branch = branches._bounded(whole.counted(up, most), np.zeros(budgets))
+            picks, totals, spent = within_budgets(one)
+            inside = np.array(up)[picks].sum(axis=1) <= most
+            picks, totals, spent = picks[inside], totals[inside], spent[:, inside]
+            order = np.lexsort((*(-picks.T[::-1]), *spent[::-1], -totals))
+            found = Incumbent(None, -(2**62))
+            if branch is not None:
+                found, _ = branches._searched(one, branch, found)
+            assert (None if found.picks is None else found.picks.tolist()) == next(iter(picks[order].tolist()), None)
 
 
 @settings(max_examples=300, deadline=None)

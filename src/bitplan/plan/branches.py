@@ -103,7 +103,8 @@ def _searched(problem: Problem, branch: Branch, best: Incumbent) -> tuple[Incumb
         if branch.most < best.value or (width > WIDTHS[0] and limit < slack):
             break
         known = Incumbent(None, best.value - part.base)
-        found = search(part.problem, branch.bound, min(limit, slack), width, known)
+        ranked = None if len(part.problem.capacities) == len(problem.capacities) else len(problem.capacities)
+        found = search(part.problem, branch.bound, min(limit, slack), width, known, ranked=ranked)
         if found.picks is not None:
             picks = part.picks.copy()
             picks[part.groups] = found.picks
