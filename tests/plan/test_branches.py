@@ -8,7 +8,7 @@ from test_exact import best_of_all, problem, problems, within_budgets
 
 from bitplan.plan import branches, states
 from bitplan.plan.bound import Bound
-from bitplan.plan.branches import Part, search_branches
+from bitplan.plan.branches import Subproblem, search_branches
 from bitplan.plan.core import Incumbent
 from bitplan.plan.exact import exact
 from bitplan.plan.relaxation import relaxed_prices
@@ -115,7 +115,7 @@ def test_branches_that_count_steps_keep_the_tie_rule(budgets):
         values, costs = np.sort(draw.integers(0, 3, (6, 3))), np.sort(draw.integers(0, 3, (budgets, 6, 3)), axis=2)
         one = problem(values, costs, costs[:, :, 0].sum(axis=1) + 4)
         steps = int(draw.integers(2, 8))
-        whole = Part(one, np.arange(6), np.zeros(6, dtype=np.intp), 0)
+        whole = Subproblem(one, np.arange(6), np.zeros(6, dtype=np.intp), 0)
         for up, most in ((range(3), steps), (range(2, -1, -1), 12 - steps - 1)):
             branch = branches._bounded(whole.counted(up, most), np.zeros(budgets))
             picks, totals, spent = within_budgets(one)

@@ -32,7 +32,7 @@ Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Part:
+class Subproblem:
     """The problem of the groups (O) that are open; all others have their picks (G), which are worth `base`."""
 
     problem: Problem
@@ -40,7 +40,7 @@ class Part:
     picks: Indices
     base: int
 
-    def fixed(self, groups: Indices, picks: Indices) -> Part:
+    def fixed(self, groups: Indices, picks: Indices) -> Subproblem:
         """The part of it in which some of the open groups have these picks."""
         own, open_ = self.problem, np.delete(np.arange(len(self.groups)), groups)
         all_picks = self.picks.copy()
@@ -48,9 +48,9 @@ class Part:
         room = own.capacities - own.costs[:, groups, picks].sum(axis=1)
         names = tuple(own.groups[group] for group in open_.tolist())
         rest = Problem(names, own.choices, own.values[open_], own.costs[:, open_], room)
-        return Part(rest, self.groups[open_], all_picks, self.base + int(own.values[groups, picks].sum()))
+        return Subproblem(rest, self.groups[open_], all_picks, self.base + int(own.values[groups, picks].sum()))
 
-    def counted(self, steps: Sequence[int], most: int) -> Part:
+    def counted(self, steps: Sequence[int], most: int) -> Subproblem:
         """The part of it in which choices that count so many steps (C) come to at most so many in all."""
         own = self.problem
         row = np.broadcast_to(np.array(steps), own.values.shape)
@@ -62,7 +62,7 @@ class Part:
 class Branch:
     """A part of a problem, its bound, and the most that a selection in it can be worth."""
 
-    part: Part
+    part: Subproblem
     bound: Bound
     most: int
 
@@ -80,7 +80,7 @@ class Branch:
 def search_branches(problem: Problem, bound: Bound, best: Incumbent) -> tuple[Incumbent, int]:
     """Split a problem, and search what is most promising first: the best, and what nothing can be worth more than."""
     every = np.arange(len(problem.groups))
-    whole = Branch(Part(problem, every, np.zeros_like(every), 0), bound, bound.value_above(best.searched + 1))
+    whole = Branch(Subproblem(problem, every, np.zeros_like(every), 0), bound, bound.value_above(best.searched + 1))
     left, hopes, turn, groups, tied = [(-whole.most, 0, whole)], list[int](), count(1), _GROUPS, TIED
     while left and len(hopes) < BRANCHES and groups > 0 and tied > 0:
         hopes.append(-left[0][0] - best.value)
@@ -137,7 +137,7 @@ def _split(branch: Branch, best: Incumbent, *, by_steps: bool) -> list[Branch]:
     return [dataclasses.replace(one, most=min(one.most, branch.most)) for one in least]
 
 
-def _bounded(part: Part, prices: NDArray[np.float64]) -> Branch | None:
+def _bounded(part: Subproblem, prices: NDArray[np.float64]) -> Branch | None:
     """The part with a bound, by prices that may be near some others; None where a budget alone cannot be met."""
     own = part.problem
     if (own.costs.min(axis=2).sum(axis=1) > own.capacities).any():
@@ -147,7 +147,7 @@ def _bounded(part: Part, prices: NDArray[np.float64]) -> Branch | None:
     return Branch(part, bound, bound.value_above(0) + part.base)
 
 
-def _by_group(part: Part, prices: NDArray[np.float64], regrets: Integers, slack: int) -> list[Part]:
+def _by_group(part: Subproblem, prices: NDArray[np.float64], regrets: Integers, slack: int) -> list[Subproblem]:
     """Fix the group that has most at stake of those between whose choices the relaxation is torn."""
     second = np.partition(regrets, 1, axis=1)[:, 1]
     torn = np.argsort(second, kind="stable")[: len(prices)]
@@ -157,7 +157,7 @@ def _by_group(part: Part, prices: NDArray[np.float64], regrets: Integers, slack:
     return [part.fixed(group, viable[[turn]]) for turn in range(len(viable))]
 
 
-def _by_steps(part: Part, prices: NDArray[np.float64], regrets: Integers) -> list[list[Part]]:
+def _by_steps(part: Subproblem, prices: NDArray[np.float64], regrets: Integers) -> list[list[Subproblem]]:
     """At most as many steps as the relaxation takes, rounded down, or more; nothing where it takes a whole number."""
     own, every = part.problem, np.arange(len(regrets))
     first = regrets.argmin(axis=1)

@@ -62,7 +62,7 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _StepTrail:
     """The way back through a list of states: the step of the last group first."""
 
     steps: list[Step]
@@ -94,7 +94,7 @@ def list_all(problem: Problem, most: int, width: int = _TOTAL) -> Complete | Non
         room -= len(costs)
         if len(costs) > width or len(costs) * group > room:  # lists hardly ever get shorter
             return None
-    return Complete(costs, values, _Steps(steps))
+    return Complete(costs, values, _StepTrail(steps))
 
 
 def _add(
