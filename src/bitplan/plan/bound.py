@@ -54,7 +54,8 @@ class Bound:
     @property
     def everything(self) -> int:
         """What the regrets of any selection within the budgets can add up to; negative where there is none."""
-        return self.slack(self.least)
+        greatest: list[int] = self.regrets.max(axis=1).tolist()
+        return min(self.slack(self.least), sum(greatest))
 
     @property
     def ties(self) -> int:

@@ -39,11 +39,15 @@ class Incumbent:
     searched: int = -1
 
 
-def search(problem: Problem, bound: Bound, limit: int, width: int, best: Incumbent) -> Incumbent:
-    """Look at all selections whose regrets add up to at most the limit, or to less where lists of `width` are cut."""
-    picks = bound.regrets.argmin(axis=1)
+def search(
+    problem: Problem, bound: Bound, limit: int, width: int, best: Incumbent, *, ranked: int | None = None
+) -> Incumbent:
+    """Look at all selections whose regrets add up to at most the limit, or to less where lists of `width` are cut.
+
+    Only the first `ranked` costs are to be low where values are equal; the others have to fit, and no more.
+    """
     core = np.flatnonzero((bound.regrets <= limit).sum(axis=1) > 1)
-    return _search(problem, bound, limit, width, best, picks, core)
+    return _search(problem, bound, limit, width, best, bound.regrets.argmin(axis=1), core, ranked)
 
 
 def search_part(problem: Problem, bound: Bound, best: Incumbent, seed: int) -> Incumbent:
@@ -58,15 +62,16 @@ def search_part(problem: Problem, bound: Bound, best: Incumbent, seed: int) -> I
 
 
 def _search(
-    problem: Problem, bound: Bound, limit: int, width: int, best: Incumbent, picks: Indices, core: Indices
-) -> Incumbent:
+    problem: Problem, bound: Bound, limit: int, width: int, best: Incumbent, picks: Indices, core: Indices,
+    ranked: int | None = None,
+) -> Incumbent:  # fmt: skip
     settled = np.delete(np.arange(len(picks)), core)
     room = problem.capacities - problem.costs[:, settled, picks[settled]].sum(axis=1)
     base = int(problem.values[settled, picks[settled]].sum())
     middle = _middle(bound.regrets[core], limit)
-    after, far = list_half(problem, bound, core[middle:], limit, width)
-    before, searched = list_half(problem, bound, core[:middle], max(far, 0), width)
-    pairs, searched = join(before, after, room, Goal(bound, base, best.value - base, min(far, searched)))
+    after, far = list_half(problem, bound, core[middle:], limit, width, ranked)
+    before, searched = list_half(problem, bound, core[:middle], max(far, 0), width, ranked)
+    pairs, searched = join(before, after, room, Goal(bound, base, best.value - base, min(far, searched), ranked))
     searched = max(searched, best.searched)
     if pairs is None:
         return Incumbent(best.picks, best.value, searched)
@@ -74,13 +79,14 @@ def _search(
     return Incumbent(picks, pairs.value + base, searched)
 
 
-def foreseen(bound: Bound, selections: float) -> int:
-    """The limit on regrets at which each half has about e^`selections` partial selections.
+def foreseen(bound: Bound, width: int) -> int:
+    """The limit on regrets at which each half has about `width` partial selections; with one budget few of them count.
 
     In a sum over all selections, each weighted by exp(−coldness · regret), the alternatives are independent of each
     other; the entropy is the logarithm of how many selections matter, and their usual regret is the limit.
     """
     groups, choices = bound.regrets.shape
+    selections = math.log(width) * (3 if len(bound.prices) == 1 else 1)
     wanted = math.sqrt(2) * selections  # of half the groups the logarithm is √½ of the whole's
     if groups * math.log(choices) <= wanted:
         return min(bound.everything, _MOST)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from bitplan.core.errors import BudgetError
 from bitplan.plan.bound import Bound
+from bitplan.plan.branches import search_branches
 from bitplan.plan.copies import Distinct
 from bitplan.plan.core import Incumbent, foreseen, search, search_part
 from bitplan.plan.problem import Problem, Selection
@@ -18,6 +18,8 @@ PLAIN = 2_000  # states of a list that is complete
 WIDTHS = (64, 512, 4_096, 32_768, 262_144, 2_097_152, 16_777_216)  # about how many partial selections are looked at
 TIES = 48  # alternatives without regret: more than can all be looked at
 PARTS = 40  # tries at what the bound promises, where too many selections have no regret
+_WIDE = 1_000_000  # before a search this wide, where it would not go three quarters of the way, branches are tried
+_FAR = 4 / 3
 _UNSURE = 4_000_000  # a search this wide is only made where it settles the matter
 _NOTHING = -(2**62)  # less than any selection is worth
 
@@ -58,19 +60,28 @@ def _are_alike(one: Problem, other: Problem) -> bool:
 def searched(problem: Problem) -> Selection:
     """The best selection where a list of all states would be too long; its budgets are not in proportion."""
     bound = Bound.of(problem, relaxed_prices(problem))
-    best = _begin(problem, bound)
+    best, gap = _widened(problem, bound, _begin(problem, bound))
+    if best.picks is None:
+        raise BudgetError("the budgets cannot all be met at once: raise one of them, or add a lower precision")
+    return Selection(tuple(best.picks.tolist()), gap, tuple((bound.prices * problem.percents).tolist()))
+
+
+def _widened(problem: Problem, bound: Bound, best: Incumbent) -> tuple[Incumbent, int]:
+    """Search wider and wider, and by branches where that goes too slowly: the best, and how far off it may be."""
+    most = None
     for width in _widths(problem, bound, best):
         if best.searched >= min(bound.slack(best.value), bound.everything):
             break
-        limit = foreseen(bound, math.log(width) * (3 if len(problem.capacities) == 1 else 1))
-        if width > _UNSURE and limit < bound.slack(best.value) and bound.ties < TIES:
-            break  # it takes seconds, and would prove nothing
+        limit = foreseen(bound, width)
+        if bound.ties < TIES and width > _WIDE and limit * (1 if width > _UNSURE else _FAR) < bound.slack(best.value):
+            if most is None and len(problem.capacities) > 1:
+                best, most = search_branches(problem, bound, best)
+            if most == best.value or width > _UNSURE:
+                break
         best = search(problem, bound, min(bound.slack(best.value), limit), width, best)
-    if best.picks is None:
-        raise BudgetError("the budgets cannot all be met at once: raise one of them, or add a lower precision")
     left_out = best.searched + 1
-    gap = 0 if left_out > bound.everything else max(0, bound.value_above(left_out) - best.value)
-    return Selection(tuple(best.picks.tolist()), gap, tuple((bound.prices * problem.percents).tolist()))
+    above = best.value if left_out > bound.everything else bound.value_above(left_out)
+    return best, max(0, (above if most is None else min(above, most)) - best.value)
 
 
 def _widths(problem: Problem, bound: Bound, best: Incumbent) -> tuple[int, ...]:

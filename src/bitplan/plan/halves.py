@@ -49,8 +49,13 @@ class _Choices:
     picks: NDArray[np.int8]
 
 
-def list_half(problem: Problem, bound: Bound, groups: NDArray[np.intp], limit: int, width: int) -> tuple[Half, int]:
-    """List what regrets up to the limit allow, and say up to which none was left out, should the list have been cut."""
+def list_half(
+    problem: Problem, bound: Bound, groups: NDArray[np.intp], limit: int, width: int, ranked: int | None = None
+) -> tuple[Half, int]:
+    """List what regrets up to the limit allow, and say up to which none was left out, should the list have been cut.
+
+    Of costs beyond the first `ranked`, less is not better: they only have to fit.
+    """
     budgets = len(problem.capacities)
     nothing = np.zeros(1, dtype=np.int64)
     half, thin = Half(np.zeros((budgets, 1), dtype=np.int64), nothing, nothing, []), 0 if budgets == 1 else _THIN
@@ -59,7 +64,7 @@ def list_half(problem: Problem, bound: Bound, groups: NDArray[np.intp], limit: i
         viable = np.flatnonzero(bound.regrets[group] <= limit)[::-1]
         costs, values = problem.costs[:, group, viable], problem.values[group, viable]
         choices = _Choices(costs, values, bound.regrets[group, viable], viable.astype(np.int8))
-        half, seen = _grow(half, choices, limit, thin)
+        half, seen = _grow(half, choices, limit, thin, ranked)
         size = len(half.values)
         if budgets > 1 and seen > thin:
             thin = max(_THIN, size * (2 if size < 0.7 * seen else 32))
@@ -71,7 +76,7 @@ def list_half(problem: Problem, bound: Bound, groups: NDArray[np.intp], limit: i
     return half, searched
 
 
-def _grow(half: Half, choices: _Choices, limit: int, thin: int) -> tuple[Half, int]:
+def _grow(half: Half, choices: _Choices, limit: int, thin: int, ranked: int | None) -> tuple[Half, int]:
     """Add a group before all others, and drop what is dominated of more than `thin`; also how many there were."""
     budgets, size = len(half.costs), len(half.values)
     regrets = (choices.regrets[:, None] + half.regrets).ravel()
@@ -81,7 +86,8 @@ def _grow(half: Half, choices: _Choices, limit: int, thin: int) -> tuple[Half, i
     seen = len(kept)
     if seen > thin:
         is_all = seen == len(values)
-        chosen = front(costs, values) if is_all else front(costs[:, kept], values[kept])
+        compared = costs if ranked is None else np.concatenate((costs, -costs[ranked:]))  # so these have to be equal
+        chosen = front(compared, values) if is_all else front(compared[:, kept], values[kept])
         kept = chosen if is_all else kept[chosen]
     turn, parents = np.divmod(kept, size)
     steps = [*half.steps, Step(parents.astype(np.int32), choices.picks[turn])]

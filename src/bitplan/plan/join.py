@@ -26,13 +26,15 @@ Indices = NDArray[np.intp]
 class Goal:
     """What pairs must come to: a value of at least `known`, where the settled groups are worth `base` besides.
 
-    Both halves have all regrets up to `limit`, which is also as far as many pairs are looked at.
+    Both halves have all regrets up to `limit`, which is also as far as many pairs are looked at. Of pairs with equal
+    values the first `ranked` costs are compared.
     """
 
     bound: Bound
     base: int
     known: int
     limit: int
+    ranked: int | None = None
 
     def slack(self, value: int, pairs: int) -> int:
         """The most that regrets, and what budgets leave over at their prices, may add up to."""
@@ -79,13 +81,13 @@ def join(before: Half, after: Half, room: Integers, goal: Goal) -> tuple[Joined 
     if not len(before.values) or not len(after.values):
         return None, goal.limit
     if len(room) == 1:
-        return _best(before, after, *_along_one_budget(before, after, int(room[0])), goal.known), goal.limit
+        return _best(before, after, _along_one_budget(before, after, int(room[0])), goal.known, goal), goal.limit
     best, known, looked, every = None, goal.known, 0, len(before.values) * len(after.values)
     by_regret = np.argsort(before.regrets, kind="stable")
     window = _Window.of(after, room, goal)
     for bucket in np.array_split(by_regret, min(_BUCKETS, len(by_regret))):
-        for first, second in window.pairs(before, bucket, goal.slack(known, every)):
-            found = _best(before, after, first, second, known)
+        for pairs in window.pairs(before, bucket, goal.slack(known, every)):
+            found = _best(before, after, pairs, known, goal)
             if found is not None:
                 best, known = _better(best, found), found.value
             looked += _AT_ONCE
@@ -150,15 +152,16 @@ class _Window:
         return least
 
 
-def _best(before: Half, after: Half, first: Indices, second: Indices, known: int) -> Joined | None:
+def _best(before: Half, after: Half, pairs: tuple[Indices, Indices], known: int, goal: Goal) -> Joined | None:
     """Of some pairs that fit, those that are worth the most and cost the least, if that is as much as is known."""
+    first, second = pairs
     values = before.values[first] + after.values[second]
     if not len(values) or int(values.max()) < known:
         return None
     value = int(values.max())
     kept = values == value
     first, second, costs = first[kept], second[kept], []
-    for spent, more in zip(before.costs, after.costs, strict=True):
+    for spent, more in zip(before.costs[: goal.ranked], after.costs[: goal.ranked], strict=True):
         sums = spent[first] + more[second]
         costs.append(int(sums.min()))
         least = sums == sums.min()

@@ -18,25 +18,27 @@ _PATIENCE = 12  # turns without a better bound, for each budget
 _CLOSE = 1e-14  # relative: where the bound and the mixture of selections meet
 
 
-def relaxed_prices(problem: Problem) -> Floats:
-    """The prices (K), in value per unit of cost, at which the Lagrangian bound is least."""
+def relaxed_prices(problem: Problem, near: Floats | None = None) -> Floats:
+    """The prices (K), in value per unit of cost, at which the Lagrangian bound is least; `near` are close to them."""
     if len(problem.capacities) == 1:
         return np.array([_price_of_one_budget(problem)])
+    prices = _prices_from(problem, np.zeros(len(problem.capacities))) if near is None else near
+    return _prices_from(problem, prices)
+
+
+def _prices_from(problem: Problem, prices: Floats) -> Floats:
+    """The best prices, counted from the best selection at some others: so gains may span many powers of ten."""
     scales = np.maximum(problem.capacities.astype(float), 1.0)
-    prices = np.zeros(len(scales))
-    for _ in range(
-        2
-    ):  # again, counted from the best selection at the first prices: so gains may span many powers of ten
-        paid = problem.values - np.tensordot(prices, problem.costs, axes=1)
-        origin = paid.argmax(axis=1)[:, None]
-        worth = problem.values - np.take_along_axis(problem.values, origin, axis=1)  # (G, C)
-        costs = problem.costs - np.take_along_axis(problem.costs, origin[None], axis=2)  # (K, G, C)
-        left = problem.capacities - np.take_along_axis(problem.costs, origin[None], axis=2).sum(axis=(1, 2))
-        largest = max(float(np.abs(worth).max()), 1.0)
-        dues = np.ascontiguousarray(costs.transpose(0, 2, 1) / scales[:, None, None])
-        mixture = _Mixture(np.ascontiguousarray(worth.T / largest), dues, left / scales)
-        prices = mixture.prices() * largest / scales
-    return prices
+    paid = problem.values - np.tensordot(prices, problem.costs, axes=1)
+    origin = paid.argmax(axis=1)[:, None]
+    worth = problem.values - np.take_along_axis(problem.values, origin, axis=1)  # (G, C)
+    costs = problem.costs - np.take_along_axis(problem.costs, origin[None], axis=2)  # (K, G, C)
+    left = problem.capacities - np.take_along_axis(problem.costs, origin[None], axis=2).sum(axis=(1, 2))
+    largest = max(float(np.abs(worth).max()), 1.0)
+    dues = np.ascontiguousarray(costs.transpose(0, 2, 1) / scales[:, None, None])
+    mixture = _Mixture(np.ascontiguousarray(worth.T / largest), dues, left / scales)
+    found: Floats = mixture.prices() * largest / scales
+    return found
 
 
 def hull(problem: Problem) -> tuple[Integers, Integers]:
@@ -127,7 +129,7 @@ class _Mixture:
                 stalled = 0 if bound < best - _CLOSE * abs(best) else stalled + 1
                 if bound < best:
                     best, prices = bound, now
-                if stalled > _PATIENCE * budgets or most - duals[-1] <= _CLOSE * (abs(most) + abs(float(duals[-1]))):
+                if stalled > _PATIENCE * budgets or most - duals[-1] <= _CLOSE * (abs(most) + abs(bound)):
                     break
             leaving = _leaving(basis, limits, column)
             if leaving is None:

@@ -8,12 +8,14 @@ the group just added is kept, so that the earlier layer keeps the higher precisi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import BudgetError
 from bitplan.plan.problem import Integers, Problem, Selection
+from bitplan.plan.sums import list_sums
 
 _TOTAL = 40_000_000  # states of all steps: five bytes each
 _FEW = 512  # states of which all are compared, with several costs
@@ -30,13 +32,21 @@ class Step:
     picks: NDArray[np.int8]
 
 
+class Trail(Protocol):
+    """Leads back from states to choices."""
+
+    def picks(self, state: int) -> tuple[int, ...]:
+        """The choices that led to a state."""
+        ...
+
+
 @dataclass(frozen=True)
 class Complete:
     """Every selection that no other dominates, with one budget: costs (S) ascending and values (S) ascending."""
 
     costs: Integers
     values: Integers
-    steps: list[Step]
+    trail: Trail
 
     def selection(self, problem: Problem) -> Selection:
         """The best within the capacity of a problem of these costs and values, and what one more percent adds."""
@@ -44,11 +54,18 @@ class Complete:
         state, wider = self.within(capacity), self.within(capacity + int(problem.percents[0]))
         if state < 0:
             raise BudgetError(f"{capacity} units cannot be met: the least is {int(self.costs[0])}")
-        return Selection(self.picks(state), 0, (float(self.values[wider] - self.values[state]),))
+        return Selection(self.trail.picks(state), 0, (float(self.values[wider] - self.values[state]),))
 
     def within(self, capacity: int) -> int:
         """Which is the best within a capacity; −1 if none is."""
         return int(np.searchsorted(self.costs, capacity, side="right")) - 1
+
+
+@dataclass(frozen=True)
+class _StepTrail:
+    """The way back through a list of states: the step of the last group first."""
+
+    steps: list[Step]
 
     def picks(self, state: int) -> tuple[int, ...]:
         """The choices that led to a state."""
@@ -61,6 +78,9 @@ class Complete:
 
 def list_all(problem: Problem, most: int, width: int = _TOTAL) -> Complete | None:
     """List the selections that cost up to `most`; None where there are none, more than `width`, or too many to keep."""
+    summed = list_sums(problem, most, width)
+    if summed is not None:
+        return Complete(*summed)
     costs, values = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     steps: list[Step] = []
     room = _TOTAL
@@ -74,7 +94,7 @@ def list_all(problem: Problem, most: int, width: int = _TOTAL) -> Complete | Non
         room -= len(costs)
         if len(costs) > width or len(costs) * group > room:  # lists hardly ever get shorter
             return None
-    return Complete(costs, values, steps)
+    return Complete(costs, values, _StepTrail(steps))
 
 
 def _add(
