@@ -83,7 +83,7 @@ class Dying(Held):
         return super().forward(model, batch)
 
 
-@pytest.mark.parametrize("killed_after", [40, 75])
+@pytest.mark.parametrize("killed_after", [40, 65])
 def test_killed_in_its_training_or_among_plans_it_goes_on(tmp_path, monkeypatch, killed_after):
     """A training of 60 steps, of which some are kept each second, then some plans."""
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
