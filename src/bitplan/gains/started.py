@@ -50,7 +50,7 @@ def started(
     the float network, its quantizers switched off.
     """
     task, top = context.task, choices[-1]
-    if isinstance(model, CheckpointLike) and task is not None and getattr(gain, "streams", ""):
+    if isinstance(model, CheckpointLike) and task is not None and getattr(gain, "streams", None):
         path = opened_as(model).path
         return model, (f"start: {name} runs the float network of {path}, which is read block by block",)
     if not isinstance(model, nn.Module) or is_quantized(model) or task is None or not task.size("train"):
