@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -52,23 +51,22 @@ def streamed_drift(
 ) -> MeasuredBatches:
     """What `Drift.measure` finds of the same network in memory."""
     task, jobs = drift_jobs(asked, model, graph, choices, context)
-    done: dict[str, Drifts] = {}
-    ledger = _KeptOutcomes(jobs, context, Drifts, done)
-    if ledger.left:
+    kept = _KeptOutcomes(jobs, context, Drifts)
+    if kept.left:
         network = StreamedNetwork(model, graph, choices, context)
         through = Through(network, task, _drawn(task, jobs[0]))
-        starts = {job.id: through.first_of(job.layers) for job in ledger.left}
-        waiting = sorted(ledger.left, key=lambda job: starts[job.id])
+        starts = {job.id: through.first_of(job.layers) for job in kept.left}
+        waiting = sorted(kept.left, key=lambda job: starts[job.id])
         through.run_reference()
         for some in _slices(waiting):
             begun = time.perf_counter()
             for job, moved in through.drifts(some, min(starts[job.id] for job in some)):
-                ledger.keep(job, Drifts(divergences=moved, seconds=(time.perf_counter() - begun) / len(some)))
+                kept.keep(job, Drifts(divergences=moved, seconds=(time.perf_counter() - begun) / len(some)))
     charge(Spend(forwards=(1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size, evaluations=len(jobs)))
-    low = -np.array([done[job.id].divergences for job in jobs])  # (G C, B)
+    low = -np.array([kept.done[job.id].divergences for job in jobs])  # (G C, B)
     samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
     table = with_top(low, 0.0, len(graph.selectable), len(choices))
-    return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(done.values()))
+    return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values()))
 
 
 def streamed_slopes(
@@ -76,12 +74,11 @@ def streamed_slopes(
 ) -> MeasuredBatches:
     """What `Fisher` finds of the same network in memory."""
     task, jobs = fisher_jobs(asked, model, graph, choices, context)
-    done: dict[str, Slopes] = {}
-    ledger = _KeptOutcomes(jobs, context, Slopes, done)
-    if ledger.left:
+    kept = _KeptOutcomes(jobs, context, Slopes)
+    if kept.left:
         network = StreamedNetwork(model, graph, choices, context)
         batches = _drawn(task, jobs[0])
-        for job in ledger.left:
+        for job in kept.left:
             begun = time.perf_counter()
             through = Through(network, task, batches[job.first : job.first + job.count])
             squares = np.square(through.slopes(job)).mean(axis=0)  # (G, C)
@@ -89,12 +86,12 @@ def streamed_slopes(
                 raise InputError("gradients are NaN or infinite: look at the data, or at the weights")
             rows = zip(job.members, squares.tolist(), strict=True)
             found = {name: tuple(row) for name, row in rows}
-            ledger.keep(job, Slopes(squares=found, seconds=time.perf_counter() - begun))
+            kept.keep(job, Slopes(squares=found, seconds=time.perf_counter() - begun))
     samples = sum(job.count for job in jobs)
     charge(Spend(forwards=samples, backwards=samples, labels=asked.labels == "task"))
-    low = np.array([[done[job.id].squares[group.name] for job in jobs] for group in graph.selectable])  # (G, B, C)
+    low = np.array([[kept.done[job.id].squares[group.name] for job in jobs] for group in graph.selectable])  # (G, B, C)
     table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))
-    return MeasuredBatches(table, 3, samples, seconds_of(done.values()))
+    return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values()))
 
 
 def drift_jobs(
@@ -140,33 +137,23 @@ def streamed_expected(
     return known(len(jobs), len(done), called, left * jobs[0].batches * jobs[0].batch_size, left * each)
 
 
-@dataclass
-class _KeptOutcomes:
+class _KeptOutcomes(Generic[Job, Outcome]):
     """Which jobs are done, kept in a store where there is one; how far it is."""
 
-    jobs: Sequence[Any]
-    context: Context
-    kind: type[Any]
-    done: dict[str, Any]
-    left: list[Any] = field(default_factory=list)
+    def __init__(self, jobs: Sequence[Job], context: Context, kind: type[Outcome]) -> None:
+        self._shelf = None if context.shelf is None else context.shelf.holding(kind)
+        self._jobs, self._progress = jobs, context.progress
+        found = {} if self._shelf is None else {job.id: self._shelf.find(job.id) for job in jobs}
+        self.done = {key: outcome for key, outcome in found.items() if outcome is not None}
+        self.left = [job for job in jobs if job.id not in self.done]
 
-    def __post_init__(self) -> None:
-        shelf = self.context.shelf
-        self._shelf = None if shelf is None else shelf.holding(self.kind)
-        for job in self.jobs:
-            kept = None if self._shelf is None else self._shelf.find(job.id)
-            if kept is None:
-                self.left.append(job)
-            else:
-                self.done[job.id] = kept
-
-    def keep(self, job: Any, outcome: Any) -> None:
+    def keep(self, job: Job, outcome: Outcome) -> None:
         """Keep it, and tell."""
         self.done[job.id] = outcome
         if self._shelf is not None:
             self._shelf.keep(job.id, outcome)
-        if self.context.progress is not None:
-            self.context.progress(len(self.done), len(self.jobs), job.words)
+        if self._progress is not None:
+            self._progress(len(self.done), len(self._jobs), job.words)
 
 
 def _slices(jobs: list[Drifted]) -> Iterator[list[Drifted]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ class Through:
         self._own: list[tuple[Tensor, ...]] = []
         self._expected = answers
 
-    def first_of(self, layers: Sequence[str] | dict[str, Precision]) -> int:
+    def first_of(self, layers: Iterable[str]) -> int:
         """The number of the first block that has one of these layers; where none has, that behind the last."""
         within = (place for place, there in enumerate(self._layers) if not set(there).isdisjoint(layers))
         return min(next(within, len(self._chain.blocks)), len(self._chain.blocks))
