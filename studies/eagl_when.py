@@ -3,12 +3,12 @@
 python studies/eagl_when.py DATA [--work eagl_when] [--figure eagl_when.svg]
 python studies/eagl_when.py digits --epochs 0.2 1 --choices w2a2,w4a4 --steps 5 --work /tmp/when   # tries it out
 
-DATA is the folder of `studies/README.md`. The public CIFAR-10 ResNet-20 is quantized at the higher precision (4, 8 or
-3 bits) and trained for 1, 3, 10 and 30 epochs of half of the training images (`--share`); from each of these starts
-every group in turn is lowered (to 2, 4 or 2 bits) and fine-tuned, twice with other batches, on nine tenths of these
-images; the rise of the loss on the others is the effect that gains should foretell. Trainings multiply in bfloat16,
-which takes three quarters of the time. `again` is the rank correlation of the two effects: no method can be expected to be much above it.
-What the folder (`--work`) has already is not computed again: killed, it goes on.
+DATA is the folder of `studies/README.md`. The public CIFAR-10 ResNet-20 is quantized at the higher precision (4, 8 or 3
+bits) and trained for 1, 3, 10 and 30 epochs of half of the training images (`--share`); from each of these starts every
+group in turn is lowered (to 2, 4 or 2 bits) and fine-tuned, twice with other batches, on nine tenths of these images;
+the rise of the loss on the others is the effect that gains should foretell. Trainings multiply in bfloat16, which takes
+three quarters of the time. `again` is the rank correlation of the two effects: no method can be expected to be much
+above it. What the folder (`--work`) has already is not computed again: killed, it goes on.
 """
 
 from __future__ import annotations
