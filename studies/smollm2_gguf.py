@@ -53,7 +53,8 @@ SIZES, BORROWED = (4.5, 3.9, 4.2, 5.0), "borrowed "
 TUNED = ((3.9, "even"), (4.2, "drift"), (4.2, "even"))
 RESULTS = Path(__file__).parent / "results" / "smollm2"
 BESIDE = 4  # windows that PyTorch scores too
-GAINS = {name: smollm2.GAINS[name] for name in ("even", "drift", "fisher")}
+GAINS = {name: smollm2.GAINS[name] for name in ("even", "drift", "fisher", "moments", "weight_error")}
+GAINS["eagl"] = {"steps": "mse", "per": "group", "group_size": 32}  # blocks of Q4_0 and Q5_0
 
 
 def main() -> None:

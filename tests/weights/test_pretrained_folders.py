@@ -1,5 +1,8 @@
 """Networks of Hugging Face's: folders and GGUF files, with their weights; what cannot be read is one line."""
 
+import subprocess
+import sys
+
 import gguf
 import pytest
 import torch
@@ -21,6 +24,14 @@ def test_a_folder_gives_the_network_that_was_saved(tmp_path):
     model = bitplan.load_pretrained(folder)
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
     assert not model.training
+
+
+def test_reading_is_quiet(tmp_path):
+    """What transformers imports beside its models may warn of what it lacks itself: nobody asked for that."""
+    program = "import sys, logging, bitplan; logging.basicConfig(); bitplan.load_pretrained(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(write_folder(tmp_path / "model"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_shards_are_put_together(tmp_path):

@@ -23,6 +23,7 @@ from bitplan.core.parsing import first_line, parsing
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
 _ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
+_BESIDE = ("torchao", "torch.utils._pytree")  # where torchao is there it is imported too, and warns of what it lacks
 CUT = "gguf_tokenizer_pre"
 """What a configuration says of the GGUF file that it was read from: its `tokenizer.ggml.pre`, for files made of it."""
 _UNKNOWN_NETWORK = re.compile(r"architecture (\S+) is not supported yet|Unknown gguf model_type: (\S+)")
@@ -175,8 +176,11 @@ def _reading(path: Path) -> Iterator[None]:
     """transformers at work on a file: its bars and warnings kept quiet, its errors said in one line."""
     log = transformers(f"reading {path}").utils.logging
     barred, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    beside = [(logger, logger.level) for logger in map(logging.getLogger, _BESIDE)]
     log.disable_progress_bar()
     log.set_verbosity(logging.ERROR)
+    for logger, _ in beside:
+        logger.setLevel(logging.ERROR)
     try:
         with redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
             yield  # bars that no setting switches off are written there
@@ -192,5 +196,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputError(f"transformers cannot read {path}: {first_line(error)}") from None
     finally:
         log.set_verbosity(level)
+        for logger, own in beside:
+            logger.setLevel(own)
         if barred:
             log.enable_progress_bar()
