@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import gguf
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bitplan
+from bitplan.adapters.gguf import read_header
 from bitplan.adapters.pretrained import is_pretrained
 from bitplan.adapters.tokenizers import load_tokenizer
 from bitplan.core.errors import InputError
@@ -55,6 +57,20 @@ def test_gguf_gives_the_same_network_with_its_codes_as_floats(tmp_path):
     }
     assert torch.allclose(model(TOKENS).logits, expected(TOKENS).logits, atol=1e-5)
     assert not torch.allclose(model(TOKENS).logits, llama()(TOKENS).logits, atol=1e-5)
+
+
+def test_what_is_read_quickly_is_what_gguf_reads(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "m.gguf", {"ffn_down.weight": Q8})
+    plain = gguf.GGUFReader, gguf.get_tensor_name_map
+    quick = bitplan.load_pretrained(path), read_header(path)
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == plain
+    monkeypatch.setattr("bitplan.adapters.transformers.quick_gguf", nullcontext)
+    monkeypatch.setattr("bitplan.adapters.gguf._reader", lambda: gguf.GGUFReader)
+    slow = bitplan.load_pretrained(path), read_header(path)
+    assert quick[1] == slow[1]
+    assert quick[0].state_dict().keys() == slow[0].state_dict().keys()
+    for name, value in quick[0].state_dict().items():
+        assert torch.equal(value, slow[0].state_dict()[name])
 
 
 def test_gguf_brings_its_tokenizer(tmp_path):

@@ -6,7 +6,7 @@ import io
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import torch
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
-from bitplan.adapters.gguf import cut_of
+from bitplan.adapters.gguf import cut_of, quick_gguf
 from bitplan.adapters.pretrained import CONFIG
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import first_line, parsing
@@ -92,9 +92,10 @@ def network_with_weights(path: Path) -> torch.nn.Module:
             config = _config(path)
             where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
             kind = _class(path, config)
-        model, found = kind.from_pretrained(
-            **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
-        )
+        with quick_gguf() if path.is_file() else nullcontext():
+            model, found = kind.from_pretrained(
+                **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
+            )
         _check_filled(path, found)
         if path.is_file():
             setattr(model.config, CUT, cut_of(path))
@@ -104,7 +105,7 @@ def network_with_weights(path: Path) -> torch.nn.Module:
 def tokenizer_in_gguf(path: Path) -> str:
     """The tokenizer in a GGUF file, as the text of a tokenizer.json."""
     library = transformers(f"reading {path}")
-    with _reading(path):
+    with _reading(path), quick_gguf():
         found = library.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, **_LOCAL)
         text: str = found.backend_tokenizer.to_str()
     return text
