@@ -5,8 +5,9 @@ import pickle
 import sys
 
 import pytest
-from errands import Errand, Square, Squared, always_dies, threads_of
+from errands import Errand, Parameters, Square, Squared, always_dies, threads_of
 
+from bitplan.adapters.transformers import bert_for_question_answering
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import ENGINES
 from bitplan.engines.base import Failure, make_engine
@@ -146,3 +147,12 @@ def test_bad_options_are_one_line():
 def test_engines_can_be_sent_along():
     for name in ENGINES:
         assert pickle.loads(pickle.dumps(make_engine(name, {}))) == make_engine(name, {})
+
+
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_networks_of_other_libraries_arrive(name, options):
+    """Their classes are imported as they are unpickled, which may take what was done here before they were."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = bert_for_question_answering(vocab_size=8, max_position_embeddings=8, **sizes)
+    expected = sum(one.numel() for one in model.parameters())
+    assert run(name, options, Parameters(model), [1]) == {1: Squared(value=expected + 1)}

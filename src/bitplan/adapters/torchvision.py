@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bitplan.core.arrivals import BEFORE_WORK
 from bitplan.core.errors import MissingExtra
 
 # torchvision's Python code refers to these two when it is imported; its library defines them. Where that library
@@ -46,6 +47,8 @@ def _import_with_declared_operators() -> ModuleType:
     for name, schema in _SCHEMAS.items():
         torch.library.define(name, schema)
     import torchvision as module
+
+    BEFORE_WORK.append(torchvision)  # networks of libraries that import it are unpickled elsewhere
 
     return module
 

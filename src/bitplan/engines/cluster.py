@@ -6,13 +6,13 @@ import hashlib
 import importlib.util
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar, final
 
+from bitplan.core.arrivals import packed, unpacked
 from bitplan.core.errors import InputError, MissingExtra
 from bitplan.core.trust import is_looked_into
 from bitplan.engines.base import Failure, attempt
@@ -41,8 +41,8 @@ class Cluster:
         ray = _connected(self.address)
         self._check_room(ray)
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)(_do)
-        packed = ray.cloudpickle.dumps(work)  # also what a script defines itself
-        key, shared = hashlib.sha256(packed).hexdigest(), ray.put(packed)
+        sent = packed(work, ray.cloudpickle.dumps)  # also what a script defines itself
+        key, shared = hashlib.sha256(sent).hexdigest(), ray.put(sent)
         waiting = iter(items)
         running: dict[Any, Item] = {}
         while True:
@@ -88,7 +88,7 @@ def _do(key: str, work: bytes, item: Any) -> Any:
     """One item, on a worker of the cluster."""
     if key not in _unpacked:
         _unpacked.clear()
-        _unpacked[key] = pickle.loads(work)  # from our own driver
+        _unpacked[key] = unpacked(work)
     return attempt(_unpacked[key], item)
 
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Self
 
+from bitplan.core.arrivals import packed, unpacked
 from bitplan.core.errors import InputError
 from bitplan.core.shown import log_to_terminal
 from bitplan.engines.base import attempt
@@ -30,7 +31,7 @@ class SentWork:
 
     def __init__(self, do: Callable[[Any], Any]) -> None:
         try:
-            self.packed = pickle.dumps(do)
+            self.packed = packed(do)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"this work cannot be sent to another process ({error}): run it with the local engine's workers = 0"
@@ -174,14 +175,14 @@ def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
     work: Any = None
     try:
         while True:
-            kind, packed = pipe.recv_bytes(), pipe.recv_bytes()
+            kind, sent = pipe.recv_bytes(), pipe.recv_bytes()
             if kind == _WORK:
                 work = None  # before the next one takes its room
-                work = pickle.loads(packed)
+                work = unpacked(sent)
                 if "torch" in sys.modules:
                     sys.modules["torch"].set_num_threads(threads)
             else:
-                pipe.send_bytes(pickle.dumps(attempt(work, pickle.loads(packed))))
-            del packed
+                pipe.send_bytes(pickle.dumps(attempt(work, pickle.loads(sent))))
+            del sent
     except (EOFError, ConnectionError):
         return
