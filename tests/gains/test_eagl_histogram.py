@@ -70,7 +70,7 @@ def test_the_reciprocal_would_not_be_exact(bits):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 12, 16])
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 16_127, 16_128, 200_001])
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 2_047, 2_048, 2_177, 16_128, 200_001])
 def test_every_size_and_precision(loops, bits, size):
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     counts = histogram.count_flat(values, np.float32(0.3), bits)

@@ -102,6 +102,28 @@ def test_gradients_of_whole_tensors_are_sums_of_the_published_ones(shape, layout
     assert abs(step.grad.double() - expected) < 1e-6 * spread
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 2, 3, 1), (3, 1, 2, 0)])
+@pytest.mark.parametrize("shape", [(3, 40, 4, 32), (1, 40, 1, 8), (2, 300, 4, 64)])
+def test_fused_and_eager_agree_on_transposed_tensors(shape, order, masked):
+    """As queries, keys and values are; gradients come as they lie, otherwise, or as one number for all."""
+    v = torch.randn(shape).permute(order)
+    v = torch.where(v < -2, -6000.0, v) if masked else v
+    for grad in (torch.randn(shape).permute(order), torch.randn(v.shape), torch.tensor(0.7).expand(v.shape)):
+        found, before = [], grad.clone()
+        for fused in (False, True):
+            x, step = v.clone().requires_grad_(), torch.tensor(-0.3, requires_grad=True)
+            assert x.stride() == v.stride()
+            y = lsq(x, step, -8, 7, 0.5, fused=fused, masked=masked)
+            found.append((y.detach(), *torch.autograd.grad(y, (x, step), grad)))
+        (y, of_x, of_step), (fused_y, fused_of_x, fused_of_step) = found
+        assert torch.equal(y, fused_y)
+        assert fused_y.stride() == v.stride()
+        assert torch.equal(of_x, fused_of_x)
+        assert fused_of_step.item() == pytest.approx(of_step.item(), rel=1e-4, abs=1e-3)
+        assert torch.equal(grad, before)
+
+
 @FUSED
 def test_codes_come_from_division_not_from_a_reciprocal(fused):
     step = torch.tensor(0.1)

@@ -159,7 +159,7 @@ def _file_weights(checkpoint: OpenedCheckpoint, layers: list[Layer], top: int) -
                 "step is for: estimate from the model, run once in inference"
             )
         learned = None if step is None else step.floats()
-        if learned is not None and not learned.any():
+        if learned is not None and not np.count_nonzero(learned):
             raise InputError(
                 f"{checkpoint.path} was quantized by a method whose levels follow from the weights of layer "
                 f"{layer.name!r}, so the file alone does not tell its codes: estimate from the model (load_checkpoint)"

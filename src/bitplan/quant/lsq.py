@@ -109,7 +109,7 @@ def _way(v: Tensor, step: Tensor, *, fused: bool) -> str:
         return "torch"
     if v.device.type != "cpu":
         return "compiled" if fused and v.dtype != torch.float64 else "torch"
-    if step.numel() != 1 or not dense(v):
+    if step.numel() != 1 or not (dense(v) or (fused and without_gaps(v))):
         return "torch"
     if v.dtype == torch.float64 or step.dtype != torch.float32:
         return "chunks"
@@ -266,16 +266,26 @@ def dense(v: Tensor) -> bool:
     return v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last))
 
 
+def without_gaps(v: Tensor) -> bool:
+    """Tell whether the elements lie in any order of the axes without gaps, as those of a transposed tensor do."""
+    ahead = 1
+    for stride, size in sorted(zip(v.stride(), v.shape, strict=True)):
+        if size > 1 and stride != ahead:
+            return False
+        ahead *= size
+    return True
+
+
 def flat(v: Tensor) -> Tensor:
     """All elements of a dense tensor, in memory order, as a view."""
     return v.view(-1) if v.is_contiguous() else v.permute(0, 2, 3, 1).view(-1)
 
 
 def laid_out_like(v: Tensor, other: Tensor) -> Tensor:
-    """The tensor in the memory order of a dense other one."""
+    """The tensor in the memory order of another one that has no gaps."""
     if other.is_contiguous():
         return v if v.is_contiguous() else v.contiguous()
-    return v.contiguous(memory_format=torch.channels_last)
+    return v if v.stride() == other.stride() else torch.empty_like(other).copy_(v)
 
 
 def _wide(v: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from bitplan.weights.tensors import FLOATS, Tensor
 
 _IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
 _NUMBER = re.compile(r"[0-9]+")
+_NUMBER_AMONG = re.compile(r"(\d+)")
 _PARALLEL = "module."
 
 
@@ -139,7 +140,7 @@ def _numbers_rise(names: list[str]) -> bool:
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """A key that sorts layers.2 before layers.10."""
-    parts = re.split(r"(\d+)", name)
+    parts = _NUMBER_AMONG.split(name)
     return [(0, *_by_value(part)) if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -22,12 +21,12 @@ from bitplan.weights.tensors import DTYPES, Tensor
 _MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_SIZE = 1 << 62  # elements of a tensor
 _MOST_AXES = 64  # as many as numpy has
+_MOST_READ = 1 << 24  # bytes of a mapped file that may stay in memory when they were read
 _KINDS = {name: np.dtype(kind) for name, kind in DTYPES.items()}
 _RAW = np.dtype("u1")
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """A tensor as the header describes it: where its bytes lie, counted from the end of the header."""
 
     name: str
@@ -43,7 +42,7 @@ def map_with_texts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         size = path.stat().st_size
         with open_file(path) as file:
             header, start = _read_header(path, file, size)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = _Mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise unreadable(path, error) from None
     texts = _texts(header.pop("__metadata__", None))
@@ -112,22 +111,34 @@ def _check_disjoint(path: Path, spans: list[_Span]) -> None:
             raise broken(path, f"tensors {name!r} and {other!r} overlap")
 
 
-def _view(mapped: mmap.mmap, start: int, span: _Span) -> Tensor:
+def _view(mapped: _Mapped, start: int, span: _Span) -> Tensor:
     kind = _KINDS.get(span.dtype, _RAW)
-    origin = start + span.begin
-    data = np.frombuffer(mapped, np.uint8, span.end - span.begin, origin).view(kind)
-    return Tensor(span.name, span.dtype, span.shape, data, _releaser(mapped, origin, kind.itemsize))
+    origin, width = start + span.begin, kind.itemsize
+    data = np.frombuffer(mapped.pages, kind, (span.end - span.begin) // width, origin)
+
+    def release(first: int, last: int) -> None:
+        mapped.done(origin + first * width, origin + last * width)
+
+    return Tensor(span.name, span.dtype, span.shape, data, release)
 
 
-def _releaser(mapped: mmap.mmap, origin: int, width: int) -> Callable[[int, int], None] | None:
-    """Let pages that lie wholly in a span of elements leave memory, so that use stays bounded."""
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return None
+class _Mapped:
+    """A mapped file whose pages leave memory when so many were read that the call to the system is worth it."""
 
-    def release(start: int, stop: int) -> None:
-        first = -(-(origin + start * width) // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up to a whole page
-        last = (origin + stop * width) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def __init__(self, pages: mmap.mmap) -> None:
+        self.pages = pages
+        self._lock = threading.Lock()
+        self._read, self._first, self._last = 0, len(pages), 0  # bytes, and between which places, since pages last left
 
-    return release
+    def done(self, first: int, last: int) -> None:
+        """Say that these bytes were read. Pages that another thread still reads may leave too: they come back."""
+        with self._lock:
+            self._read += last - first
+            self._first, self._last = min(self._first, first), max(self._last, last)
+            if self._read < _MOST_READ:
+                return
+            first, last = self._first, self._last
+            self._read, self._first, self._last = 0, len(self.pages), 0
+        begin, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE  # whole pages
+        if end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self.pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)

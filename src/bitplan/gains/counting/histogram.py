@@ -108,7 +108,7 @@ def _add_counts_(counts: Counts, lines: Lines, steps: Floats, bits: int, name: s
     if not body.size:
         return
     if bits <= 4:
-        scratch, seen = np.zeros((3, 64), np.uint64), np.zeros(64, np.uint32)
+        scratch, seen = np.empty((8, 64), np.uint32), np.zeros(16, np.uint32)
         has_nan = loops.count_nibbles(body, steps, per, low, high, scratch, seen, counts)
     else:
         has_nan = loops.count_codes(body, steps, per, low, high, counts)

@@ -15,14 +15,7 @@ _LINES_AT_ONCE = 2048
 
 
 def count_nibbles(
-    body: Floats,
-    steps: Floats,
-    per: int,
-    low: float,
-    high: float,
-    scratch: NDArray[np.uint64],
-    seen: Table,
-    counts: Counts,
+    body: Floats, steps: Floats, per: int, low: float, high: float, scratch: Table, seen: Table, counts: Counts
 ) -> bool:
     """Add the codes of at most 4 bits to 16 counts and tell whether there was a NaN."""
     return count_codes(body, steps, per, low, high, counts)
