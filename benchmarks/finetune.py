@@ -1,15 +1,26 @@
 """Fine-tuning against a bare PyTorch loop: the same network, data, optimizer and steps, in turn.
 
 OMP_NUM_THREADS=1 python -m benchmarks.finetune
+
+All times are the processor's. A training pays for its steps, and for what comes once. Both are in the ratio of the
+whole, and each line says them apart: what a step takes of a bare one (medians over all steps), and how much more comes
+once than around a bare loop. Once come two looks at how the network scores, before and after, at a 48th of all samples
+that are trained on, 512 at most; and in a folder hashes of the network, a log, and a checkpoint that is flushed to the
+disk.
 """
 
 from __future__ import annotations
 
 import copy
+import statistics
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,11 +28,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitplan
-from benchmarks.rows import Row
-from benchmarks.timing import in_turn
+from benchmarks.rows import Row, table
 from bitplan.quant.parameters import parameter_groups
 
-BATCH, STEPS = 64, 6
+BATCH, STEPS, ROUNDS = 64, 24, 3
+BARE = "a bare loop"
+RECIPE = bitplan.Recipe(steps=STEPS, batch_size=BATCH, lr=0.01)
+Tick = Callable[[], bool]
+"""Called before every step; never says that it is time to stop."""
+Train = Callable[[nn.Module, "Noise", Tick], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class Noise:
         return 0.0
 
 
-def bare(model: nn.Module, task: Noise, *, channels_last: bool) -> None:
+def bare(model: nn.Module, task: Noise, tick: Tick, *, channels_last: bool) -> None:
     """What one would write by hand, the loss printed nowhere."""
     if channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -78,6 +93,7 @@ def bare(model: nn.Module, task: Noise, *, channels_last: bool) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     model.train()
     for images, labels in task.batches("train", BATCH, 0):
+        tick()
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
@@ -96,58 +112,85 @@ def networks() -> Iterator[tuple[str, nn.Module, Noise]]:
         yield f"resnet20 w4a4{' fused' if fused else ''}", quantized, task
 
 
-COLUMNS = ("bare", "bare channels_last", "finetune_", "finetune_ in a folder")
+def finetuned(model: nn.Module, task: Noise, tick: Tick) -> None:
+    """By `finetune_`, which asks before every step whether to stop."""
+    bitplan.finetune_(model, task, RECIPE, stop=tick)
 
 
-def measured() -> Iterator[tuple[str, dict[str, float]]]:
-    """Seconds of every way to train each network."""
+def finetuned_in_folder(model: nn.Module, task: Noise, tick: Tick) -> None:
+    """The same in a folder that survives a kill."""
+    with tempfile.TemporaryDirectory() as folder:
+        bitplan.finetune_(model, task, RECIPE, stop=tick, folder=folder)
+
+
+OURS: dict[str, Train] = {"finetune_": finetuned, "finetune_ in a folder": finetuned_in_folder}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """CPU seconds of a whole training, and of the median step."""
+
+    whole: float
+    step: float
+
+    @property
+    def once(self) -> float:
+        """What does not come with every step."""
+        return self.whole - STEPS * self.step
+
+
+def timed(train: Train, model: nn.Module, task: Noise) -> Timed:
+    """Train a copy; the clock is looked at before every step."""
+    trained, ticks = copy.deepcopy(model), []
+
+    def tick() -> bool:
+        ticks.append(time.process_time())
+        return False
+
+    start = time.process_time()
+    train(trained, task, tick)
+    whole = time.process_time() - start
+    return Timed(whole, statistics.median(later - earlier for earlier, later in pairwise(ticks)))
+
+
+def measured() -> Iterator[tuple[str, dict[str, list[Timed]]]]:
+    """Every way to train each network, round by round; the bare loop is that of the faster memory layout."""
     warnings.simplefilter("ignore")
-    columns = COLUMNS
-    recipe = bitplan.Recipe(steps=STEPS, batch_size=BATCH, lr=0.01)
     for name, model, task in networks():
-
-        def contest(
-            train: Callable[[nn.Module, Noise], object], model: nn.Module = model, task: Noise = task
-        ) -> Callable[[], None]:
-            return lambda: void(train(copy.deepcopy(model), task))
-
-        def kept(model: nn.Module, task: Noise) -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                bitplan.finetune_(model, task, recipe, folder=folder)
-
-        seconds = in_turn(
-            {
-                columns[0]: contest(lambda model, task: bare(model, task, channels_last=False)),
-                columns[1]: contest(lambda model, task: bare(model, task, channels_last=True)),
-                columns[2]: contest(lambda model, task: bitplan.finetune_(model, task, recipe)),
-                columns[3]: contest(kept),
-            },
-            rounds=3,
-        )
-        yield name, seconds
+        layouts = [partial(bare, channels_last=last) for last in (False, True)]
+        faster = min(layouts, key=lambda layout: timed(layout, model, task).step)
+        ways: dict[str, Train] = {BARE: faster, **OURS}
+        rounds = [{way: timed(train, model, task) for way, train in ways.items()} for _ in range(ROUNDS)]
+        yield name, {way: [one[way] for one in rounds] for way in ways}
 
 
 def rows() -> list[Row]:
     """`finetune_`, alone and in a folder that survives a kill, against the faster bare loop."""
     made = []
-    for name, seconds in measured():
-        peer = min(seconds[COLUMNS[0]], seconds[COLUMNS[1]])
-        for column in COLUMNS[2:]:
-            made.append(Row(f"{name}, {STEPS} steps, {column}", seconds[column], peer, "a bare loop", target=1.05))
+    for name, ways in measured():
+        peers = ways[BARE]
+        for way in OURS:
+            whole, step = (_ratio(ways[way], peers, attrgetter(what)) for what in ("whole", "step"))
+            once = 1000 * (_median(ways[way], attrgetter("once")) - _median(peers, attrgetter("once")))
+            ours, peer = (_median(one, attrgetter("whole")) for one in (ways[way], peers))
+            note = f"a step {step:.2f}, and {once:.0f} ms more once"
+            title = f"{name}, {STEPS} steps, {way}"
+            made.append(Row(title, ours, peer, BARE, unit="CPU s", target=1.05, times=whole, note=note))
     return made
 
 
+def _ratio(ours: Sequence[Timed], peers: Sequence[Timed], what: Callable[[Timed], float]) -> float:
+    """The median of the ratios of every round."""
+    return statistics.median(what(one) / what(peer) for one, peer in zip(ours, peers, strict=True))
+
+
+def _median(every: Sequence[Timed], what: Callable[[Timed], float]) -> float:
+    return statistics.median(map(what, every))
+
+
 def main() -> None:
-    """Print samples per second and ratios."""
-    print(f"{'samples/s':20} " + " ".join(f"{name:>22}" for name in COLUMNS) + "   finetune_ ÷ best bare")
-    for name, seconds in measured():
-        speeds = {column: BATCH * STEPS / value for column, value in seconds.items()}
-        ratio = speeds["finetune_"] / max(speeds[COLUMNS[0]], speeds[COLUMNS[1]])
-        print(f"{name:20} " + " ".join(f"{speeds[column]:22.0f}" for column in COLUMNS) + f"   {ratio:.3f}", flush=True)
-
-
-def void(_: object) -> None:
-    """Drop a result."""
+    """Print the table."""
+    print(table(rows()))
 
 
 if __name__ == "__main__":

@@ -107,3 +107,33 @@ def test_no_seal_makes_an_id_of_what_is_none(graph, wrong):
     with pytest.raises(InputError):
         Record.from_json(sealed(json.dumps(rest, indent=1)))
     assert Record.from_json(sealed(graph.to_json())) == graph
+
+
+def test_a_log_is_left_out_where_the_seal_vouches_for_it(shelf):
+    brief, whole = shelf.read("a", without="log"), shelf.read("a")
+    assert brief.log == ()
+    assert brief.model_copy(update={"log": LOG}) == whole
+    assert brief.id == whole.id, "that of the file"
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_damage_in_a_log_that_is_left_out_is_noticed(tmp_path_factory, place, bit):
+    shelf = RunFolder(tmp_path_factory.mktemp("run")).trials
+    shelf.keep("a", result())
+    content = bytearray(shelf.path("a").read_bytes())
+    begin, end = content.index(b'"log"'), content.index(b'"seconds"')
+    content[begin + int(place * (end - begin))] ^= 1 << bit
+    shelf.path("a").write_bytes(content)
+    try:
+        brief = shelf.read("a", without="log")
+    except Damaged:
+        return
+    assert brief == result(), "only a blank changed: the checksum vouches for what it says, and all of it is read"
+
+
+@pytest.mark.parametrize("log", [(), LOG[:1], ({"losses": 1.0, "a ]\n ]": 2.0}, *LOG)])
+def test_whatever_a_log_says_the_rest_is_read_as_it_is(tmp_path, log):
+    shelf = RunFolder(tmp_path).trials
+    told = result().model_copy(update={"log": log, "losses": (1.5, 2.5), "versions": {"log": "[\n ]"}})
+    shelf.keep("a", told)
+    assert shelf.read("a", without="log") == told.model_copy(update={"log": ()})

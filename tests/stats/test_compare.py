@@ -158,7 +158,7 @@ def test_methods_with_the_same_plan_say_so(graph):
 def test_areas_of_the_methods_that_have_every_budget():
     study = study_of()
     some = full(study, {"eagl": 60, "hawq": 50})[:-5]  # hawq lacks the last budget
-    found = areas(study, some)
+    found = areas(study, cells(study, some))
     assert list(found) == ["eagl"]
     assert found["eagl"].value == pytest.approx(62)
     assert found["eagl"].low < 62 < found["eagl"].high

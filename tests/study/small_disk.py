@@ -83,9 +83,14 @@ def sweep_once(study, run):
         sys.argv = ["bitplan", "sweep", str(study), "--run", str(run), "--trust"]
         import bitplan.cli
 
-        bitplan.cli.main()
+        code = 0
+        try:
+            bitplan.cli.main()
+        except SystemExit as end:
+            code = end.code or 0
         sys.stdout.flush()
-        os._exit(0)
+        sys.stderr.flush()
+        os._exit(code)  # at once: to take down all that the parent imported takes a second of each child's time
     written = []
     for ours, theirs in pipes:  # little is written, so the pipes hold it
         os.close(theirs)

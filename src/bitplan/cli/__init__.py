@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 
@@ -13,6 +15,7 @@ def main() -> None:
     from bitplan.core.errors import InputError
     from bitplan.core.shown import log_to_terminal
 
+    atexit.register(gc.freeze)  # or Python looks through all that torch imported once more before it ends
     log_to_terminal()
     sys.excepthook = tell_traceback
     try:

@@ -88,7 +88,7 @@ def _what_is_at_stake(run: RunFolder) -> str | None:
 def _who_is_best(run: RunFolder) -> str | None:
     """Which method has the best mean score over the budgets, and whom it beats; None while no method has them all."""
     study, results = run.study, run.results
-    means = {title: area.value for title, area in areas(study, results).items()}
+    means = {title: area.value for title, area in areas(study, cells(study, results)).items()}
     if not means:
         return None
     ranked = sorted(means, key=lambda title: means[title], reverse=results[0].higher_is_better)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,8 +17,10 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
 from bitplan.core.units import Account
 from bitplan.costs.totals import total
-from bitplan.plan.confidence import Confidence
-from bitplan.plan.frontier import Frontier
+
+if TYPE_CHECKING:
+    from bitplan.plan.confidence import Confidence
+    from bitplan.plan.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDE = 120  # from here on there is room for everything

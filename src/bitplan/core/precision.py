@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,19 @@ LEFT_ALONE_BITS = 16
 """So many bits mean: not quantized, as it is."""
 
 
+@lru_cache(maxsize=256)  # a run of thousands of trials says the same two or three over and over
+def _bits(written: str | int) -> tuple[int, int]:
+    """Those of weights and of inputs."""
+    match = _WRITTEN.fullmatch(f"w{written}a{written}" if str(written).isdecimal() else str(written))
+    if match is None:
+        raise ValueError(f"a precision is written like w4a4 or w4a16, not {written!r}")
+    bits = int(match[1]), int(match[2])
+    if not all(FEWEST_BITS <= count <= LEFT_ALONE_BITS for count in bits):
+        allowed = f"{FEWEST_BITS} to {LEFT_ALONE_BITS}"
+        raise ValueError(f"a precision has {allowed} bits, like w2a2 or w4a16, not {written!r}")
+    return bits
+
+
 class Precision(Value):
     """Bits of a layer's weights and of its input; written "w4a4". `a16` leaves activations alone."""
 
@@ -29,14 +43,8 @@ class Precision(Value):
     def _from_text(cls, data: Any) -> Any:
         if isinstance(data, bool) or not isinstance(data, int | str):
             return data
-        match = _WRITTEN.fullmatch(f"w{data}a{data}" if str(data).isdecimal() else str(data))
-        if match is None:
-            raise ValueError(f"a precision is written like w4a4 or w4a16, not {data!r}")
-        bits = int(match[1]), int(match[2])
-        if not all(FEWEST_BITS <= count <= LEFT_ALONE_BITS for count in bits):
-            allowed = f"{FEWEST_BITS} to {LEFT_ALONE_BITS}"
-            raise ValueError(f"a precision has {allowed} bits, like w2a2 or w4a16, not {data!r}")
-        return {"weight_bits": bits[0], "act_bits": bits[1]}
+        weight_bits, act_bits = _bits(data)
+        return {"weight_bits": weight_bits, "act_bits": act_bits}
 
     @model_serializer
     def _to_text(self) -> str:

@@ -69,11 +69,11 @@ class Shelf(Generic[Kept]):
 
     def ids(self) -> set[str]:
         """All that are there, by one look into the folder."""
-        return {path.stem for path in self.folder.glob(f"[!.]*{_SUFFIX}")} if self.folder.is_dir() else set()
+        return {name.removesuffix(_SUFFIX) for name in self._names() if name.endswith(_SUFFIX)}
 
-    def read(self, name: str) -> Kept:
-        """The record of an id, checked."""
-        return load(self.path(name), self.kind, of=name, sealed=self.sealed)
+    def read(self, name: str, *, without: str = "") -> Kept:
+        """The record of an id, checked; a field that is left out is checked by the seal alone, and is not there."""
+        return load(self.path(name), self.kind, of=name, sealed=self.sealed, without=without)
 
     def find(self, name: str) -> Kept | None:
         """The same, or None where there is none."""
@@ -114,8 +114,8 @@ class Shelf(Generic[Kept]):
 
     def lost(self) -> set[str]:
         """The ids whose record was set aside, and has not been made again."""
-        aside = self.folder.glob(f"[!.]*{_SUFFIX}{ASIDE}*") if self.folder.is_dir() else ()
-        return {path.name.partition(_SUFFIX)[0] for path in aside} - self.ids()
+        aside = {name.partition(_SUFFIX)[0] for name in self._names() if f"{_SUFFIX}{ASIDE}" in name}
+        return aside - self.ids() if aside else aside
 
     def read_all(self) -> dict[str, Kept]:
         """Every record by its id, in the order of ids."""
@@ -124,6 +124,13 @@ class Shelf(Generic[Kept]):
     def keep(self, name: str, record: Kept) -> None:
         """Write a record under an id, unless its file says the same already."""
         keep_record(self.path(name), record, of=name)
+
+    def _names(self) -> list[str]:
+        """Of all files that are not under a temporary name; none where there is no folder to look into."""
+        try:
+            return [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
 
     def remove(self, name: str) -> None:
         """Forget an id, if it is there: asking a read-only disk to remove nothing would fail."""

@@ -198,11 +198,15 @@ def load(path: str | Path) -> Any: ...
 
 
 @overload
-def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord: ...
+def load(
+    path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False, without: str = ""
+) -> AnyRecord: ...
 
 
-def load(path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False) -> Any:
-    """Read a record, of whichever kind its file says, or of the given kind; `of` and `sealed` as for `from_json`.
+def load(
+    path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False, without: str = ""
+) -> Any:
+    """Read a record, of whichever kind its file says, or of the given kind; options as for `from_json`.
 
     Without a kind, the folder of a checkpoint gives what stands there about it (`load_checkpoint` reads the network),
     and that of a run its `RunFolder`.
@@ -213,7 +217,7 @@ def load(path: str | Path, kind: type[Any] | None = None, *, of: str | None = No
         return load_any(Path(path))
     text = read_text(path)
     try:
-        return kind.from_json(text, of=of, sealed=sealed)
+        return kind.from_json(text, of=of, sealed=sealed, without=without)
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from None
     except InputError as error:

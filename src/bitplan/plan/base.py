@@ -56,9 +56,7 @@ def select_each(
     selections = exact_together(problems) if solve is exact else [solve(problem) for problem in problems]
     plans = []
     for one, selection in zip(posed, selections, strict=True):
-        more = checked(selection, one.problem, name).more
-        if more is None:
-            more = _more_by_solving(one.problem, solve, selection)
+        more = more_of(checked(selection, one.problem, name), one.problem, solve)
         prices = [value * one.problem.unit for value in more]
         plans.append(make_plan(graph, gains, one.costs, one.problem, selection, one.budgets, prices, name))
     return plans
@@ -219,8 +217,10 @@ def gain_of(gains: Gains, problem: Problem, picks: Sequence[int]) -> float:
     return math.fsum(map(getitem, map(gains.rows.__getitem__, problem.groups), picks))
 
 
-def _more_by_solving(problem: Problem, solve: Selector, selection: Selection) -> tuple[float, ...]:
-    """What one more percent of each budget would add, where a selector does not say: by asking it again."""
+def more_of(selection: Selection, problem: Problem, solve: Selector) -> tuple[float, ...]:
+    """What one more percent of each budget would add; where a selector does not say, by asking it again."""
+    if selection.more is not None:
+        return selection.more
     every, more = np.arange(len(problem.groups)), []
     worth = problem.values[every, list(selection.picks)].sum()
     for index, percent in enumerate(problem.percents):

@@ -15,6 +15,7 @@ from bitplan.costs.base import price
 from bitplan.costs.totals import FLOAT_BITS
 from bitplan.plan.base import select
 from bitplan.plan.frontier import Frontier, Point, select_all
+from bitplan.plan.points import Points
 from bitplan.reports.subject import Candidate, Subject
 
 LIMIT = 200
@@ -121,16 +122,11 @@ def _planner(subject: Subject, candidate: Candidate, frontier: Frontier | None) 
     cost = subject.cost
     others = [other for other in subject.costs if other.name != cost.name]
     costs = [cost, *others]  # the first budget, in units, is of the first cost
-
-    def search(capacity: int) -> Point | None:
-        budgets = [str(capacity), *subject.others]
-        try:
-            plan = select(subject.graph, candidate.gains, costs, budget=budgets, selector=candidate.selector)
-        except BudgetError:
-            return None
-        return _point(plan, subject)
-
-    return search
+    budgets = [str(subject.account.highest), *subject.others]
+    try:
+        return Points.of(subject.graph, candidate.gains, costs, budgets, candidate.selector).at
+    except BudgetError:
+        return lambda _: None
 
 
 def _point(plan: Plan, subject: Subject) -> Point:

@@ -48,7 +48,7 @@ def frontier(run: RunFolder) -> Table:
     study, results, found = run.study, run.results, _cells(run)
     by_place = {(cell.title, cell.budget): cell for cell in found}
     titles = list(dict.fromkeys(cell.title for cell in found))
-    areas_of = areas(study, results)
+    areas_of = areas(study, found)
     rows: list[tuple[Value, ...]] = []
     figures: list[tuple[float | None, ...]] = []  # the numbers of each row that compete with those of other rows
     for title in titles:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import rankdata
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Gains
+from bitplan.stats.ranks import doubled_ranks
 
 
 def rank_correlation(first: Gains, second: Gains) -> float | None:
@@ -16,7 +16,7 @@ def rank_correlation(first: Gains, second: Gains) -> float | None:
             f"the gains of {first.method} and of {second.method} are not for the same groups: "
             f"graphs {first.graph} and {second.graph}"
         )
-    ranks = [rankdata([gains.rows[name][-1] for name in first.rows]) for gains in (first, second)]
+    ranks = np.stack([doubled_ranks([gains.rows[name][-1] for name in first.rows]) for gains in (first, second)])
     if any(np.ptp(one) == 0 for one in ranks):
         return None
-    return float(np.clip(np.corrcoef(ranks)[0, 1], -1, 1))
+    return float(np.clip(np.atleast_2d(np.corrcoef(ranks))[0, 1], -1, 1))

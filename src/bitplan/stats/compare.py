@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
@@ -16,6 +17,7 @@ from bitplan.stats.ranksum import Strata, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
 from bitplan.stats.summary import Area, area, deviation, mean
 
+Said = TypeVar("Said")
 ALPHA = 0.05
 NO_PLANS: Mapping[str, Plan] = {}
 Place = tuple[str, str]
@@ -185,10 +187,10 @@ def _is_reference(study: Study, trial: Trial) -> bool:
     return started and trial.recipe == study.reference_recipe(trial.precision) and trial.seed in study.seeds
 
 
-def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str, Area]:
+def areas(study: Study, found: Iterable[Cell], *, seed: int = 0) -> dict[str, Area]:
     """Method → the area under its frontier over all of the study's budgets; methods that lack a budget are left out."""
     scores: dict[str, dict[str, dict[Key, float]]] = defaultdict(dict)  # title → budget → start and seed → score
-    for cell in cells(study, results):
+    for cell in found:
         if cell.budget:
             scores[cell.title][cell.budget] = cell.by_seed
     by_title: dict[str, Area] = {}
@@ -202,7 +204,7 @@ def areas(study: Study, results: Iterable[Result], *, seed: int = 0) -> dict[str
 
 def metric_of(study: Study, results: Iterable[Result]) -> str:
     """What the scores of a study are called: as its task does, or "score" where results do not say."""
-    said = {result.metric for result in results if result.metric and belongs(study, result.trial)}
+    said = {metric for metric in _told(study, results, lambda result: result.metric) if metric}
     return said.pop() if len(said) == 1 else "score"
 
 
@@ -302,8 +304,17 @@ def _precisions(results: Iterable[Result], plans: Mapping[str, Plan]) -> frozens
     return frozenset(chosen)
 
 
+def _told(study: Study, results: Iterable[Result], what: Callable[[Result], Said]) -> set[Said]:
+    """All that the study's results say of something; each saying needs one of them, so that few are looked at."""
+    said: set[Said] = set()
+    for result in results:
+        if what(result) not in said and belongs(study, result.trial):
+            said.add(what(result))
+    return said
+
+
 def _higher_is_better(study: Study, results: Sequence[Result]) -> bool:
-    directions = {result.higher_is_better for result in results if belongs(study, result.trial)}
+    directions = _told(study, results, lambda result: result.higher_is_better)
     if len(directions) > 1:
         raise InputError("some results say that a higher score is better, others that a lower one is: not one task")
     return directions != {False}

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from bitplan.core.errors import InputError
+from bitplan.stats.ranks import doubled_ranks
 from bitplan.stats.splits import counted_tail, inverted_tail
 
 Strata = tuple[Sequence[float], Sequence[float]]
@@ -27,7 +27,7 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
     1, as in scipy's permutation test.
     """
     _check(first, second)
-    ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)  # doubled, since midranks are halves
+    ranks = doubled_ranks([*first, *second])
     if np.ptp(ranks) == 0:
         return 1.0
     sides = ranks[: len(first)], ranks[len(first) :]
@@ -54,7 +54,7 @@ def stratified(strata: Sequence[Strata]) -> float:
             raise InputError(
                 f"a stratum of the exact test takes {MOST_IN_STRATUM} values at most, got {len(first) + len(second)}"
             )
-        ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)
+        ranks = doubled_ranks([*first, *second])
         observed += int(ranks[: len(first)].sum())
         total = np.convolve(total, _shares(ranks, len(first)))
     lower, upper = float(total[: observed + 1].sum()), float(total[observed:].sum())

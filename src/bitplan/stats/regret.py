@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.stats import t as student
-
 from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
@@ -97,11 +95,18 @@ def _regret(title: str, ceiling: Ceiling, winner: Scores, own: Scores) -> Regret
     values = list(apart.values())
     value, sd = mean(values), deviation(values)
     error = None if sd is None else sd / math.sqrt(len(values))
-    reach = 0.0 if error is None else error * float(student.ppf((1 + LEVEL) / 2, len(values) - 1))
+    reach = 0.0 if error is None else error * _quantile((1 + LEVEL) / 2, len(values) - 1)
     p = stratified(strata)
     by_start = tuple(mean([apart[key] for key in both if key[0] == start]) for start in starts)
     low, high = (None, None) if error is None else (value - reach, value + reach)
     return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start)
+
+
+def _quantile(share: float, degrees: int) -> float:
+    """That of Student's t."""
+    from scipy.stats import t  # here, since most runs have no ceiling and it takes most of a second to load
+
+    return float(t.ppf(share, degrees))
 
 
 def _is_plan(plan: Plan | None, ceiling: Ceiling) -> bool:

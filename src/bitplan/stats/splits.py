@@ -10,13 +10,13 @@ out is below 1e-15 of the answer (docs/decisions/0030).
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.fft import next_fast_len
 
 Ranks = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -60,7 +60,7 @@ def inverted_tail(ranks: Ranks, size: int, observed: int) -> Tail:
     tiny = _TINY_FAR if away > _FAR else _TINY
     reach = math.ceil(8.5 * draws.deviation) + 32  # sums that are farther than this from the observed one are unlikely
     while True:
-        period = next_fast_len(min(2 * reach, most - least + 1), real=True)
+        period = _fast_length(min(2 * reach, most - least + 1))
         sums = _transformed_back(draws, size, observed, period, tiny)  # at observed, observed − 1, …
         edge = np.abs(sums[reach - 3 : reach + 3]).max(initial=0.0) if period <= most - least else 0.0
         if edge * math.exp(b * reach) <= _ROUNDING * sums.max():
@@ -116,6 +116,12 @@ class _Orders:
             weights = sum(powers[order] * math.comb(2 * order, order - turn) for order in orders if order >= turn)
             bound -= np.abs(np.fft.rfft(np.bincount(turn * self.ranks % period, weights, period)))
         return bound
+
+
+def _fast_length(least: int) -> int:
+    """The first length from there on that is a product of 2, 3 and 5, which transforms of real numbers like."""
+    whole = 30**40  # which every such number below 2^41 divides
+    return next(length for length in itertools.count(least) if whole % length == 0)
 
 
 def _transformed_back(draws: _Orders, size: int, observed: int, period: int, tiny: float) -> Floats:

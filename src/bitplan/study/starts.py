@@ -124,9 +124,9 @@ class Started(Shelf[Result]):
         """All starts that are there."""
         return {name for name in super().ids() if self.run.starts.has(name)}
 
-    def read(self, name: str) -> Result:
+    def read(self, name: str, *, without: str = "") -> Result:
         """The result of a start, once its network was seen to be as it was written, and its own."""
-        result = super().read(name)
+        result = super().read(name, without=without)
         check_network(self.run.starts.path(name), name)
         return result
 
