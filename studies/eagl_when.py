@@ -118,6 +118,8 @@ def draw(results: dict[str, dict[str, float | None]], epochs: list[float], choic
             style = {"linestyle": ":", "color": "0.5"} if method == "again" else {"marker": "o"}
             axes.plot(*zip(*told, strict=True) if told else ([], []), label=method, **style)
         axes.set(xscale="log", xlabel="epochs of the start", title=pair, ylim=(-1, 1))
+        axes.set_xticks(epochs, [f"{length:g}" for length in epochs])
+        axes.minorticks_off()
     figure.axes[0].set_ylabel("rank correlation with the effect")
     figure.axes[-1].legend()
     figure.savefig(path)
