@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from torch import Tensor, nn
 
+from bitplan.core.errors import FileError
 from bitplan.models.pretrained import built_pretrained
 
 STORIES, TOKENS, BEGIN = 1024, 256, 1
@@ -32,6 +33,8 @@ SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
 def network() -> nn.Module:
     """The network that the folder `$BITPLAN_STORIES` describes, with random weights: the model of the study."""
     place = Path(os.environ.get("BITPLAN_STORIES", Path(__file__).parent / "stories"))
+    if not (place / "config.json").is_file():
+        raise FileError(f"there is no network in {place}: make it with python studies/stories.py FOLDER --out {place}")
     return built_pretrained(place)[0]
 
 

@@ -168,7 +168,7 @@ def _reader() -> Any:
     import numpy as np
     from gguf.gguf_reader import GGUFReader
 
-    class Reader(GGUFReader):
+    class QuickReader(GGUFReader):
         @property
         def data(self) -> Any:
             return self._plain
@@ -177,7 +177,7 @@ def _reader() -> Any:
         def data(self, mapped: Any) -> None:
             self._plain = np.asarray(mapped)
 
-    return Reader
+    return QuickReader
 
 
 def _opened(path: Path) -> Any:
