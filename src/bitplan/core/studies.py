@@ -37,9 +37,10 @@ class Study(Record):
     Every method is tried at every budget over every seed, with the same start and the same recipe; `references` adds
     the networks with all layers at the lowest and at the highest choice, trained alike, or the lowest by
     `lowest_recipe`: it has the most to recover, and the paper trains PSPNet's twice as long. `keep_networks` keeps
-    every network in the run's folder when it is trained; no score depends on it, so it has no part in any id. `spend`
-    is what each search may spend at each budget unless its options say so, in epochs of training: three passes of every
-    sample.
+    every network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
+    `in_integers` scores quantized networks as integer kernels compute them (`bitplan.integer`), which is faster.
+    `spend` is what each search may spend at each budget unless its options say so, in epochs of training: three passes
+    of every sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.
     `choosing` is what methods may see. `quantizers` are compared at plans that are given, each trained from the float
     network over the seeds; a study has methods and budgets, or quantizers, or both.
@@ -49,7 +50,9 @@ class Study(Record):
     older: ClassVar[Mapping[int, Upgrade]] = {}
     remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend", "choosing", "quantizers", "lowest_recipe"})
+    unless_usual: ClassVar[frozenset[str]] = frozenset(
+        {"spend", "choosing", "quantizers", "lowest_recipe", "in_integers"}
+    )
 
     name: Name
     task: Name
@@ -67,6 +70,7 @@ class Study(Record):
     lowest_recipe: Recipe | None = None
     references: bool = True
     keep_networks: bool = False
+    in_integers: bool = False
     gain_seed: int = 0
     spend: Positive | None = None
     choosing: Choosing = Choosing()

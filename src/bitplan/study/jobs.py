@@ -59,7 +59,8 @@ class Train:
             setting.run.running,
             job.id,
         )
-        trained = Trained(training=job.id, **scored(model, task, log.lines, begin))
+        measured = scored(model, task, log.lines, begin, in_integers=setting.study.in_integers)
+        trained = Trained(training=job.id, **measured)
         if setting.study.keep_networks:
             place = setting.run.networks.path(job.id)
             save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=job.id)

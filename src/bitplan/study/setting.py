@@ -31,6 +31,8 @@ from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
 from bitplan.plan.aim import Aim
 from bitplan.quant.checkpoint import load_checkpoint
+from bitplan.quant.integer_copy import integer
+from bitplan.quant.root import is_quantized
 from bitplan.study.trials import all_starts
 from bitplan.tasks.base import Task, load_task
 from bitplan.tasks.choosing import choosing_task
@@ -146,9 +148,12 @@ def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[A
     return list(itertools.islice(task.batches("train", size, seed=seed), -(-samples // size)))
 
 
-def scored(model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float) -> dict[str, Any]:
+def scored(
+    model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float, *, in_integers: bool
+) -> dict[str, Any]:
     """What a result says of a network that was trained: its score, its log, and what it took since `begin`."""
-    score, losses = evaluate_each(model, task)
+    judged = integer(model, task.example()) if in_integers and is_quantized(model) else model
+    score, losses = evaluate_each(judged, task)
     return {
         "score": score,
         "losses": losses,

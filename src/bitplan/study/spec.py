@@ -8,7 +8,7 @@ budgets = ["80%", "60%"]                        [rules]             first, last,
 spend = 0.5   # epochs, for each search         [choosing]          hold_out = 0.1: samples to judge by
 seeds = [0, 1, 2]                               [engine]            name and its options
 keep_networks = true   # else only scores       [[methods]]         name, options, selector, label, recipe, start
-                                                [[quantizers]]      name, label, at = ["w4a4", "plan.json"]
+in_integers = true   # scored by their kernels  [[quantizers]]      name, label, at = ["w4a4", "plan.json"]
 
 Paths are relative to the file; ~, $NAME and ${NAME:-default} in them are filled in.
 """
@@ -35,9 +35,10 @@ from bitplan.core.trials import FOR_FLOATS, Recipe, on_top
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",
-    "keep_networks", "rules", "choosing", "start", "recipe", "lowest_recipe", "methods", "quantizers", "engine",
+    "keep_networks", "in_integers", "rules", "choosing", "start", "recipe", "lowest_recipe", "methods", "quantizers",
+    "engine",
 )  # fmt: skip
-_PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks")
+_PLAIN = ("name", "model", "gain_seed", "spend", "references", "keep_networks", "in_integers")
 DATA = ("data", "tokenizer")
 """Options of tasks that are paths."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")

@@ -46,7 +46,7 @@ class MakeStart:
             setting.run.running,
             trial.id,
         )
-        measured = scored(model, setting.task, log.lines, begin)
+        measured = scored(model, setting.task, log.lines, begin, in_integers=setting.study.in_integers)
         place = setting.run.starts.path(trial.id)
         save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=trial.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT

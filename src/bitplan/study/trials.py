@@ -237,7 +237,7 @@ def _base(study: Study) -> dict[str, Any]:
 
 
 def _task_name(study: Study) -> str:
-    """Name, version and options; of the data only its folder's name, so that it may be moved.
+    """Name, version, options and how it is scored; of the data only its folder's name, so that it may be moved.
 
     Of a task that code makes the name is all, since nothing is imported to tell which trials there are.
     It stands in what the first network starts from, so the ids of all trials depend on it.
@@ -246,7 +246,8 @@ def _task_name(study: Study) -> str:
     options |= {key: Path(str(options[key])).name for key in DATA if key in options}
     shown = json.dumps(options, sort_keys=True) if options else ""
     version = "" if names_code(study.task) else f" version {TASKS.get(study.task).version}"
-    return f"{study.task}{version} {shown}".rstrip()
+    scored = ", scored in integers" if study.in_integers else ""
+    return f"{study.task}{version} {shown}".rstrip() + scored
 
 
 def _check_teacher(study: Study, floating: Trial | None) -> None:
