@@ -17,7 +17,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.runs import RunFolder
 from bitplan.reports.across import methods, methods_values
 from bitplan.reports.document import report
-from bitplan.reports.kept import look_at
+from bitplan.reports.kept import keep_results, look_at
 from bitplan.reports.regrets import regret, regret_values
 from bitplan.stats.regret import regrets
 from bitplan.study.ceiling import Effort, find_ceiling, outlook
@@ -171,13 +171,27 @@ def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(fou
         with pytest.raises(SystemExit) as end:
             main()
         assert not end.value.code
-    assert "tiny, 70%" in capsys.readouterr().out
+    assert "tiny:network, 70%" in capsys.readouterr().out
     runs = [RunFolder(found[0]), look_at(kept)]
     assert methods([runs[0]]) == methods([runs[1]])
     values = {row[0]: row[3] for row in methods_values([runs[1]]).rows}
-    assert values == {
-        one.title: one.value for one in regrets(runs[0].study, runs[0].results, [found[1]], runs[0].plans)
-    }
+    own = {one.title: one.value for one in regrets(runs[0].study, runs[0].results, [found[1]], runs[0].plans)}
+    assert values == {"eagl": own["eagl"], "uniform": own["uniform"], "last_to_first": own["from the last"]}
+
+
+def test_a_method_is_one_row_whatever_studies_call_it(found, tmp_path):
+    kept = keep_results(found[0])
+    labels = [method.model_copy(update={"label": f"our {method.name}"}) for method in kept.study.methods]
+    study = kept.study.model_copy(update={"name": "another", "methods": tuple(labels)})
+    searches = [one.search.model_copy(update={"study": study.id}) for one in kept.ceilings]
+    ceilings = [one.model_copy(update={"search": own}) for one, own in zip(kept.ceilings, searches, strict=True)]
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    files[0].write_text(kept.to_json())
+    files[1].write_text(kept.model_copy(update={"study": study, "ceilings": tuple(ceilings)}).to_json())
+    made = methods([look_at(file) for file in files])
+    assert [column.name for column in made.columns] == ["method", "tiny, 70%", "another, 70%", "epochs to choose"]
+    assert [row[0] for row in made.rows] == ["eagl", "uniform", "last_to_first"]
+    assert all(row[1] == row[2] for row in made.rows)
 
 
 def test_bad_wishes_are_refused(study, tmp_path, swept):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from bitplan.core.errors import InputError
 from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Study
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.reports.spending import spends_of
 from bitplan.stats.compare import ALPHA
@@ -15,13 +17,15 @@ from bitplan.stats.regret import Regret, regrets
 from bitplan.stats.spending import MethodSpend
 
 Place = tuple[str, str]
-"""The name of a run's study, and a budget."""
+"""What a run is called, and a budget."""
+_OF_A_FILE = "table"  # the method whose values are in a file: what it is, only its title tells
 
 
 def methods(runs: Sequence[RunFolder]) -> Table:
     """A row per method, a column per network and budget: regret ± standard error; then what choosing took in epochs.
 
-    Methods are the same where tables of their studies call them the same.
+    Methods are the same where they have the same name, whatever a study calls them; of one that a study has in several
+    forms each is called by its title.
     """
     places, found, spends = _found(runs)
     names = list(dict.fromkeys(name for name, _ in found))
@@ -29,7 +33,7 @@ def methods(runs: Sequence[RunFolder]) -> Table:
     for name in names:
         own = [found.get((name, place)) for place in places]
         rows.append((name, *(None if one is None else one.marked for one in own), _range(spends.get(name, []))))
-    headings = [f"{title}, {budget}" for title, budget in places]
+    headings = [f"{called}, {budget}" for called, budget in places]
     columns = (Column("method"), *numbers(*headings), Column("epochs to choose"))
     notes = (
         "regret: points below the best plan that a search by training found, ± standard error over pairs of trainings; "
@@ -43,12 +47,12 @@ def methods_values(runs: Sequence[RunFolder]) -> Table:
     """The same for programs: a row per method, network and budget."""
     _, found, spends = _found(runs)
     rows: list[tuple[Value, ...]] = []
-    for (name, (title, budget)), one in found.items():
+    for (name, (called, budget)), one in found.items():
         epochs = [spend.epochs for spend in spends.get(name, []) if spend.epochs is not None]
         told = (one.value, one.error, one.low, one.high, one.corrected, max(epochs, default=None))
-        rows.append((name, title, budget, *told))
+        rows.append((name, called, budget, *told))
     columns = (
-        Column("method"), Column("study"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
+        Column("method"), Column("network"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
         *numbers(f"p ({CORRECTION.name})", "epochs", digits=4),
     )  # fmt: skip
     return Table("Methods: regret", columns, tuple(rows))
@@ -60,17 +64,37 @@ def _found(
     places: list[Place] = []
     found: dict[tuple[str, Place], Regret] = {}
     spends: dict[str, list[MethodSpend]] = {}
+    called = _called([run.study for run in runs])
     for run in runs:
         study, ceilings = run.study, run.found_ceilings
         if not ceilings:
             raise InputError(f"{run.path} has no ceiling: `bitplan ceiling STUDY` finds one; leave it out until then")
-        told = spends_of(run)
+        names, told = _names(study), spends_of(run)
         for one in regrets(study, run.results, ceilings, run.plans):
-            places.append((study.name, one.budget))
-            found[one.title, (study.name, one.budget)] = one
+            place = called[study.id], one.budget
+            places.append(place)
+            found[names[one.title], place] = one
         for title, spend in told.items():
-            spends.setdefault(title, []).append(spend)
+            spends.setdefault(names.get(title, title), []).append(spend)
     return list(dict.fromkeys(places)), found, spends
+
+
+def _called(studies: Sequence[Study]) -> Mapping[str, str]:
+    """By the id of a study, what columns call it: its network, or its own name where others have a budget alike."""
+    alike = Counter((study.model, budget) for study in studies for budget in study.budgets)
+    return {
+        study.id: study.name if any(alike[study.model, budget] > 1 for budget in study.budgets) else study.model
+        for study in studies
+    }
+
+
+def _names(study: Study) -> dict[str, str]:
+    """The title of a method in its study → what rows call it."""
+    times = Counter(method.name for method in study.methods)
+    return {
+        method.title: method.title if times[method.name] > 1 or method.name == _OF_A_FILE else method.name
+        for method in study.methods
+    }
 
 
 def _range(spends: Sequence[MethodSpend]) -> str | None:
