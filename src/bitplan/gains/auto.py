@@ -49,8 +49,8 @@ class Advice:
 # drift_in_context 86.44, 86.38; with spreads of 0.3 to 0.6. alps chose drift's plan from the second, and had
 # 86.67 from a third, where drift had 86.09. From a fourth, at 80 and at 65 %: uniform 86.13, 83.35; eagl 87.36, 85.34;
 # drift 88.73, 84.39; drift_in_context 88.74, 85.01; alps 88.70, 85.28: at the tight budget drift is surely below eagl.
-# No difference between the last two is significant there. Of a small language model at 75 % of its bytes drift_in_context
-# is surely better than alps and uniform (perplexity 10.57, 11.27, 11.22; drift 10.79, eagl 10.94): stories.md. On a
+# No difference between the last two is significant there. Of a small language model at 75 % of its bytes (stories.md)
+# drift_in_context is surely better than alps and uniform: perplexity 10.57, 11.27, 11.22; drift 10.79, eagl 10.94. On a
 # ResNet-44 at 65 % (cifar-resnet44.md): eagl 85.65, uniform 86.28, drift 87.46, alps 87.52, drift_in_context 87.58.
 TABLE: tuple[Advice, ...] = (
     Advice(
