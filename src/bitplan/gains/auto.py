@@ -99,7 +99,7 @@ TABLE: tuple[Advice, ...] = (
         "learned steps", True, "drift_in_context", time="minutes",
         why="there are data and minutes to lower groups in the plan itself; on CIFAR-10 (ResNet-20, five seeds, three "
         "starts) it was 0 to 0.6 points above drift, which may be chance, and of a small language model surely better "
-        "than alps; no search by training found a better plan",
+        "than alps; searches by training found next to nothing better",
         better="with labels, a recipe and hours (--option time=hours) alps, a training per group and choice",
     ),
     Advice(
