@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bitplan.cli.options import Json, Trust
-from bitplan.cli.studies import RunPath, StudyFile, usual_folder
+from bitplan.cli.studies import Known, RunPath, StudyFile, take_known, usual_folder
 from bitplan.cli.terminal import say, say_json, tell, tell_error
 from bitplan.core.errors import WriteError
 from bitplan.core.progress import clock
@@ -33,6 +33,7 @@ def ceiling(
     trainings: Annotated[int, typer.Option(help="How many networks the search trains at each budget.")] = 150,
     finalists: Annotated[int, typer.Option(help="How many plans are trained again with the study's seeds.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the search's lots.")] = 0,
+    known: Known = [],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
     trust: Trust = False,
@@ -53,6 +54,7 @@ def ceiling(
     if workers is None:
         check_engine(read, study, trust=trust)
     folder = run or usual_folder(read.name)
+    take_known(read, folder, known, dry_run=dry_run)
     effort = Effort(trainings, finalists, seed)
     budgets = [str(Budget.parse(one)) for one in budget] or list(read.budgets)
     told = outlook(read, folder, budgets, effort=effort, trust=trust)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, which `bitplan sweep` made.")]
+Known = Annotated[
+    list[Path],
+    typer.Option(help="A run, or the file of its results: what it has of this study is taken as done. Repeats."),
+]
 RunOrFile = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or the file of its results.")]
 
 
@@ -42,6 +46,7 @@ def sweep(
         bool, typer.Option("--redo-damaged", help="Do trials again whose result was damaged and set aside.")
     ] = False,
     only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
+    known: Known = [],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
     trust: Trust = False,
     json: Json = False,
@@ -56,6 +61,7 @@ def sweep(
     if workers is None:
         check_engine(read, study, trust=trust)
     folder = run or usual_folder(read.name)
+    take_known(read, folder, known, dry_run=dry_run)
     if dry_run:
         from bitplan.cli.show_runs import show_forecast
         from bitplan.study.forecast import forecast
@@ -73,6 +79,18 @@ def sweep(
     tell_damage(read, study, folder, summary)
     if summary.failed or summary.missing:
         raise typer.Exit(1)
+
+
+def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) -> None:
+    """Put what other runs found into the folder of this one."""
+    from bitplan.reports.kept import look_at
+    from bitplan.study.restore import restore
+
+    if known and dry_run:
+        raise InputError("--known writes into the run's folder, and --dry-run only looks: leave one of them out")
+    for path in known:
+        found = restore(study, folder, look_at(path))
+        tell(f"{path}: {found.trials} trials, {found.estimates} estimates and {found.trainings} trainings are known")
 
 
 def usual_folder(name: str) -> Path:

@@ -95,3 +95,18 @@ def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:
         device=trained.device,
         versions=trained.versions,
     )
+
+
+def trained_of(result: Result) -> Trained:
+    """What the training of a result gave, by the result."""
+    return Trained(
+        training=result.training,
+        score=result.score,
+        metric=result.metric,
+        losses=result.losses,
+        higher_is_better=result.higher_is_better,
+        log=result.log,
+        seconds=result.seconds,
+        device=result.device,
+        versions=result.versions,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -15,14 +16,16 @@ from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.shelf import Shelf
 from bitplan.core.store import ASIDE, load
-from bitplan.core.studies import FLOAT
+from bitplan.core.studies import FLOAT, Training
 from bitplan.core.trials import Recipe, Result, Trial
+from bitplan.engines.base import Engine, Failure
+from bitplan.engines.jobs import run_jobs
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import is_quantized, plan_of, quantize
 from bitplan.quant.loading import load_weights_
 from bitplan.study.setting import CALIBRATION, Setting, scored, some_batches
-from bitplan.study.trials import starts
+from bitplan.study.trials import all_starts, starts
 from bitplan.tune.anew import begun_anew
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
@@ -47,10 +50,25 @@ class MakeStart:
             trial.id,
         )
         measured = scored(model, setting.task, log.lines, begin, in_integers=setting.study.in_integers)
+        self._refuse_another(trial, measured["score"])
         place = setting.run.starts.path(trial.id)
         save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=trial.id)
         plan = plan_of(model).id if is_quantized(model) else FLOAT
         return Result(trial=trial, plan=plan, **measured)
+
+    def _refuse_another(self, trial: Trial, score: float) -> None:
+        """Where a result is there without its network, which was not kept, the new network must score the same.
+
+        Weights that were given are the same wherever they are loaded, though not what every machine scores with them.
+        """
+        run = self.setting.run
+        before = None if trial.recipe is None else run.trials.read_sound([trial.id])[0].get(trial.id)
+        if before is not None and not run.starts.has(trial.id) and score != before.score:
+            raise InputError(
+                f"{trial.method} was made again, since its network was not kept, and scores {score:.4g}, not "
+                f"{before.score:.4g} as before: results of before and from now on would not compare. Go on on a "
+                "machine like the one before, or sweep into a new folder"
+            )
 
     def _float(self, seed: int) -> nn.Module:
         start = self.setting.study.start
@@ -134,6 +152,23 @@ class Started(Shelf[Result]):
         """Keep both under other names: one without the other is of no use."""
         self.run.starts.set_aside(name)
         return super().set_aside(name)
+
+
+def make_start(setting: Setting, trial: Trial, engine: Engine | None) -> Result | Failure:
+    """The result of a start, whose network is made unless it is there."""
+    [(_, outcome)] = run_jobs(MakeStart(setting), [trial], shelf=Started.of(setting.run), engine=engine)
+    return outcome
+
+
+def lost_starts(setting: Setting, jobs: Iterable[Training]) -> list[Trial]:
+    """The starts of trainings still to be done whose networks are not there, in the order in which they are made."""
+    done, run = setting.run.trained.ids(), setting.run
+    needed = {job.start for job in jobs if job.id not in done}
+    if all(run.starts.has(name) for name in needed):
+        return []
+    behind = [trial for one in all_starts(setting.study) if needed & {own.id for own in one.all} for trial in one.all]
+    lost = {trial.id: trial for trial in behind if trial.role == "float" or trial.id in needed}
+    return [trial for trial in lost.values() if not run.starts.has(trial.id)]
 
 
 def check_network(folder: Path, name: str) -> None:

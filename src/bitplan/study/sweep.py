@@ -26,9 +26,9 @@ from bitplan.study.limits import check_limits
 from bitplan.study.quantizers import quantizer_plans
 from bitplan.study.serving import Served, estimates_for, plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import MakeStart, Started, check_same
+from bitplan.study.starts import Started, check_same, lost_starts, make_start
 from bitplan.study.tally import Tally
-from bitplan.study.trials import agenda, all_starts
+from bitplan.study.trials import Starts, agenda, all_starts
 
 _PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
@@ -159,9 +159,11 @@ class _Sweeper:
         return self._train([trial for trial in wanted if trial.id in plans], plans)
 
     def _begun(self, wanted: Sequence[Trial], only: frozenset[str] | None) -> list[Trial]:
-        """Make all starts; gives the trials that then can begin."""
+        """Make all starts from which something is left to do; gives the trials that then can begin."""
         left = list(wanted)
         for first in all_starts(self.study):
+            if self._is_finished(first, wanted):
+                continue
             for trial in (first.floating, first.high):
                 if trial in self.agenda.trials and not self._start(trial):
                     left = [one for one in left if one.start not in (trial.id, first.high.id)]
@@ -172,6 +174,12 @@ class _Sweeper:
                 here = first.high.id
                 left = [one for one in left if one.start != here or self.study.title_of(one) not in unmade]
         return left
+
+    def _is_finished(self, first: Starts, wanted: Sequence[Trial]) -> bool:
+        """Whether a start's network is not there and not needed: it was scored, and so was all that starts from it."""
+        own = {trial.id for trial in first.all}
+        behind = {trial.id for trial in wanted if trial.start in own}
+        return not self.run.starts.has(first.high.id) and own | behind <= self.run.trials.ids()
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
@@ -187,13 +195,13 @@ class _Sweeper:
         if self._skipped(trial):
             return False
         self.tally.tell(f"{trial.method}: making the network that others start from")
-        for _, outcome in run_jobs(MakeStart(self.setting), [trial], shelf=shelf, engine=self.engine):
-            if isinstance(outcome, Failure):
-                if outcome.fault == "input":  # no trial is to blame, and none can begin: the data is missing, say
-                    raise InputError(outcome.message)
-                self._fail([trial], outcome)
-                return False
-            self._succeed([trial])
+        outcome = make_start(self.setting, trial, self.engine)
+        if isinstance(outcome, Failure):
+            if outcome.fault == "input":  # no trial is to blame, and none can begin: the data is missing, say
+                raise InputError(outcome.message)
+            self._fail([trial], outcome)
+            return False
+        self._succeed([trial])
         self.run.running.clear(trial.id)
         check_same(self.run, trial)
         return True
@@ -226,6 +234,8 @@ class _Sweeper:
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
+        for trial in lost_starts(self.setting, asked):
+            self._start(trial)
         before = self.run.trained.ids()
         count = 0
         work, shelf = Train(self.setting), self.run.trained

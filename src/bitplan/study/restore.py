@@ -1,0 +1,102 @@
+"""restore: put what was kept of a run (`bitplan results`) into a run's folder, so that a study goes on from there.
+
+A study whose folder was lost, or that got another start, budget or seed since, then trains only what is new: estimates
+and trainings are found by their own ids. Networks are not among what was kept. Where one is needed to start from, it is
+made again, and refused if it does not score as it did (`study/starts.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bitplan.core.errors import FileError
+from bitplan.core.records import Gains
+from bitplan.core.run_files import title_at
+from bitplan.core.runs import RunFolder
+from bitplan.core.studies import Estimation, Study, Trained
+from bitplan.core.trials import Result, Trial
+from bitplan.study.controls import with_controls
+from bitplan.study.serving import estimates_for, trained_of, training_for
+from bitplan.study.trials import agenda
+
+
+class Restored(NamedTuple):
+    """How many trials, estimates and trainings were the study's, and are now in its run."""
+
+    trials: int
+    estimates: int
+    trainings: int
+
+
+class _Known(NamedTuple):
+    """A trial of the study, and what was kept of it; the seed of its start is told only where there are several."""
+
+    trial: Trial
+    kept: Result
+
+
+def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
+    """Put all that another run, or its file of results, has of this study's trials into the folder."""
+    study, run = with_controls(study), RunFolder(Path(run_folder))
+    run.refuse_links()
+    own = {_whichever_start(trial): trial for trial in agenda(study).trials}
+    by_id = {_whichever_start(result.trial): result for result in kept.results}
+    known = [_Known(trial, by_id[name]) for name, trial in own.items() if name in by_id]
+    if kept.graph is None or not known:
+        raise FileError(
+            f"{kept.path} has no trial of the study {study.name}: its network, task, precisions, recipe or start is "
+            "another"
+        )
+    estimates = dict(_estimates(study, kept, kept.graph.id, known))
+    trainings = {one.training: one for one in _trainings(kept, known)}
+    for job, gains in estimates.items():
+        run.estimates.keep(job, gains)
+    for name, trained in trainings.items():
+        run.trained.keep(name, trained)
+    plans = kept.plans
+    run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
+    for one in known:
+        if not run.trials.has(one.trial.id):  # what is there says more: logs are not kept
+            run.trials.keep(one.trial.id, one.kept.model_copy(update={"trial": one.trial}))
+    return Restored(len(known), len(estimates), len(trainings))
+
+
+def _whichever_start(trial: Trial) -> str:
+    return trial.model_copy(update={"start_seed": None}).id
+
+
+def _estimates(study: Study, kept: RunFolder, graph: str, known: list[_Known]) -> Iterator[tuple[str, Gains]]:
+    """The id of each estimate that these trials chose by, and its gains."""
+    before = {one.trial.id: one.kept.trial for one in known}
+    for job, served in estimates_for(study, graph, [one.trial for one in known]):
+        for trial in served.trials[:1]:
+            gains = kept.gains_of(_title(kept.study, before[trial.id], job))
+            if gains is not None:
+                yield job.id, gains
+
+
+def _title(study: Study, trial: Trial, job: Estimation) -> str:
+    """What a run calls the gains that a trial of it chose by: those from its first start are called by the method."""
+    first = trial.start_seed in (None, *study.start.seeds[:1])
+    return title_at(study.title_of(trial), job.budgets, job.seed, start=None if first else trial.start_seed)
+
+
+def _trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:
+    """What trainings gave: those of trials, of searches for a ceiling, and of their finalists."""
+    plans = kept.plans
+    for _, result in known:
+        if not result.training:
+            continue
+        trial, plan = result.trial, plans[result.plan]
+        assert trial.recipe is not None, "what was trained has a recipe"
+        if training_for(trial, trial.recipe, plan.precisions).id != result.training:
+            raise FileError(f"{kept.path} says of {kept.study.words(trial)} what is another network's: make it again")
+        yield trained_of(result)
+    for ceiling in kept.found_ceilings:
+        scored = [(plan.training, plan.score) for plan in ceiling.judged]
+        scored += [(score.training, score.score) for finalist in ceiling.finalists for score in finalist.scores]
+        for training, score in scored:
+            better = ceiling.higher_is_better
+            yield Trained(training=training, score=score, metric=ceiling.metric, higher_is_better=better)

@@ -1,0 +1,131 @@
+"""What was kept of a run is taken as done: a study goes on from one file, without the folder that it came from."""
+
+import shutil
+import sys
+
+import pytest
+from killed_ceiling import EFFORT
+from tiny import diary_of
+
+from bitplan.cli import main
+from bitplan.core.errors import FileError, InputError
+from bitplan.core.results import RunResults
+from bitplan.core.runs import RunFolder
+from bitplan.core.store import load, write_text
+from bitplan.reports.kept import keep_results, look_at
+from bitplan.study.ceiling import find_ceiling
+from bitplan.study.restore import restore
+from bitplan.study.spec import read_study
+from bitplan.study.sweep import sweep
+
+SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
+
+
+@pytest.fixture
+def kept(swept, tmp_path):
+    return write_text(tmp_path / "kept.json", keep_results(swept).to_json())
+
+
+@pytest.fixture
+def begun(kept, tmp_path):
+    """Restore into a folder whose trainings are written down, and sweep it; gives the run and what was trained."""
+
+    def make(path):
+        study, run = read_study(path), tmp_path / "run"
+        told = restore(study, run, look_at(kept))
+        diary_of(run).touch()
+        summary = sweep(study, run, trust=True)
+        assert summary.failed == ()
+        return RunFolder(run), told, set(diary_of(run).read_text().split())
+
+    return make
+
+
+def test_a_finished_study_is_finished_elsewhere_without_any_network(begun, write, swept):
+    run, told, trained = begun(write())
+    assert told == (18, 3, len(RunFolder(swept).trained.ids()))
+    assert not trained
+    assert not list(run.starts.folder.glob("*"))
+    before = {result.trial.id: result.score for result in RunFolder(swept).results}
+    assert {result.trial.id: result.score for result in run.results} == before
+
+
+def test_a_second_start_trains_only_what_starts_from_it(begun, write, swept):
+    run, _, trained = begun(write(SEEDS))
+    of_first = [one for one in run.results if one.trial.start_seed == 0]
+    of_second = [one for one in run.results if one.trial.start_seed == 7]
+    assert len(of_first) == len(of_second) == 16
+    before = {result.training: result.score for result in RunFolder(swept).results if result.training}
+    assert {result.training: result.score for result in of_first} == before
+    assert trained.isdisjoint(before)
+    assert {one.training for one in of_second} <= trained
+    assert run.gains_of("eagl") == RunFolder(swept).gains_of("eagl") != run.gains_of("eagl, start 7")
+
+
+def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
+    run, _, trained = begun(write(("seeds = [0, 1]", "seeds = [0, 1, 2]")))
+    before = {result.training: result.score for result in RunFolder(swept).results if result.training}
+    assert trained.isdisjoint(before)
+    start = next(one.trial for one in run.results if one.trial.role == "start")
+    assert run.trials.read(start.id).score == RunFolder(swept).trials.read(start.id).score
+    assert {one.trial.seed for one in run.results if one.trial.role == "choice"} == {0, 1, 2}
+
+
+def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(kept, write, tmp_path):
+    found = load(kept, RunResults)
+    own = [dict(one) for one in found.results.own]
+    changed = next(one for one in own if one.get("trial/role") == "start")
+    changed["score"] += 1
+    results = found.results.model_copy(update={"own": tuple(own)})
+    write_text(kept, found.model_copy(update={"results": results}).to_json())
+    study, run = read_study(write(("seeds = [0, 1]", "seeds = [0, 1, 2]"))), tmp_path / "run"
+    restore(study, run, look_at(kept))
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"made again, since its network was not kept, and scores .* as before"):
+            sweep(study, run, trust=True)
+
+
+def test_results_of_another_study_are_refused(kept, write, tmp_path):
+    study = read_study(write(("lr = 0.05", "lr = 0.06"), ("lr = 0.1", "lr = 0.2")))
+    with pytest.raises(FileError, match="has no trial of the study tiny"):
+        restore(study, tmp_path / "run", look_at(kept))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):
+    found = load(kept, RunResults)
+    own = [dict(one) for one in found.results.own]
+    first, last = [one for one in own if one.get("trial/role", found.results.usual.get("trial/role")) == "choice"][::5][
+        :2
+    ]
+    first["training"] = last["training"] if last["training"] != first["training"] else "0" * 12
+    results = found.results.model_copy(update={"own": tuple(own)})
+    write_text(kept, found.model_copy(update={"results": results}).to_json())
+    with pytest.raises(FileError, match="another network's: make it again"):
+        restore(read_study(write()), tmp_path / "run", look_at(kept))
+
+
+def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path):
+    study = read_study(write())
+    shutil.copytree(swept, tmp_path / "copy")
+    find_ceiling(study, tmp_path / "copy", "70%", effort=EFFORT, trust=True)
+    kept = write_text(tmp_path / "kept.json", keep_results(tmp_path / "copy").to_json())
+    run = tmp_path / "run"
+    restore(study, run, look_at(kept))
+    diary_of(run).touch()
+    again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
+    [before] = RunFolder(tmp_path / "copy").found_ceilings
+    assert (again.judged, again.finalists) == (before.judged, before.finalists)
+    assert not diary_of(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"), [((), 0, "18 trials, 3 estimates and"), (("--dry-run",), 2, "leave one of them out")]
+)
+def test_the_command_line_says_what_is_known(more, code, says, kept, write, tmp_path, monkeypatch, capsys):
+    told = ["sweep", str(write()), "--run", str(tmp_path / "run"), "--known", str(kept), "--trust", *more]
+    monkeypatch.setattr(sys, "argv", ["bitplan", *told])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    assert says in capsys.readouterr().err
