@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json as json_text
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bitplan.cli.options import Json, Trust
-from bitplan.cli.studies import Known, RunPath, StudyFile, take_known, usual_folder
+from bitplan.cli.studies import Known, RunPath, StudyFile, ready_to_train, take_known, usual_folder
 from bitplan.cli.terminal import say, say_json, tell, tell_error
 from bitplan.core.errors import WriteError
 from bitplan.core.progress import clock
@@ -75,11 +75,7 @@ def _search(
     from bitplan.cli.progress import showing_progress
     from bitplan.study.ceiling import find_ceiling
 
-    engine: Any = None
-    if workers is not None:
-        from bitplan.engines.local import Local
-
-        engine = Local(workers=workers)
+    engine = ready_to_train(workers)
     try:
         with showing_progress("starting", every_event=True) as progress:
             for one in budgets:

@@ -14,6 +14,7 @@ from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
+    from bitplan.engines.base import Engine
     from bitplan.study.sweep import Summary
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
@@ -259,17 +260,22 @@ def run_sweep(
     from bitplan.cli.progress import showing_progress
     from bitplan.study.sweep import sweep as sweep_study
 
-    engine: Any = None
-    if workers is not None:
-        from bitplan.engines.local import Local
-
-        engine = Local(workers=workers)
+    engine = ready_to_train(workers)
     try:
         with showing_progress("starting", every_event=True) as progress:
             return sweep_study(study, folder, engine=engine, progress=progress, **told)
     except WriteError as error:
         tell_error(f"{error}. What is finished is kept: make room and sweep again")
         raise typer.Exit(1) from None
+
+
+def ready_to_train(workers: int | None) -> Engine | None:
+    """The engine that was asked for instead of the study's; this process may train too, and keeps its memory."""
+    from bitplan.core.freed import keep_freed_memory
+    from bitplan.engines.local import Local
+
+    keep_freed_memory()
+    return None if workers is None else Local(workers=workers)
 
 
 def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> None:

@@ -126,6 +126,7 @@ def finetune(
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
+    from bitplan.core.freed import keep_freed_memory
     from bitplan.quant.checkpoint import check_replaceable
     from bitplan.quant.first_run import allow_unreached_
     from bitplan.quant.root import is_quantized
@@ -134,6 +135,7 @@ def finetune(
     from bitplan.tune.prepare import training_on
 
     limit_threads(threads)
+    keep_freed_memory()
     check_replaceable(output)
     with training_on(device):
         network = what_is(source, Beside(None, weights, fresh, model, seed, trust=trust))

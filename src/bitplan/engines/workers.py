@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from bitplan.core.arrivals import packed, unpacked
 from bitplan.core.errors import InputError
+from bitplan.core.freed import keep_freed_memory
 from bitplan.core.shown import log_to_terminal
 from bitplan.engines.base import attempt
 
@@ -171,6 +172,7 @@ def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     _put_back(safe_path)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    keep_freed_memory()
     log_to_terminal()
     work: Any = None
     try:
