@@ -12,6 +12,7 @@ from bitplan.core.errors import Diverged, InputError, RecordError
 from bitplan.core.trials import Recipe
 from bitplan.tune import meter
 from bitplan.tune.loop import evaluate, finetune_
+from bitplan.tune.prepare import warn_of_slow_products
 
 TASK = Halves()
 
@@ -58,6 +59,27 @@ def test_it_learns_and_repeats_bit_for_bit(options):
     assert evaluate(model, TASK) > 85
     assert log.complete
     assert log.lines[-1].loss < 0.4 < log.lines[0].loss
+
+
+@pytest.mark.parametrize(
+    ("told", "warns"),
+    [
+        ({"architecture": "x86_64", "avx512_bf16": False}, True),
+        ({"architecture": "x86_64", "avx512_bf16": True}, False),
+        ({"architecture": "x86_64", "amx_bf16": True}, False),
+        ({"architecture": "aarch64"}, False),  # not known
+    ],
+)
+def test_bf16_is_said_to_be_slow_once_where_the_processor_has_none(told, warns, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
+    warn_of_slow_products.cache_clear()
+    for _ in range(2):
+        finetune_(network(), TASK, recipe(epochs=1, precision="bf16"))
+    finetune_(network(), TASK, recipe(epochs=1))
+    warn_of_slow_products.cache_clear()
+    assert [record.message.startswith("this processor has no products of bfloat16") for record in caplog.records] == (
+        [True] if warns else []
+    )
 
 
 def test_another_seed_gives_other_weights_and_callers_random_numbers_are_left_alone():

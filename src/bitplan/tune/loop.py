@@ -33,7 +33,7 @@ from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log, stage_folder
 from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
 from bitplan.tune.pace import Pace, pace_of, parts_of, steps_of
-from bitplan.tune.prepare import deterministic, layout, mixed, modes, seed_
+from bitplan.tune.prepare import deterministic, layout, mixed, modes, seed_, warn_of_slow_products
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
 from bitplan.tune.sharpness import at_the_worst, check_sharpness, noted
 from bitplan.tune.states import watched
@@ -88,6 +88,7 @@ def _stage_(
 ) -> TrainLog:
     """Train by a recipe of one stage."""
     accelerator = _accelerator(recipe)
+    warn_of_slow_products(recipe.precision, accelerator.device)
     trained_on, judging = parts_of(task, recipe)
     pace = pace_of(trained_on, recipe, accelerator.num_processes)
     home = None
