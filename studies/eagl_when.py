@@ -7,8 +7,9 @@ DATA is the folder of `studies/README.md`. The public CIFAR-10 ResNet-20 is quan
 bits) and trained for 1, 3, 10 and 30 epochs of half of the training images (`--share`); from each of these starts every
 group in turn is lowered (to 2, 4 or 2 bits) and fine-tuned, twice with other batches, on nine tenths of these images;
 the rise of the loss on the others is the effect that gains should foretell. Trainings multiply in bfloat16, which takes
-three quarters of the time. `again` is the rank correlation of the two effects: no method can be expected to be much
-above it. What the folder (`--work`) has already is not computed again: killed, it goes on.
+three quarters of the time on processors that have it; `--precision no` is for others. `again` is the rank correlation
+of the two effects: no method can be expected to be much above it. What the folder (`--work`) has already is not
+computed again: killed, it goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 import bitplan
+from bitplan.core.freed import keep_freed_memory
 from bitplan.core.records import Gains, Graph
 from bitplan.core.shelf import Shelf
 from bitplan.gains.base import Context
@@ -38,6 +40,7 @@ def main() -> None:
     """Train and estimate what is missing, then print the table."""
     options = arguments()
     torch.set_num_threads(1)
+    keep_freed_memory()
     whole, floating = on_digits() if options.data == "digits" else on_cifar(Path(options.data))
     task = whole if options.share == 1 else whole.hold_out(1 - options.share)[0]
     graph = bitplan.trace(floating, task.example(), rules=bitplan.Rules(narrow=0))
@@ -48,8 +51,8 @@ def main() -> None:
         key = f"{choices} after {epochs:g} epochs"
         if key not in results:
             place = options.work / key.replace(" ", "-").replace(",", "-")
-            start = started(floating, graph, task, choices, epochs, place)
-            results[key] = correlations(start, graph, task, choices, options.steps, place)
+            start = started(floating, graph, task, choices, epochs, options.precision, place)
+            results[key] = correlations(start, graph, task, choices, options.steps, options.precision, place)
             kept.write_text(json.dumps(results, indent=1))
         print(f"{key}: {in_words(results[key])}", flush=True)
     if options.figure:
@@ -57,21 +60,21 @@ def main() -> None:
 
 
 def started(
-    floating: nn.Module, graph: Graph, task: Task, choices: str, epochs: float, place: Path
+    floating: nn.Module, graph: Graph, task: Task, choices: str, epochs: float, precision: Any, place: Path
 ) -> nn.Module:  # fmt: skip
     """The network at the highest choice, trained for so long."""
     model = bitplan.quantize(floating, bitplan.Plan.uniform(graph, choices.split(",")[-1]))
     bitplan.calibrate_(model, itertools.islice(task.batches("train", 128, seed=0), 4), forward=task.forward)
-    recipe = bitplan.Recipe(epochs=epochs, batch_size=128, lr=0.01, precision="bf16")
+    recipe = bitplan.Recipe(epochs=epochs, batch_size=128, lr=0.01, precision=precision)
     bitplan.finetune_(model, task, recipe, seed=0, folder=place / "start")
     return model
 
 
 def correlations(
-    start: nn.Module, graph: Graph, task: Task, choices: str, steps: int, place: Path
+    start: nn.Module, graph: Graph, task: Task, choices: str, steps: int, precision: Any, place: Path
 ) -> dict[str, float | None]:  # fmt: skip
     """The rank correlation of each method with the effect, and of the effect with itself measured again."""
-    recipe = bitplan.Recipe(steps=steps, batch_size=128, lr=0.0025, precision="bf16")
+    recipe = bitplan.Recipe(steps=steps, batch_size=128, lr=0.0025, precision=precision)
     judged = choosing_task(task, HOLD_OUT)
 
     def estimate(method: str, seed: int, **told: Any) -> Gains:
@@ -133,6 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--choices", nargs="+", default=["w2a2,w4a4", "w4a4,w8a8", "w2a2,w3a3"])
     parser.add_argument("--share", type=float, default=0.5, help="of the training images that are used")
     parser.add_argument("--steps", type=int, default=20, help="of each fine-tuning with one group lowered")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--work", type=Path, default=Path("eagl_when"))
     parser.add_argument("--figure", type=Path)
     return parser.parse_args()
