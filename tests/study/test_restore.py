@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 from killed_ceiling import EFFORT
@@ -117,6 +118,10 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     [before] = RunFolder(tmp_path / "copy").found_ceilings
     assert (again.judged, again.finalists) == (before.judged, before.finalists)
     assert not diary_of(run).read_text()
+    longer = find_ceiling(study, run, "70%", effort=replace(EFFORT, trainings=11), trust=True)
+    assert len(longer.judged) == 11
+    assert longer.judged[:9] == before.judged
+    assert RunFolder(run).starts.has(before.search.start)  # made again, now that something is left to do from it
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ made again, and refused if it does not score as it did (`study/starts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from bitplan.core.errors import FileError
 from bitplan.core.records import Gains
 from bitplan.core.run_files import title_at
 from bitplan.core.runs import RunFolder
+from bitplan.core.shelf import Kept, Shelf
 from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.study.controls import with_controls
@@ -51,16 +52,20 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
         )
     estimates = dict(_estimates(study, kept, kept.graph.id, known))
     trainings = {one.training: one for one in _trainings(kept, known)}
-    for job, gains in estimates.items():
-        run.estimates.keep(job, gains)
-    for name, trained in trainings.items():
-        run.trained.keep(name, trained)
     plans = kept.plans
     run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
-    for one in known:
-        if not run.trials.has(one.trial.id):  # what is there says more: logs are not kept
-            run.trials.keep(one.trial.id, one.kept.model_copy(update={"trial": one.trial}))
+    _fill(run.estimates, estimates)
+    _fill(run.trained, trainings)
+    _fill(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
     return Restored(len(known), len(estimates), len(trainings))
+
+
+def _fill(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
+    """Keep what is not there; what is there says more, since logs are not kept."""
+    there = shelf.ids()
+    for name, record in records.items():
+        if name not in there:
+            shelf.keep(name, record)
 
 
 def _whichever_start(trial: Trial) -> str:
