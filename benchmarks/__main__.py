@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.rows import cells_of, measured, table
 
 ALL = ("select", "large", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "calibrate", "finetune", "capture")
-ALL += ("export", "integer", "latency", "matmulnbits", "page", "big_run", "engines")
+ALL += ("export", "integer", "latency", "matmulnbits", "page", "big_run", "engines", "freed")
 PEERS = "peers"  # measured by `python -m benchmarks.peers` alone, and kept when all others are measured again
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FAILED = "did not run here:"

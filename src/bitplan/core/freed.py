@@ -1,7 +1,7 @@
 """Memory that one step frees and the next one takes again: kept by the process in between.
 
 The usual allocator of Linux gives large blocks back to the system at once, and the system hands them out again page by
-page, each filled with zeros: 5 to 10 % of a training step of a small CNN on a CPU (docs/how-long.md).
+page, each filled with zeros: 3 to 7 % of a training step of a CNN on a CPU (`python -m benchmarks.freed`).
 """
 
 from __future__ import annotations
