@@ -67,7 +67,7 @@ def test_what_is_there_decides_and_one_line_says_so(start, float_net, saved):
         (saved / "learned", None, "eagl", "learned steps"),
         (saved / "learned", LOADER, "eagl", "data is not used, since a file of weights cannot be run"),
         (low, LOADER, "eagl", "data is not used, since drift starts from every layer at w4a4"),
-        (start[0], LOADER, "drift", "how far answers move.*Better: .*drift_in_context.*alps_racing"),
+        (start[0], LOADER, "drift", "how far answers move.*Better: .*minutes.*alps_racing"),
         (float_net, LOADER, "drift", "calibrated at w4a4, not trained"),
     ]
     for model, batches, method, words in cases:
@@ -194,7 +194,7 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(start):
     assert by_task.rows == bitplan.estimate("drop", *start, context=Context(task=TASK), samples=16).rows
 
 
-@pytest.mark.parametrize(("time", "method"), [("seconds", "drift"), ("minutes", "drift_in_context"), ("hours", "alps")])
+@pytest.mark.parametrize(("time", "method"), [("seconds", "drift"), ("minutes", "alps_racing"), ("hours", "alps")])
 def test_more_time_takes_a_method_that_uses_it_and_one_line_says_why(start, time, method):
     more = {"context": Context(task=TASK, recipe=RECIPE)} | ({"budget": "70%"} if time == "minutes" else {})
     gains = bitplan.estimate("auto", *start, choices=CHOICES, time=time, **more)
