@@ -99,7 +99,7 @@ TABLE: tuple[Advice, ...] = (
     ),
     Advice(
         "learned steps", True, "alps_racing", options={"steps": 20, "rounds": 2}, time="minutes",
-        why="there are labels, a recipe and minutes to fine-tune the groups whose choice drift leaves in doubt; on four "
+        why="there are labels, a recipe and minutes to fine-tune groups whose choice drift leaves in doubt; on four "
         "networks it was never below drift, and within 0.4 points of alps or above it, for a part of its training",
         better="with hours (--option time=hours) alps, a training per group and choice",
     ),
