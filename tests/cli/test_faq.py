@@ -90,7 +90,7 @@ def folder(tmp_path_factory):
     bitplan.calibrate_(quantized, [torch.rand(16, 1, 8, 8)])
     for name in ("w4a4", "mixed"):
         bitplan.save_checkpoint(quantized, home / name, spec="digits_resnet")
-    torch.save({"model": print, "w": torch.zeros(4, 4)}, home / "code.pth")
+    torch.save({"model": exec, "w": torch.zeros(4, 4)}, home / "code.pth")
     save_file({f"{name}.weight": torch.zeros(128, 128, dtype=torch.int8) for name in "abc"}, home / "int8.safetensors")
     for name, text in (("mymod.py", MODULE), ("study.toml", STUDY), ("digits.onnx", "")):
         (home / name).write_text(text)
