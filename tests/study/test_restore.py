@@ -63,6 +63,17 @@ def test_a_second_start_trains_only_what_starts_from_it(begun, write, swept):
     assert run.gains_of("eagl") == RunFolder(swept).gains_of("eagl") != run.gains_of("eagl, start 7")
 
 
+def test_results_of_two_starts_are_finished_elsewhere_though_the_second_has_no_gains(write, tmp_path):
+    study = read_study(write(SEEDS, ('budgets = ["85%", "70%"]', 'budgets = ["70%"]')))
+    sweep(study, tmp_path / "first", trust=True)
+    kept = write_text(tmp_path / "two.json", keep_results(tmp_path / "first").to_json())
+    run = tmp_path / "run"
+    assert restore(study, run, look_at(kept)).trials == 24
+    summary = sweep(study, run, trust=True)
+    assert (summary.done, summary.failed, summary.trained) == (24, (), 0)
+    assert not list(RunFolder(run).starts.folder.glob("*"))
+
+
 def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
     run, _, trained = begun(write(("seeds = [0, 1]", "seeds = [0, 1, 2]")))
     before = {result.training: result.score for result in RunFolder(swept).results if result.training}
@@ -91,6 +102,11 @@ def test_results_of_another_study_are_refused(kept, write, tmp_path):
     with pytest.raises(FileError, match="has no trial of the study tiny"):
         restore(study, tmp_path / "run", look_at(kept))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_run_is_refused(write, tmp_path):
+    with pytest.raises(FileError, match=r"nothing\.json is not the folder of a run"):
+        restore(read_study(write()), tmp_path / "run", look_at(tmp_path / "nothing.json"))
 
 
 def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):

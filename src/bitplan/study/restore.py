@@ -42,6 +42,7 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
     """Put all that another run, or its file of results, has of this study's trials into the folder."""
     study, run = with_controls(study), RunFolder(Path(run_folder))
     run.refuse_links()
+    before = kept.study  # where it is no run, that is said first
     own = {_whichever_start(trial): trial for trial in agenda(study).trials}
     by_id = {_whichever_start(result.trial): result for result in kept.results}
     known = [_Known(trial, by_id[name]) for name, trial in own.items() if name in by_id]
@@ -50,7 +51,7 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
             f"{kept.path} has no trial of the study {study.name}: its network, task, precisions, recipe or start is "
             "another"
         )
-    estimates = dict(_estimates(study, kept, kept.graph.id, known))
+    estimates = dict(_estimates(study, kept, before, kept.graph.id, known))
     trainings = {one.training: one for one in _trainings(kept, known)}
     plans = kept.plans
     run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
@@ -72,12 +73,14 @@ def _whichever_start(trial: Trial) -> str:
     return trial.model_copy(update={"start_seed": None}).id
 
 
-def _estimates(study: Study, kept: RunFolder, graph: str, known: list[_Known]) -> Iterator[tuple[str, Gains]]:
-    """The id of each estimate that these trials chose by, and its gains."""
-    before = {one.trial.id: one.kept.trial for one in known}
+def _estimates(
+    study: Study, kept: RunFolder, before: Study, graph: str, known: list[_Known]
+) -> Iterator[tuple[str, Gains]]:
+    """The id of each estimate that these trials chose by, and its gains; files of results have those of one start."""
+    trials = {one.trial.id: one.kept.trial for one in known}
     for job, served in estimates_for(study, graph, [one.trial for one in known]):
         for trial in served.trials[:1]:
-            gains = kept.gains_of(_title(kept.study, before[trial.id], job))
+            gains = kept.gains_of(_title(before, trials[trial.id], job))
             if gains is not None:
                 yield job.id, gains
 

@@ -209,7 +209,10 @@ class _Sweeper:
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
         """The plan of every trial whose method has gains; where estimating fails, its trials do."""
         jobs: dict[str, tuple[Estimation, list[Served]]] = {}  # methods that differ only in their selector share one
+        scored = self.run.trials.ids()
         for job, served in estimates_for(self.study, graph.id, wanted):
+            if self._is_needless(job, {trial.id for trial in served.trials} <= scored):
+                continue
             if any(not self._skipped(trial) for trial in served.trials):
                 jobs.setdefault(job.id, (job, []))[1].append(served)
         if jobs:
@@ -226,6 +229,10 @@ class _Sweeper:
                 self.tally.tell(f"{one.title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= plans_of(graph, outcome, costs, one.method, one.trials)
         return plans
+
+    def _is_needless(self, job: Estimation, done: bool) -> bool:
+        """Whether an estimate is for nothing: what it was for is done, and it was not kept, nor was its network."""
+        return done and not self.run.estimates.has(job.id) and not self.run.starts.has(job.start)
 
     def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
