@@ -7,7 +7,7 @@ made again, and refused if it does not score as it did (`study/starts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.study.controls import with_controls
 from bitplan.study.serving import estimates_for, trained_of, training_for
-from bitplan.study.trials import agenda
+from bitplan.study.trials import Starts, agenda
 
 
 class Restored(NamedTuple):
@@ -59,6 +59,19 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
     _fill(run.trained, trainings)
     _fill(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
     return Restored(len(known), len(estimates), len(trainings))
+
+
+def is_finished(run: RunFolder, first: Starts, wanted: Sequence[Trial]) -> bool:
+    """Whether a start's network is not there and not needed: it was scored, and so was all that starts from it."""
+    own = {trial.id for trial in first.all}
+    behind = {trial.id for trial in wanted if trial.start in own}
+    return not run.starts.has(first.high.id) and own | behind <= run.trials.ids()
+
+
+def is_needless(run: RunFolder, job: Estimation, trials: Sequence[Trial], scored: Collection[str]) -> bool:
+    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept."""
+    done = all(trial.id in scored for trial in trials)
+    return done and not run.estimates.has(job.id) and not run.starts.has(job.start)
 
 
 def _fill(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:

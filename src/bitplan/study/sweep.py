@@ -24,11 +24,12 @@ from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train
 from bitplan.study.limits import check_limits
 from bitplan.study.quantizers import quantizer_plans
+from bitplan.study.restore import is_finished, is_needless
 from bitplan.study.serving import Served, estimates_for, plans_of, references, result_of, trainings_of
 from bitplan.study.setting import Setting, engine_of
 from bitplan.study.starts import Started, check_same, lost_starts, make_start
 from bitplan.study.tally import Tally
-from bitplan.study.trials import Starts, agenda, all_starts
+from bitplan.study.trials import agenda, all_starts
 
 _PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
@@ -162,7 +163,7 @@ class _Sweeper:
         """Make all starts from which something is left to do; gives the trials that then can begin."""
         left = list(wanted)
         for first in all_starts(self.study):
-            if self._is_finished(first, wanted):
+            if is_finished(self.run, first, wanted):
                 continue
             for trial in (first.floating, first.high):
                 if trial in self.agenda.trials and not self._start(trial):
@@ -174,12 +175,6 @@ class _Sweeper:
                 here = first.high.id
                 left = [one for one in left if one.start != here or self.study.title_of(one) not in unmade]
         return left
-
-    def _is_finished(self, first: Starts, wanted: Sequence[Trial]) -> bool:
-        """Whether a start's network is not there and not needed: it was scored, and so was all that starts from it."""
-        own = {trial.id for trial in first.all}
-        behind = {trial.id for trial in wanted if trial.start in own}
-        return not self.run.starts.has(first.high.id) and own | behind <= self.run.trials.ids()
 
     def _start(self, trial: Trial) -> bool:
         """Make a start unless it is there; whether there is one now."""
@@ -211,7 +206,7 @@ class _Sweeper:
         jobs: dict[str, tuple[Estimation, list[Served]]] = {}  # methods that differ only in their selector share one
         scored = self.run.trials.ids()
         for job, served in estimates_for(self.study, graph.id, wanted):
-            if self._is_needless(job, {trial.id for trial in served.trials} <= scored):
+            if is_needless(self.run, job, served.trials, scored):
                 continue
             if any(not self._skipped(trial) for trial in served.trials):
                 jobs.setdefault(job.id, (job, []))[1].append(served)
@@ -229,10 +224,6 @@ class _Sweeper:
                 self.tally.tell(f"{one.title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= plans_of(graph, outcome, costs, one.method, one.trials)
         return plans
-
-    def _is_needless(self, job: Estimation, done: bool) -> bool:
-        """Whether an estimate is for nothing: what it was for is done, and it was not kept, nor was its network."""
-        return done and not self.run.estimates.has(job.id) and not self.run.starts.has(job.start)
 
     def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
         """Train each network once, whichever trials it serves."""
