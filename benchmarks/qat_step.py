@@ -4,7 +4,9 @@
 
 All variants of a network take turns in one process, so that a busy machine hits them alike; a figure is the
 median over rounds of its time divided by FP32's of the same memory layout in the same round, with quartiles.
-Times are the processor's. Bytes saved for the backward pass are counted by autograd's own hooks, each storage once.
+Times are the processor's, in a process that keeps what it frees, as bitplan's own do (`benchmarks/freed.py` says what
+that saves): FP32 and peers keep theirs too. Bytes saved for the backward pass are counted by autograd's own hooks,
+each storage once.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 import bitplan
 from benchmarks.rows import Row
 from bitplan.adapters import torchvision
+from bitplan.core.freed import keep_freed_memory
 from bitplan.core.records import Plan
 from bitplan.quant.convert import quantize
 from bitplan.quant.parameters import parameter_groups
@@ -257,6 +260,7 @@ def _line(what: str, times: dict[str, list[float]], name: str, peer: str, target
 
 def rows(rounds: int = 9) -> list[Row]:
     """ResNet-18 and MiniLM-L6."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -273,6 +277,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    keep_freed_memory()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")

@@ -10,6 +10,9 @@ import sys
 
 def main() -> None:
     """Run a verb; bad input is one line and exit code 2, never a traceback."""
+    from bitplan.cli.loading import begin_loading
+
+    begin_loading()
     from bitplan.cli.app import app
     from bitplan.cli.terminal import tell_error, tell_traceback
     from bitplan.core.errors import InputError

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bitplan.cli.loading import end_loading
 from bitplan.cli.terminal import tell
 from bitplan.core.progress import Progress, clock
 
@@ -39,6 +40,7 @@ def showing_progress(what: str, *, every_event: bool = False, left: bool = True)
 
     Where events are few and each counts, such as a trial that is done, `every_event` gets its line.
     """
+    end_loading()
     rest = TimeLeft()
 
     def words(done: int, total: int, what: str) -> str:
