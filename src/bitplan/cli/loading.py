@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 _USUAL = gc.get_threshold()
-_SELDOM = (100_000, 50, 100)  # new objects, and how many looks at the young come to one at the older
+_SELDOM = (1_000_000, 50, 100)  # new objects, and how many looks at the young come to one at the older
 
 
 def begin_loading() -> None:
