@@ -10,7 +10,7 @@ from additive import PRICE, best_of_all, found, problem
 from bitplan.core.errors import InputError
 from bitplan.core.registry import CHOOSERS, GAINS, RELAXATIONS, SEARCHES
 from bitplan.core.spend import PassMeter
-from bitplan.searches.base import as_rows, search
+from bitplan.searches.base import search
 from bitplan.searches.generator import Emitter, Generator
 from bitplan.searches.haq import Agent, Haq, Walk, choice_of, states_of
 
@@ -70,7 +70,7 @@ def test_one_plan_to_choose_is_the_uniform_one(name, choices, share):
 
 def test_the_table_of_a_plan_has_it_as_the_only_best():
     _, aim, _ = problem(4, "w2a2,w3a3,w4a4")
-    rows = np.array([row for row in as_rows(aim, (0, 1, 2, 0)).values()])
+    rows = np.array([row for row in aim.rows((0, 1, 2, 0)).values()])
     assert (rows[:, 0] == 0).all()
     assert rows.argmax(axis=1).tolist() == [0, 1, 2, 0]
     assert ((rows == rows.max(axis=1, keepdims=True)).sum(axis=1) == 1).all()

@@ -83,6 +83,16 @@ class Aim:
         scaled = to_integers([tuple(row) for row in gains.tolist()])
         return exact(Problem(self.groups, self.choices, scaled.values, self.costs, self.capacities)).picks
 
+    def rows(self, picks: Picks) -> dict[str, tuple[float, ...]]:
+        """Gains, (G, C), by which this plan and no other is the best: 1 at its choices, −1 beside its lowest ones."""
+        return {
+            name: tuple(
+                1.0 if choice == pick > 0 else 0.0 if pick > 0 or choice == 0 else -1.0
+                for choice in range(len(self.choices))
+            )
+            for name, pick in zip(self.groups, picks, strict=True)
+        }
+
     def lowered_groups(self, picks: Picks) -> dict[str, Precision]:
         """The groups of a plan that are below the highest choice, and what they are at."""
         top = len(self.choices) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -75,7 +75,7 @@ class Search(Gain):
         size = {} if context.task is None else {"samples_per_epoch": samples_per_epoch(context.task)}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
         return LayerGains(
-            by_first_layer(graph, as_rows(aim, found.best)),
+            by_first_layer(graph, aim.rows(found.best)),
             counts=meter.spent.counts | size,
             work=found.seconds,
             spend=replace(meter.spent, labels=_looks_at_labels(self.judge)),
@@ -152,14 +152,3 @@ def search(
             progress(len(seen), total, f"best {max(seen.values()):.6g}")
     best = max(seen, key=lambda picks: seen[picks])  # of equals the first
     return FoundPlan(best, seen[best], tuple(seen.values()), seconds)
-
-
-def as_rows(aim: Aim, picks: Picks) -> Mapping[str, tuple[float, ...]]:
-    """Gains, (G, C), by which this plan and no other is the best: 1 at its choices, −1 beside its lowest ones."""
-    return {
-        name: tuple(
-            1.0 if choice == pick > 0 else 0.0 if pick > 0 or choice == 0 else -1.0
-            for choice in range(len(aim.choices))
-        )
-        for name, pick in zip(aim.groups, picks, strict=True)
-    }

@@ -15,7 +15,7 @@ from bitplan.costs.base import price
 from bitplan.gains.base import Context, estimate
 from bitplan.plan.aim import Aim
 from bitplan.plan.base import select
-from bitplan.searches.base import Search, as_rows
+from bitplan.searches.base import Search
 from bitplan.searches.judging import PlanJudge
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
@@ -57,7 +57,7 @@ def _check(contract: Contract, search: Search, made: Made, context: Context) -> 
     contract.clause("no more is spent than may be", spent <= _EVALUATIONS * _PASSES + 1, f"{spent} passes")
     plan = select(made.graph, gains, price("bmac", made.graph, _CHOICES), budget=context.aim.budgets)
     picks = tuple(_CHOICES.index(plan.precisions[name]) for name in context.aim.groups)
-    contract.clause("the best selection is the plan that it found", as_rows(context.aim, picks) == gains.rows, picks)
+    contract.clause("the best selection is the plan that it found", context.aim.rows(picks) == gains.rows, picks)
 
 
 def check_judge(judge: PlanJudge, *, made: Made | None = None, context: Context | None = None) -> None:

@@ -55,6 +55,7 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "hawq": {"probes": 3, "min_probes": 2},
     "hawq_v1": {"iterations": 3},
     "hawq_v2": {"probes": 3, "min_probes": 2},
+    "plan_racing": {"plans": "drift,uniform", "spend": 0.2},
     "regression": {"steps": 1},
     "table": {"path": "gains.csv"},
 }
