@@ -2,7 +2,10 @@
 
 import os
 import pickle
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from errands import Errand, Parameters, Square, Squared, always_dies, threads_of
@@ -125,6 +128,26 @@ def test_a_round_that_nobody_waits_for_leaves_no_answer_to_the_next(tmp_path):
         next(left)
         left.close()
         assert squares(tmp_path / "next", range(4)) == {n: Squared(value=n * n) for n in range(4)}
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    (tmp_path / "diary").mkdir()
+    driver = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "drive.py"), str(tmp_path), "2", "600", "local", "workers=2"]
+    )
+    try:
+        waited_for(lambda: len(workers_of(tmp_path / "diary")) == 2)
+    finally:
+        driver.kill()
+        driver.wait()
+    waited_for(lambda: not any(map(is_there, workers_of(tmp_path / "diary"))))
+
+
+def waited_for(event, seconds=60):
+    until = time.monotonic() + seconds
+    while not event():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def is_there(process):

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -170,6 +171,7 @@ def _put_back(before: str | None) -> None:
 def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
     """A worker's life: what to do, and item after item, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _put_back(safe_path)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     keep_freed_memory()
@@ -188,3 +190,11 @@ def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
             del sent
     except (EOFError, ConnectionError):
         return
+
+
+def _end_with_parent() -> None:
+    """End at once when the parent is gone, in the middle of an item too: nobody would take its outcome."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
