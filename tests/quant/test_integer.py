@@ -17,9 +17,11 @@ from bitplan.core.errors import InputError
 from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
+from bitplan.quant import loops
 from bitplan.quant.convert import quantizers_of, unquantized
 from bitplan.quant.integer_copy import IntegerLayer
 from bitplan.quant.layer_types.linear import Conv1D
+from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
 from bitplan.testing.networks import plan_for
 from nets import Net, dynamo
@@ -388,6 +390,20 @@ def test_a_model_that_decides_by_values_is_folded_by_a_run():
     model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
     model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
     assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
+
+
+@pytest.mark.parametrize(("low", "high", "zero_point"), [(0, 3, 0), (0, 255, 0), (-2, 1, 128), (-128, 127, 128)])
+@pytest.mark.parametrize("step", [0.5, 0.37, 1e-3])
+def test_codes_are_those_of_the_quantizer(low, high, zero_point, step):
+    ties = torch.arange(-300, 300) + 0.5
+    x = torch.cat([ties * step, torch.randn(1000) * step * high, torch.tensor([torch.inf, -torch.inf, -0.0, 1e-42])])
+    encoded, has_nan = loops.encode(x, step, low, high, zero_point)
+    assert not has_nan
+    assert torch.equal(encoded.float() - zero_point, codes(x, torch.tensor(step), low, high))
+    for place in (0, 700, len(x) - 1):
+        x_with = x.clone()
+        x_with[place] = torch.nan
+        assert loops.encode(x_with, step, low, high, zero_point)[1]
 
 
 @dynamo
