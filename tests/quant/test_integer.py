@@ -11,15 +11,18 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
+from bitplan.quant import loops
 from bitplan.quant.convert import quantizers_of, unquantized
-from bitplan.quant.integer_copy import IntegerLayer
+from bitplan.quant.integer_modules import IntegerLayer
 from bitplan.quant.layer_types.linear import Conv1D
+from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
 from bitplan.testing.networks import plan_for
 from nets import Net, dynamo
@@ -388,6 +391,112 @@ def test_a_model_that_decides_by_values_is_folded_by_a_run():
     model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
     model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
     assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
+
+
+def separable():
+    """Norms and what cuts off behind convolutions, in a sequence and in sequences inside it."""
+    inner = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU6(inplace=True)),
+        inner,
+        nn.Conv2d(8, 4, 1),
+        nn.Hardtanh(-0.1, 0.2),
+        nn.Conv2d(4, 4, 1),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+    )
+
+
+def one_by_one(module, x):
+    """What a sequence is, each of its modules called by itself."""
+    if not isinstance(module, nn.Sequential):
+        return module(x)
+    for child in module:
+        x = one_by_one(child, x)
+    return x
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that are run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def made_separable():
+    x = 10 * torch.randn(2, 3, 8, 8)
+    return bitplan.integer(quantized(shaken(separable()).eval(), x, "w8a8"), x), x
+
+
+@pytest.mark.parametrize("copied", [lambda made: made, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_convolutions_of_a_sequence_do_the_work_of_what_is_behind_them(dtype, copied):
+    made, x = made_separable()
+    made(x)
+    made, x = copied(made), x.to(dtype)
+    assert len(bitplan.integer_layers(made).norms) == 3
+    with Operations() as seen:
+        out = made(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, one_by_one(made, x))
+    cut = {"relu", "hardtanh", "hardtanh_", "native_batch_norm", "_native_batch_norm_legit_no_training"}
+    assert dtype != torch.float32 or not cut & set(seen.names)
+
+
+@pytest.mark.parametrize("name", ["0", "0.1", "0.2", "1", "1.0", "3"])
+@torch.no_grad()
+def test_who_watches_a_module_of_a_sequence_sees_it(name):
+    made, x = made_separable()
+    expected, seen = made(x), []
+    made.get_submodule(name).register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    assert torch.equal(made(x), expected)
+    one_by_one(made, x)
+    assert len(seen) == (2 if "." in name or name == "3" else 1)
+    assert torch.equal(seen[0], seen[-1])
+
+
+@pytest.mark.parametrize("name", ["0.2", "1", "1.1", "1.2", "3"])
+@torch.no_grad()
+def test_a_module_that_is_put_into_a_sequence_runs(name):
+    made, x = made_separable()
+    before = made(x)
+    made.set_submodule(name, nn.Softplus())
+    assert not torch.equal(made(x), before)
+    assert torch.equal(made(x), one_by_one(made, x))
+
+
+@torch.no_grad()
+def test_a_copy_of_a_copy_that_was_quantized_again_has_its_own_weights():
+    made, x = made_separable()
+    before = made(x)
+    again = bitplan.quantize(made, bitplan.plan_of(made))
+    for parameter in again.parameters():
+        parameter.mul_(1.5)
+    again = bitplan.integer(again.eval())
+    assert not torch.equal(again(x), before)
+    assert torch.equal(again(x), one_by_one(again, x))
+
+
+@pytest.mark.parametrize(("low", "high", "zero_point"), [(0, 3, 0), (0, 255, 0), (-2, 1, 128), (-128, 127, 128)])
+@pytest.mark.parametrize("step", [0.5, 0.37, 1e-3])
+def test_codes_are_those_of_the_quantizer(low, high, zero_point, step):
+    ties = torch.arange(-300, 300) + 0.5
+    x = torch.cat([ties * step, torch.randn(1000) * step * high, torch.tensor([torch.inf, -torch.inf, -0.0, 1e-42])])
+    encoded, has_nan = loops.encode(x, step, low, high, zero_point)
+    assert not has_nan
+    assert torch.equal(encoded.float() - zero_point, codes(x, torch.tensor(step), low, high))
+    for place in (0, 700, len(x) - 1):
+        x_with = x.clone()
+        x_with[place] = torch.nan
+        assert loops.encode(x_with, step, low, high, zero_point)[1]
 
 
 @dynamo

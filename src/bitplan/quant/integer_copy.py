@@ -13,26 +13,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitplan.adapters.torch import uncompiled
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.quant.convert import copied, plan_of, unquantized
 from bitplan.quant.integer import settle_
+from bitplan.quant.integer_modules import IntegerLayer, IntegerSequence, PassedNorm
 from bitplan.quant.integer_places import find_integers
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands, why_not_here
-from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
+from bitplan.quant.layers import adopt_, quantized_as, release_
 from bitplan.quant.lsq import in_use
 from bitplan.quant.proof import named
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.quantizing import why_no_multiples
 from bitplan.quant.root import INTEGER, root_of, sites_of
 from bitplan.quant.sites import Place, Site
 
 _log = logging.getLogger(__name__)
-_NORMED = "_bitplan_normed"
 _HIGHEST_BITS = 8
 
 
@@ -70,6 +68,7 @@ def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True
     )
     setattr(root, INTEGER, IntegerLayers(tuple(layer for layer in sites if layer not in left), left, norms))
     root.register_load_state_dict_pre_hook(_refuse_state)
+    _join_(made)
     for why in dict.fromkeys(left.values()):
         _log.warning("not in integers: %s (%s)", named([layer for layer in left if left[layer] == why]), why)
     return made
@@ -90,65 +89,6 @@ def integer_layers(model: nn.Module) -> IntegerLayers:
     if found is None:
         raise InputError("no layer of this model computes in integers: make a copy that does, with integer(model)")
     return found
-
-
-class IntegerLayer(Adopted):
-    """A layer that is computed by its kernel, for inference only."""
-
-    kernel: Kernel
-    channels_last: bool
-    normed: bool = False
-
-    @uncompiled
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute in integers; without data, or with quantizers off, as its quantized counterpart does."""
-        layer: Any = self
-        quantizer: InputQuantizer = layer.input_quantizer
-        if is_fake(x) or not quantizer.enabled:
-            counterpart = family(self)
-            assert counterpart is not None
-            assert counterpart.quantized is not None
-            out: Tensor = counterpart.quantized.forward(self, x)
-            return out
-        if self.training or quantizer.observation is not None:
-            raise InputError(
-                "this copy computes in integers, which cannot be trained or calibrated: do that with the quantized "
-                "model, and make a copy of it again, with integer(model)"
-            )
-        if x.device.type != "cpu":
-            raise InputError(f"a copy that computes in integers runs on the CPU, and its input is on {x.device}")
-        with unseen():
-            needs_gradient = x.requires_grad and torch.is_grad_enabled()
-            out = _NoGradient.apply(x, self._computed) if needs_gradient else self._computed(x)
-            setattr(out, _NORMED, self.normed)
-            return out
-
-    def _computed(self, x: Tensor) -> Tensor:
-        out = self.kernel(x).to(x.dtype)
-        both = out.dim() == 4 and (self.channels_last or not x.is_contiguous())
-        return out if both else out.contiguous()
-
-
-class PassedNorm(Adopted):
-    """A batch normalization that is part of the convolution before it, where that one was computed by its kernel."""
-
-    @uncompiled
-    def forward(self, x: Tensor) -> Tensor:
-        """Give back what is normalized already."""
-        return x if getattr(x, _NORMED, False) else super().forward(x)
-
-
-class _NoGradient(torch.autograd.Function):
-    """Says so where a gradient is asked for, instead of giving none in silence."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, compute: Any) -> Tensor:
-        out: Tensor = compute(x)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        raise InputError("this copy computes in integers, which has no gradient: take it through the quantized model")
 
 
 def _convert_(layer: str, site: Site, channels_last: bool) -> str:
@@ -176,6 +116,15 @@ def _fold_(layer: nn.Module, norm: nn.Module) -> bool:
     vars(layer).update(kernel=kernel.scaled(*_scale_and_shift(norm)), normed=True)
     adopt_(norm, PassedNorm)
     return True
+
+
+def _join_(model: nn.Module) -> None:
+    """Have sequences leave to convolutions what those can do of the work of the modules behind them."""
+    for module in model.modules():
+        plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+        if plain and any(isinstance(child, IntegerLayer) for child in module.children()):
+            adopt_(module, IntegerSequence)
+            vars(module).pop("parts", None)  # of a copy that was quantized again
 
 
 def _only_normalizes(norm: nn.Module) -> bool:

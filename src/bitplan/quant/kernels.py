@@ -10,8 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Any, Self
+from functools import cache
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,16 @@ Kernel = Callable[[Tensor], Tensor]
 _SIGNED_ZERO = 128
 _PACKED = "packed"
 _SUMS_BELOW = 2**31
+
+
+class CutOff(NamedTuple):
+    """What a convolution cuts off of what it gives out: a function as oneDNN calls it, and its limits."""
+
+    function: str = "none"
+    limits: tuple[float, ...] = ()
+
+
+NOTHING: Final = CutOff()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +62,9 @@ class Operands:
 
     def encode(self, x: Tensor) -> Tensor:
         """The unsigned codes of an input, in its memory layout."""
-        wide = x.detach().float()
+        wide = x if x.dtype is torch.float32 else x.float()
         wide = wide if dense(wide) else wide.contiguous()
-        from bitplan.quant import loops  # here, since it loads numba
-
-        codes, has_nan = loops.encode(wide, self.step, self.low, self.high, self.zero_point)
+        codes, has_nan = _loops().encode(wide, self.step, self.low, self.high, self.zero_point)
         if has_nan:
             raise InputError(
                 f"the input of layer {self.layer!r} has NaN values, which have no integer codes; check the data and "
@@ -87,22 +95,22 @@ class _Kernel(ABC):
         return {name: value for name, value in vars(self).items() if name != _PACKED}
 
     @abstractmethod
-    def _pack(self, shape: torch.Size) -> Tensor:
-        """The weight as the kernel reads it, best where its input has this shape."""
+    def _pack(self, shape: torch.Size) -> tuple[Any, ...]:
+        """What oneDNN is given behind the codes, its weight packed as is best for codes of this shape."""
 
-    def _packed(self, shape: torch.Size) -> Tensor:
-        """The weight, packed for the shape that came first: right for all, and repacking takes longer."""
+    def _packed(self, shape: torch.Size) -> tuple[Any, ...]:
+        """The same, packed for the shape that came first: right for all, and repacking takes longer."""
         if _PACKED not in vars(self):
             vars(self)[_PACKED] = self._pack(shape)
-        packed: Tensor = vars(self)[_PACKED]
+        packed: tuple[Any, ...] = vars(self)[_PACKED]
         return packed
 
-    @cached_property
+    @property
     def _steps(self) -> Tensor:
         """The step of every output channel."""
         return self.operands.steps.expand(len(self.operands.codes)).contiguous()
 
-    @cached_property
+    @property
     def _no_shift(self) -> Tensor:
         """The zero points of the weight's channels."""
         return torch.zeros(len(self.operands.codes), dtype=torch.int32)
@@ -112,17 +120,17 @@ class _Kernel(ABC):
 class LinearKernel(_Kernel):
     """x (…, in) → (…, out), for codes (out, in)."""
 
-    def _pack(self, shape: torch.Size) -> Tensor:
-        packed: Tensor = torch.ops.onednn.qlinear_prepack(self.operands.codes, None)
-        return packed
+    def _pack(self, shape: torch.Size) -> tuple[Any, ...]:
+        given = self.operands
+        weight = torch.ops.onednn.qlinear_prepack(given.codes, None)
+        return given.step, given.zero_point, weight, self._steps, self._no_shift, given.bias, 1.0, 0, torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
         """Encode and multiply."""
         given = self.operands
-        out: Tensor = torch.ops.onednn.qlinear_pointwise(
-            given.encode(x), given.step, given.zero_point, self._packed(x.shape), self._steps, self._no_shift,
-            given.bias, 1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
+        out: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            given.encode(x), *self._packed(x.shape), "none", [], ""
+        )
         return out.view(*x.shape[:-1], -1) if x.numel() else out.new_empty(*x.shape[:-1], len(given.codes))
 
 
@@ -147,27 +155,21 @@ class ConvolutionKernel(_Kernel):
         steps = (given.steps * scale).float()
         return replace(self, operands=replace(given, steps=steps, bias=bias.float()))
 
-    @property
-    def _geometry(self) -> tuple[Any, ...]:
-        return self.stride, self.padding, self.dilation, self.groups
-
-    def _pack(self, shape: torch.Size) -> Tensor:
-        given = self.operands
-        packed: Tensor = torch.ops.onednn.qconv_prepack(
-            given.codes, self._steps, given.step, given.zero_point, *self._geometry, list(shape)
+    def _pack(self, shape: torch.Size) -> tuple[Any, ...]:
+        given, geometry = self.operands, (self.stride, self.padding, self.dilation, self.groups)
+        weight = torch.ops.onednn.qconv_prepack(
+            given.codes, self._steps, given.step, given.zero_point, *geometry, list(shape)
         )
-        return packed
+        scales = given.step, given.zero_point, weight, self._steps, self._no_shift
+        return *scales, given.bias, *geometry, 1.0, 0, torch.float32
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, cut_off: CutOff = NOTHING) -> Tensor:
         """Pad, encode and convolve, one sample without a batch as well."""
-        if x.dim() == len(self.stride) + 1:
-            return self(x.unsqueeze(0)).squeeze(0)
-        given, function = self.operands, _convolutions()[len(self.stride)]
-        codes = given.encode(F.pad(x, self.pad, self.mode) if self.pad else x)
-        out: Tensor = function(
-            codes, given.step, given.zero_point, self._packed(codes.shape), self._steps, self._no_shift, given.bias,
-            *self._geometry, 1.0, 0, torch.float32, "none", [], "",
-        )  # fmt: skip
+        dimensions = len(self.stride)
+        if x.dim() == dimensions + 1:
+            return self(x.unsqueeze(0), cut_off).squeeze(0)
+        codes = self.operands.encode(F.pad(x, self.pad, self.mode) if self.pad else x)
+        out: Tensor = _convolutions()[dimensions](codes, *self._packed(codes.shape), *cut_off, "")
         return out
 
 
@@ -181,10 +183,20 @@ def why_not_here() -> str:
     return "" if exact else "this CPU adds 8-bit products up in 16 bits (no VNNI, no AMX), where they overflow"
 
 
+@cache
+def _loops() -> Any:
+    """The module of compiled loops, loaded when first used, since it loads numba."""
+    from bitplan.quant import loops
+
+    return loops
+
+
+@cache
 def _convolutions() -> dict[int, Any]:
     """The convolution of so many dimensions."""
     kernels = torch.ops.onednn
-    return {1: kernels.qconv1d_pointwise, 2: kernels.qconv2d_pointwise, 3: kernels.qconv3d_pointwise}
+    every = {1: kernels.qconv1d_pointwise, 2: kernels.qconv2d_pointwise, 3: kernels.qconv3d_pointwise}
+    return {dimensions: kernel.default for dimensions, kernel in every.items()}
 
 
 def _largest_products() -> list[tuple[LinearKernel | ConvolutionKernel, Tensor]]:

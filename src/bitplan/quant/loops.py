@@ -144,12 +144,13 @@ def _forward(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, b
 @numba.njit("b1(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
 def _encode(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, zero_point: Any) -> bool:
     v, out = carray(_floats(source), size), carray(_bytes(target), size)
-    others = 0  # of the values that are not equal to themselves
+    shifted = _ROUND + zero_point  # even, so that halves go to even codes; the lowest byte of the sum is the code
+    has_nan = False
     for i in range(size):
-        others += v[i] != v[i]
-        code = min(max(v[i] / s, low), high)
-        out[i] = np.uint8(np.int32(((code + _ROUND) - _ROUND) + zero_point))
-    return others > 0
+        has_nan |= v[i] != v[i]  # a count would widen every lane
+        code = np.float32(min(max(v[i] / s, low), high) + shifted)
+        out[i] = np.uint8(code.view(np.uint32))
+    return has_nan
 
 
 @numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
