@@ -59,7 +59,7 @@ def gradients_(grad: Tensor, v: Tensor, step: float, low: int, high: int, *, bel
     scratch, parts = _scratch(threads), []
     source, given = v.data_ptr(), grad.data_ptr()
 
-    def work(row: _Row, start: int) -> None:
+    def work(row: _Scratch, start: int) -> None:
         _slopes(source + 4 * start, given + 4 * start, row.address, min(CHUNK, size - start), step, low, high, below)
 
     run = map if threads == 1 else _pool(threads).map
@@ -92,7 +92,7 @@ def _share(loop: Callable[..., Any], tensors: tuple[Tensor, Tensor], size: int, 
     return list(_pool(pieces).map(part, range(0, size, width)))
 
 
-class _Row(NamedTuple):
+class _Scratch(NamedTuple):
     """Where a thread writes of a chunk the gradient as it came, and behind it the slopes."""
 
     address: int
@@ -100,12 +100,12 @@ class _Row(NamedTuple):
     slopes: Tensor
 
 
-def _scratch(threads: int) -> list[_Row]:
+def _scratch(threads: int) -> list[_Scratch]:
     """A row for each thread; kept with its parts, since new memory and new tensors take longer than the work."""
-    kept: list[_Row] | None = getattr(_KEPT, "scratch", None)
+    kept: list[_Scratch] | None = getattr(_KEPT, "scratch", None)
     if kept is None or len(kept) != threads:
         made = torch.empty(threads, 2, CHUNK)
-        kept = _KEPT.scratch = [_Row(row.data_ptr(), *row) for row in made]
+        kept = _KEPT.scratch = [_Scratch(row.data_ptr(), *row) for row in made]
     return kept
 
 
