@@ -4,7 +4,8 @@
 
 The sweep is real but for its trainings, which give a drawn score and a log of a hundred lines at once. The verbs run
 as a user starts them, each in a process of its own. Files go to memory where /dev/shm is one, which leaves out what a
-disk takes to be flushed: making the run, some 15 ms of the processor a trial, is most of the time that this takes.
+disk takes to be flushed. Sweeps of a hundredth are made in between, so that what else the machine does meanwhile hits
+both alike; they are left out of the time of the large one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -33,7 +35,7 @@ from bitplan.study.sweep import sweep
 
 METHODS, BUDGETS, SEEDS = 10, 10, 100
 LINES = 100  # of a log, as many as any training of a hundred steps or more keeps
-FEW_TURNS = 7  # a sweep of 100 trials takes half a second, which says little once
+FEW_TURNS = 9  # a sweep of 100 trials takes half a second, which says little once
 MEMORY = Path("/dev/shm")
 VERBS = {"status": 2.0, "compare": 5.0, "report": 15.0}
 """The most seconds that each may take."""
@@ -80,19 +82,30 @@ def study_of(folder: Path, seeds: int) -> Study:
     )  # fmt: skip
 
 
-def swept(folder: Path, seeds: int) -> float:
-    """Make the run in `folder`; CPU milliseconds per trial from the first network that is trained to the last."""
+def swept(folder: Path, seeds: int, between: Callable[[], None] | None = None) -> float:
+    """Make the run in `folder`; CPU milliseconds per trial from the first network that is trained to the last.
+
+    `between` is called several times meanwhile, and its time is left out.
+    """
     folder.mkdir(parents=True)
     study = study_of(folder, seeds)
+    trials = METHODS * BUDGETS * seeds
     done: list[float] = []
+    elsewhere = 0.0
 
     def count(number: int, _: int, __: str) -> None:
-        if number > 2:  # the two that all start from are real
-            done.append(time.process_time())
+        nonlocal elsewhere
+        if number <= 2:  # the two that all start from are real
+            return
+        done.append(time.process_time() - elsewhere)
+        if between is not None and len(done) % (trials // FEW_TURNS) == trials // FEW_TURNS // 2:
+            start = time.process_time()
+            between()
+            elsewhere += time.process_time() - start
 
     with mock.patch("bitplan.study.sweep.Train", Instant):
         sweep(study, folder / "run", progress=count)
-    assert len(done) == METHODS * BUDGETS * seeds, f"{len(done)} trials are done"
+    assert len(done) == trials, f"{len(done)} trials are done"
     return 1000 * (done[-1] - done[0]) / (len(done) - 1)
 
 
@@ -114,13 +127,14 @@ def rows(seeds: int = SEEDS, keep: Path | None = None) -> list[Row]:
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as scratch:
         home = keep or Path(scratch)
         few, many = max(1, seeds // 100), seeds
-        little = statistics.median(swept(Path(scratch) / f"few{turn}", few) for turn in range(FEW_TURNS))
         whole = home / "many"
         shutil.rmtree(whole, ignore_errors=True)
+        little: list[float] = []
+        much = swept(whole, many, lambda: little.append(swept(Path(scratch) / f"few{len(little)}", few)))
         trials = f"{METHODS * BUDGETS * many:,} trials"
         made = [
             Row(
-                f"sweep of {trials}, its own time per trial", swept(whole, many), little,
+                f"sweep of {trials}, its own time per trial", much, statistics.median(little),
                 f"of {METHODS * BUDGETS * few:,}", "CPU ms", 1.1,
             )
         ]  # fmt: skip

@@ -1,12 +1,13 @@
 """Fine-tuning against a bare PyTorch loop: the same network, data, optimizer and steps, in turn.
 
-OMP_NUM_THREADS=1 python -m benchmarks.finetune
+    python -m benchmarks.finetune
 
-All times are the processor's. A training pays for its steps, and for what comes once. Both are in the ratio of the
-whole, and each line says them apart: what a step takes of a bare one (medians over all steps), and how much more comes
-once than around a bare loop. Once come two looks at how the network scores, before and after, at a 48th of all samples
-that are trained on, 512 at most; and in a folder hashes of the network, a log, and a checkpoint that is flushed to the
-disk.
+All times are the processor's, of one thread in a process that keeps what it frees, as bitplan's own do: otherwise the
+allocator gives back in one training what it keeps in the next, and steps of one and the same loop differ by a tenth.
+A training pays for its steps, and for what comes once. Both are in the ratio of the whole, and each line says them
+apart: what a step takes of a bare one (medians over all steps), and how much more comes once than around a bare loop.
+Once come two looks at how the network scores, before and after, at a 48th of all samples that are trained on, 512 at
+most; and in a folder hashes of the network, a log, and a checkpoint that is flushed to the disk.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 import bitplan
 from benchmarks.rows import Row, table
+from bitplan.core.freed import keep_freed_memory
 from bitplan.quant.parameters import parameter_groups
 
 BATCH, STEPS, ROUNDS = 64, 24, 3
@@ -155,6 +157,8 @@ def timed(train: Train, model: nn.Module, task: Noise) -> Timed:
 
 def measured() -> Iterator[tuple[str, dict[str, list[Timed]]]]:
     """Every way to train each network, round by round; the bare loop is that of the faster memory layout."""
+    keep_freed_memory()
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name, model, task in networks():
         layouts = [partial(bare, channels_last=last) for last in (False, True)]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -57,30 +57,24 @@ def gradients_(grad: Tensor, v: Tensor, step: float, low: int, high: int, *, bel
     """
     size, threads = v.numel(), torch.get_num_threads()
     scratch, parts = _scratch(threads), []
-    source, given, row_bytes = v.data_ptr(), grad.data_ptr(), 8 * CHUNK
+    source, given = v.data_ptr(), grad.data_ptr()
 
-    def work(row: int, start: int) -> None:
-        places = (source + 4 * start, given + 4 * start, scratch.data_ptr() + row * row_bytes)
-        _slopes(*places, min(CHUNK, size - start), step, low, high, below)
+    def work(row: _Scratch, start: int) -> None:
+        _slopes(source + 4 * start, given + 4 * start, row.address, min(CHUNK, size - start), step, low, high, below)
 
     run = map if threads == 1 else _pool(threads).map
     for first in range(0, size, CHUNK * threads):
         starts = range(first, min(first + CHUNK * threads, size), CHUNK)
-        for row, start in enumerate(_all_of(run, work, starts)):
-            came, slopes = scratch[row, :, : size - start]
-            parts.append(torch.dot(came, slopes))
+        list(run(work, scratch, starts))
+        for row, start in zip(scratch, starts, strict=False):
+            came, slopes, left = row.came, row.slopes, size - start
+            parts.append(torch.dot(came, slopes) if left >= CHUNK else torch.dot(came[:left], slopes[:left]))
     return added_up(parts)
 
 
 def gradients_and_sum_(grad: Tensor, v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf) -> float:
     """Turn a gradient, laid out as v is, into that for v; give the step's, summed in the same loop."""
     return float(np.float32(sum(_share(_backward, (v, grad), v.numel(), step, low, high, below))))
-
-
-def _all_of(run: Callable[..., Any], work: Callable[[int, int], None], starts: range) -> range:
-    """Do the work for all of these, and then give them."""
-    list(run(work, range(len(starts)), starts))
-    return starts
 
 
 def _share(loop: Callable[..., Any], tensors: tuple[Tensor, Tensor], size: int, *how: float) -> list[Any]:
@@ -98,11 +92,20 @@ def _share(loop: Callable[..., Any], tensors: tuple[Tensor, Tensor], size: int, 
     return list(_pool(pieces).map(part, range(0, size, width)))
 
 
-def _scratch(threads: int) -> Tensor:
-    """For each thread a gradient as it came, and slopes; kept, since new memory takes longer than the work."""
-    kept: Tensor | None = getattr(_KEPT, "scratch", None)
+class _Scratch(NamedTuple):
+    """Where a thread writes of a chunk the gradient as it came, and behind it the slopes."""
+
+    address: int
+    came: Tensor
+    slopes: Tensor
+
+
+def _scratch(threads: int) -> list[_Scratch]:
+    """A row for each thread; kept with its parts, since new memory and new tensors take longer than the work."""
+    kept: list[_Scratch] | None = getattr(_KEPT, "scratch", None)
     if kept is None or len(kept) != threads:
-        kept = _KEPT.scratch = torch.empty(threads, 2, CHUNK)
+        made = torch.empty(threads, 2, CHUNK)
+        kept = _KEPT.scratch = [_Scratch(row.data_ptr(), *row) for row in made]
     return kept
 
 

@@ -104,10 +104,10 @@ def _stage_(
         judge = judge_of(trained_on, judging, recipe, pace.total, pace.per_epoch)
         point = home.restore_(model, optimizer, judge) if home else Mark()
         loop = _Loop(
-            wrapped, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge, shares_of(model)
+            wrapped, model, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge, shares_of(model)
         )  # fmt: skip
         with deterministic(accelerator.device):
-            return _run_(loop, model, home, point, progress, stop)
+            return _run_(loop, home, point, progress, stop)
 
 
 def evaluate(model: nn.Module, task: Task) -> float:
@@ -133,9 +133,10 @@ def _told_in_all(progress: Progress, before: int, total: int, done: int, _: int,
 
 @dataclass(frozen=True)
 class _Loop:
-    """What every step needs."""
+    """What every step needs: `model` is `network` as it runs on several devices."""
 
     model: nn.Module
+    network: nn.Module
     optimizer: torch.optim.Optimizer
     task: Task
     recipe: Recipe
@@ -149,7 +150,7 @@ class _Loop:
     def forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Outputs and loss of a batch, in the recipe's precision."""
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            with watched(self.accelerator.unwrap_model(self.model), self.recipe) as states:
+            with watched(self.network, self.recipe) as states:
                 outputs = self.task.forward(self.model, batch)
             loss = objective(self.task, outputs, batch, self.teacher, self.recipe, states)
         samples = samples_in(batch)
@@ -163,17 +164,15 @@ class _Loop:
         """
         if self.shares.learns or not self.judge.is_due(step, self.pace.total):
             return
-        model = self.accelerator.unwrap_model(self.model)
         with uncharged():  # it is our look at the training, whose part it is only where weights are chosen by it
-            scores = [self.judge.scores(model) if self.accelerator.is_main_process else ()]
+            scores = [self.judge.scores(self.network) if self.accelerator.is_main_process else ()]
         if self.judge.keeps:
             charge(Spend(forwards=self.judge.samples, labels=True))
-        self.judge.note(model, step, broadcast_object_list(scores)[0])
+        self.judge.note(self.network, step, broadcast_object_list(scores)[0])
 
 
 def _run_(
     loop: _Loop,
-    model: nn.Module,
     home: TrainingFolder | None,
     point: Mark,
     progress: Progress | None,
@@ -206,19 +205,19 @@ def _run_(
             loop.look(step)
             if home and file and home.due() and step < total:
                 file.sync()
-                home.save(model, loop.optimizer, Mark(step, seconds), loop.judge)
+                home.save(loop.network, loop.optimizer, Mark(step, seconds), loop.judge)
         if home and file and step > point.step:
             file.sync()
-            home.save(model, loop.optimizer, Mark(step, seconds), loop.judge)
+            home.save(loop.network, loop.optimizer, Mark(step, seconds), loop.judge)
     loop.accelerator.wait_for_everyone()
     if step == total:
-        _conclude_(loop, model)
+        _conclude_(loop)
     return TrainLog(tuple(lines), complete=step == total)
 
 
-def _conclude_(loop: _Loop, model: nn.Module) -> None:
+def _conclude_(loop: _Loop) -> None:
     """Give the model its best weights, if they were kept; say so if training did harm."""
-    told = loop.judge.conclude_(model)
+    told = loop.judge.conclude_(loop.network)
     if told and loop.accelerator.is_main_process:
         advice = "" if loop.judge.keeps else ", or let held_out keep the best weights"
         _log.warning("training %s; lower lr (%g)%s", told, loop.recipe.lr, advice)
@@ -227,7 +226,6 @@ def _conclude_(loop: _Loop, model: nn.Module) -> None:
 def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
     """One step of the optimizer, counted from 0: its loss, score and learning rate."""
     accelerator, recipe = loop.accelerator, loop.recipe
-    model = accelerator.unwrap_model(loop.model)
     lr = rate(recipe, step, loop.pace.total)
     set_rate_(loop.optimizer, recipe, lr)
     losses, scores = 0.0, 0.0
@@ -237,7 +235,7 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
         seed_(draw, accelerator.device)
         loop.shares.begin_(step, loop.pace.total)
         with accelerator.accumulate(loop.model):
-            with noted(model, recipe.sharpness) as weights:
+            with noted(loop.network, recipe.sharpness) as weights:
                 outputs, loss = loop.forward(batch)
             losses += loss.item()
             if not math.isfinite(losses):
@@ -246,10 +244,10 @@ def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, flo
                 scores += loop.task.batch_score(outputs, batch)
             if recipe.sharpness:
                 seed_(draw, accelerator.device)
-                loss = at_the_worst(model, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
+                loss = at_the_worst(loop.network, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
             accelerator.backward(loss)
         charge(Spend(backwards=samples_in(batch) * (2 if recipe.sharpness else 1)))
-    loop.shares.spare_(list(model.parameters()))
+    loop.shares.spare_(list(loop.network.parameters()))
     if recipe.grad_clip is not None:
         relaxed = {id(parameter) for parameter in loop.shares.parameters()}
         clipped = [parameter for parameter in loop.model.parameters() if id(parameter) not in relaxed]
@@ -289,7 +287,7 @@ def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> No
         seed_(draw, loop.accelerator.device)
         loop.forward(batch)
 
-    culprit = blame(loop.accelerator.unwrap_model(loop.model), rerun, batch)
+    culprit = blame(loop.network, rerun, batch)
     lr = f"{loop.recipe.lr:g}"
     raise Diverged(
         f"the loss of step {step + 1} is {loss}: {culprit}; if the data is right, lower lr ({lr}) or set grad_clip"

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bitplan.core.checkpoints import ABOUT, ENDINGS, TENSORS
 from bitplan.core.checkpoints import Checkpoint as CheckpointRecord
@@ -35,7 +36,7 @@ from bitplan.weights.tensors import FLOATS, Tensor
 
 _IN_FOLDERS = (INDEX, TENSORS, "pytorch_model.bin")  # the first that is there is opened
 _NUMBER = re.compile(r"[0-9]+")
-_NUMBER_AMONG = re.compile(r"(\d+)")
+_NUMBER_AMONG = re.compile(r"([0-9]+)")
 _PARALLEL = "module."
 
 
@@ -138,10 +139,11 @@ def _numbers_rise(names: list[str]) -> bool:
     return all(family == sorted(family) for family in families.values())
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts layers.2 before layers.10."""
-    parts = _NUMBER_AMONG.split(name)
-    return [(0, *_by_value(part)) if part.isdecimal() and part.isascii() else (1, 0, part) for part in parts]
+def natural(name: str) -> list[Any]:
+    """A key that sorts layers.2 before layers.10: text and numbers in turn, so that like is compared with like."""
+    parts: list[Any] = _NUMBER_AMONG.split(name)
+    parts[1::2] = map(_by_value, parts[1::2])
+    return parts
 
 
 def _by_value(digits: str) -> tuple[int, str]:

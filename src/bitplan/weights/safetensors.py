@@ -21,9 +21,10 @@ from bitplan.weights.tensors import DTYPES, Tensor
 _MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_SIZE = 1 << 62  # elements of a tensor
 _MOST_AXES = 64  # as many as numpy has
-_MOST_READ = 1 << 24  # bytes of a mapped file that may stay in memory when they were read
+_MOST_READ = 1 << 26  # bytes of a mapped file that may stay in memory when they were read
 _KINDS = {name: np.dtype(kind) for name, kind in DTYPES.items()}
 _RAW = np.dtype("u1")
+_DESCRIBED = frozenset({"dtype", "shape", "data_offsets"})  # what the header must say of a tensor
 
 
 class _Span(NamedTuple):
@@ -84,7 +85,7 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 def _span(path: Path, name: str, entry: Any, room: int) -> _Span:
     """One entry of the header, believed only where type, shape and offsets agree."""
-    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+    if not isinstance(entry, dict) or not entry.keys() >= _DESCRIBED:
         raise broken(path, f"tensor {name!r} lacks dtype, shape or data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
@@ -94,14 +95,15 @@ def _span(path: Path, name: str, entry: Any, room: int) -> _Span:
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
         raise broken(path, f"tensor {name!r} lies at {str(offsets)[:60]}, outside the {room:,} bytes of data")
     begin, end = offsets
-    if dtype in _KINDS and math.prod(shape) * _KINDS[dtype].itemsize != end - begin:
+    kind = _KINDS.get(dtype)
+    if kind is not None and math.prod(shape) * kind.itemsize != end - begin:
         shown = "×".join(map(str, shape))
         raise broken(path, f"tensor {name!r} ({dtype}, {shown}) has {end - begin:,} bytes of data")
     return _Span(name, dtype, tuple(shape), begin, end)
 
 
 def _naturals(values: Any) -> bool:
-    return isinstance(values, list) and set(map(type, values)) <= {int} and min(values, default=0) >= 0
+    return isinstance(values, list) and all([type(value) is int and value >= 0 for value in values])
 
 
 def _check_disjoint(path: Path, spans: list[_Span]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from bitplan.weights.tensors import Tensor
 PIECE = 1 << 20
 T = TypeVar("T")
 Work = Callable[[int, int, int], NDArray[Any]]
+Job = list[tuple[int, int, int]]
+"""Pieces of tensors: index, start, stop."""
 
 
 def reduce_pieces(
@@ -40,24 +43,46 @@ def reduce_pieces(
         for index, _, _ in job:
             totals[index].pieces += 1
 
-    def run(job: list[tuple[int, int, int]]) -> int:
+    def run(job: Job) -> int:
         for index, start, stop in job:
             totals[index].add(work(index, start, stop))
             tensors[index].done(start, stop)
         return sum(stop - start for _, start, stop in job)
 
-    workers = min(threads(), len(jobs))
-    with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(workers)) if workers > 1 else None
-        try:
-            for weights in map(run, jobs) if pool is None else pool.map(run, jobs):
-                if progress is not None:
-                    progress(weights)
-        except BaseException:
-            if pool is not None:
-                pool.shutdown(cancel_futures=True)
-            raise
+    _run_all(run, jobs, progress)
     return [total.result[0] for total in totals]
+
+
+def _run_all(run: Callable[[Job], int], jobs: list[Job], progress: Callable[[int], None] | None) -> None:
+    """Do all jobs, on this thread and as many others as there are cores; after one that fails none begins."""
+    left, lock = iter(jobs), threading.Lock()
+    done: deque[int] = deque()  # weights of jobs of which `progress` was not told yet
+
+    def next_job() -> Job | None:
+        with lock:
+            return next(left, None)
+
+    def tell() -> None:
+        while progress is not None and done:
+            progress(done.popleft())
+
+    def run_some(after_each: Callable[[], None]) -> None:
+        try:
+            for job in iter(next_job, None):
+                done.append(run(job))
+                after_each()
+        except BaseException:
+            while next_job() is not None:
+                pass
+            raise
+
+    others = min(threads(), len(jobs)) - 1
+    with ThreadPoolExecutor(others) if others > 0 else contextlib.nullcontext() as pool:
+        running = [pool.submit(run_some, lambda: None) for _ in range(others)] if pool is not None else []
+        run_some(tell)
+        for one in running:
+            one.result()
+    tell()
 
 
 def threads() -> int:
@@ -84,11 +109,9 @@ class _Total(Generic[T]):
         self.result.append(self.finish(self.index, whole))
 
 
-def _batches(
-    tensors: Sequence[Tensor], units: Sequence[int] | None, piece: int
-) -> Iterator[list[tuple[int, int, int]]]:
+def _batches(tensors: Sequence[Tensor], units: Sequence[int] | None, piece: int) -> Iterator[Job]:
     """Pieces in order, small ones together; an empty tensor is one empty piece."""
-    batch: list[tuple[int, int, int]] = []
+    batch: Job = []
     held = 0
     for index, tensor in enumerate(tensors):
         unit = max(1, units[index] if units else 1)
