@@ -67,7 +67,7 @@ class PlanRacing(Gain):
         with metering() as meter:
             found = self._selected(model, graph, aim, context, self._samples(tuner, aim))
         charge(meter.spent if meter.known else None)
-        race = _Race(tuner, aim, self._allowed(tuner, aim) - meter.spent.passes, self.rounds)
+        race = _PlanRace(tuner, aim, self._allowed(tuner, aim) - meter.spent.passes, self.rounds)
         best, outcomes = race.run(list(found.plans))
         whose = f"{' and '.join(found.plans[best])}, of {len(found.plans)} plans"
         left_out = tuple(f"gains: plan_racing goes on without {one}" for one in found.left_out)
@@ -82,7 +82,7 @@ class PlanRacing(Gain):
         """At most this much training: as if all plans differed."""
         aim = check_aim(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
-        race = _Race(tuner, aim, (1 - _FOR_PLANS) * self._allowed(tuner, aim), self.rounds)
+        race = _PlanRace(tuner, aim, (1 - _FOR_PLANS) * self._allowed(tuner, aim), self.rounds)
         plans = [aim.top[:-number] + (0,) * number for number in range(1, min(len(self._names), len(aim.groups)) + 1)]
         return tuner.expected([job for jobs in race.jobs(plans) for job in jobs])
 
@@ -144,7 +144,7 @@ class _Selected:
 
 
 @dataclass(frozen=True)
-class _Race:
+class _PlanRace:
     """Plans, as picks, that are fine-tuned in rounds, of which each takes its part of the passes."""
 
     tuner: Tuner
