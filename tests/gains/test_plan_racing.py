@@ -163,7 +163,10 @@ def test_what_it_expects_is_the_most_that_it_trains(start):
         ({"plans": "nothing"}, "nothing"),
         ({"spend": 0.01}, "lets methods look at 1 samples"),
         ({"recipe": None}, "--recipe"),
-        ({"spend": 0.1, "plans": "uniform,eagl", "recipe": LARGE}, "train each plan for a step"),
+        (
+            {"spend": 0.1, "plans": "uniform,eagl", "recipe": LARGE},
+            "spend=0.1 of what ALPS takes is too little to train 2 plans for a step of 256 samples",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line(start, options, message):

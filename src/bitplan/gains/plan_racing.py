@@ -67,7 +67,7 @@ class PlanRacing(Gain):
         with metering() as meter:
             found = self._selected(model, graph, aim, context, self._samples(tuner, aim))
         charge(meter.spent if meter.known else None)
-        race = _PlanRace(tuner, aim, self._allowed(tuner, aim) - meter.spent.passes, self.rounds)
+        race = _PlanRace(tuner, aim, self._allowed(tuner, aim) - meter.spent.passes, self.rounds, self.spend)
         best, outcomes = race.run(list(found.plans))
         whose = f"{' and '.join(found.plans[best])}, of {len(found.plans)} plans"
         left_out = tuple(f"gains: plan_racing goes on without {one}" for one in found.left_out)
@@ -82,7 +82,7 @@ class PlanRacing(Gain):
         """At most this much training: as if all plans differed."""
         aim = check_aim(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
-        race = _PlanRace(tuner, aim, (1 - _FOR_PLANS) * self._allowed(tuner, aim), self.rounds)
+        race = _PlanRace(tuner, aim, (1 - _FOR_PLANS) * self._allowed(tuner, aim), self.rounds, self.spend)
         plans = [aim.top[:-number] + (0,) * number for number in range(1, min(len(self._names), len(aim.groups)) + 1)]
         return tuner.expected([job for jobs in race.jobs(plans) for job in jobs])
 
@@ -151,6 +151,7 @@ class _PlanRace:
     aim: Aim
     passes: float
     rounds: int
+    spend: float
 
     def run(self, plans: Sequence[Picks]) -> tuple[Picks, list[Tuned]]:
         """The plan of the least loss, and all trainings; of one plan none. Of equals the one that came first."""
@@ -181,17 +182,17 @@ class _PlanRace:
         counts = [plans] if plans > 1 else []
         while len(counts) < self.rounds and counts and counts[-1] > 2:
             counts.append(_kept(counts[-1]))
-        return [self._steps(self.passes / len(counts) / count) for count in counts]
+        return [self._steps(self.passes / len(counts), count) for count in counts]
 
-    def _steps(self, passes: float) -> int:
-        """As many as so many passes allow, what is held out being judged with them; an epoch at most."""
+    def _steps(self, passes: float, count: int) -> int:
+        """As many as the passes allow each plan, what is held out being judged with them; an epoch at most."""
         task, size = self.tuner.work.task, self.tuner.run_of_all.recipe.batch_size
         judging = task.size("test") if judged_by(task) == "test" else 0
-        steps = int((passes - judging) / (size * _passes_of_a_sample(self.tuner)))
+        steps = int((passes / count - judging) / (size * _passes_of_a_sample(self.tuner)))
         if steps < 1:
             raise InputError(
-                "plan_racing: what may be spent is too little to train each plan for a step: spend more, or take a "
-                "smaller batch_size"
+                f"plan_racing: spend={self.spend:g} of what ALPS takes is too little to train {count} plans for a step "
+                f"of {size} samples: spend more (spend={10 * self.spend:g}), or take a smaller batch_size"
             )
         return min(steps, max(1, task.size("train") // size))
 
