@@ -116,3 +116,13 @@ def test_a_study_says_once_what_searches_may_spend(write, tmp_path):
                               ('[[methods]]\nname = "uniform"\n', search), name="unsaid.toml"))  # fmt: skip
     with_it, without = ({trial.id: trial.method for trial in trials(one)} for one in (study, unsaid))
     assert {with_it.get(name, without.get(name)) for name in with_it.keys() ^ without.keys()} == {"evolution"}
+
+
+def test_what_plans_that_race_take_is_foretold_for_each_budget(write, tmp_path):
+    racing = '[[methods]]\nname = "plan_racing"\noptions = { plans = "eagl,uniform", spend = 0.5 }\n'
+    study = read_study(write(("seeds = [0, 1]", "seeds = [0]"), ('[[methods]]\nname = "uniform"\n', racing)))
+    assert forecast(study, tmp_path / "run", trust=True).methods["plan_racing"] > 0
+    summary = sweep(study, tmp_path / "run", trust=True, only=["plan_racing"])
+    assert summary.failed == ()
+    titles = {f"plan_racing at {budget}, seed 0" for budget in ("85%", "70%")}
+    assert set(RunFolder(tmp_path / "run").bound_gains) == titles

@@ -90,8 +90,9 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
                 continue
             teacher = network if job.recipe and job.recipe.distills else None
             context = Context(
-                task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend
-            )
+                task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend,
+                aim=setting.aim(job.budgets, graph),
+            )  # fmt: skip
             told = gain.expected(high, graph, study.choices, context)
             if told is not None:
                 seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)

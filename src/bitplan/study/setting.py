@@ -104,9 +104,12 @@ class Setting:
         budgets = [Budget.parse(budget) for budget in self.study.budgets]
         return add_limited([own], budgets, graph, self.study.choices)
 
-    def aim(self, budgets: tuple[str, ...]) -> Aim | None:
+    def aim(self, budgets: tuple[str, ...], graph: Graph | None = None) -> Aim | None:
         """What a method that chooses within these budgets must meet; None without budgets."""
-        return Aim.of(self.graph, self.study.choices, self.costs(self.graph), budgets) if budgets else None
+        if not budgets:
+            return None
+        traced = graph or self.graph
+        return Aim.of(traced, self.study.choices, self.costs(traced), budgets)
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""
