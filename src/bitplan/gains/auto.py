@@ -52,9 +52,10 @@ class Advice:
 # budget drift is surely below alps_racing. No other difference between these four is significant there. Of a small
 # language model at 75 % of its bytes (stories.md) drift_in_context is surely better than alps and uniform: perplexity
 # 10.57, 11.27, 11.22; drift 10.79, eagl 10.94. On a ResNet-44 at 65 % (cifar-resnet44.md): eagl 85.65, uniform 86.28,
-# drift 87.46, alps 87.52, drift_in_context 87.58. alps_racing else: 86.28 (third start), alps's plan (second); 10.60;
-# 87.75. Of a small PSPNet from 3 to 8 bits (camvid.md) drift_in_context is surely far below all others, 29.87; drift
-# 40.06, alps_racing 41.02.
+# drift 87.46, alps 87.52, drift_in_context 87.58; at 80 %: 88.55, 88.49, 90.34, 90.52. alps_racing else: 86.28 (third
+# start), alps's plan (second); 10.60; 87.75 and 90.53. Of a small PSPNet from 3 to 8 bits (camvid.md), two starts,
+# drift_in_context is surely far below all others, 33.32; drift 39.70, alps_racing and alps 40.36. plan_racing (0057) is
+# level with these on the ResNet-44, 90.34 and 87.57, and 1.8 below on the PSPNet: alps_racing stays.
 TABLE: tuple[Advice, ...] = (
     Advice(
         "no weights", False, "uniform",
