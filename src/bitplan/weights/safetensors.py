@@ -21,7 +21,7 @@ from bitplan.weights.tensors import DTYPES, Tensor
 _MOST_HEADER = 100_000_000  # bytes, the format's own limit
 _MOST_SIZE = 1 << 62  # elements of a tensor
 _MOST_AXES = 64  # as many as numpy has
-_MOST_READ = 1 << 26  # bytes of a mapped file that may stay in memory when they were read
+_MOST_READ = 1 << 25  # bytes of a mapped file that may stay in memory when they were read
 _KINDS = {name: np.dtype(kind) for name, kind in DTYPES.items()}
 _RAW = np.dtype("u1")
 _DESCRIBED = frozenset({"dtype", "shape", "data_offsets"})  # what the header must say of a tensor
