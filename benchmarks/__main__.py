@@ -4,6 +4,7 @@
     python -m benchmarks select eagl             these only; their sections of the page are replaced
     python -m benchmarks --write page.md eagl    another page than docs/performance.md
     python -m benchmarks.peers                   libraries that need environments of their own; no part of `make bench`
+    python -m benchmarks.before                  bitplan as it was, from the repository's history; no part of it either
 
 Each benchmark runs in a process of its own; what fails is said in the page with its reason, and the others go on. The
 page begins with how many targets are met and which are not, counted from its own tables.
@@ -27,7 +28,8 @@ from benchmarks.rows import cells_of, measured, table
 
 ALL = ("select", "large", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "calibrate", "finetune", "capture")
 ALL += ("export", "integer", "latency", "matmulnbits", "page", "big_run", "engines", "freed")
-PEERS = "peers"  # measured by `python -m benchmarks.peers` alone, and kept when all others are measured again
+PEERS, BEFORE = "peers", "before"
+APART = (PEERS, BEFORE)  # each measured by a command of its own, and kept when all others are measured again
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FAILED = "did not run here:"
 HEAD = """# Performance
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
     if not asked.names:
-        put(asked.write, {}, beside=(PEERS,))
+        put(asked.write, {}, beside=APART)
     for name in asked.names or ALL:
         text = section(name)
         print(text, flush=True)
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     print(summary(_sections(asked.write.read_text())))
 
 
-def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*ALL, PEERS)) -> None:
+def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*ALL, *APART)) -> None:
     """Put sections into a page, beside those of these names that it has."""
     old = _sections(path.read_text()) if path.exists() else {}
     path.write_text(page({name: text for name, text in old.items() if name in beside} | dict(sections)))
@@ -65,7 +67,7 @@ def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*AL
 
 def page(sections: Mapping[str, str]) -> str:
     """The whole page: what it is, what came of it, and the sections in their order."""
-    ordered = {name: sections[name] for name in (*ALL, PEERS) if name in sections}
+    ordered = {name: sections[name] for name in (*ALL, *APART) if name in sections}
     return "\n".join([HEAD, f"{summary(ordered)}\n", *ordered.values()])
 
 

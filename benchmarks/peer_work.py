@@ -247,7 +247,7 @@ def answer(library: str, task: str, state: dict[str, Trainer]) -> dict[str, Any]
     return {name: {"seconds": trainer.step(), "MB": trainer.saved()} for name, trainer in state.items()}
 
 
-def main(library: str) -> None:
+def serve(answer: Callable[[str], dict[str, Any]]) -> None:
     """Answer what is asked until nothing more is; what libraries print goes to the errors."""
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -255,14 +255,19 @@ def main(library: str) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    state: dict[str, Trainer] = {}
     for line in sys.stdin:
         try:
-            found = answer(library, line.strip(), state)
+            found = answer(line.strip())
         except Exception as error:  # a library's failure is a line of the page
             found = {"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"}
         said.write(json.dumps(found) + "\n")
         said.flush()
+
+
+def main(library: str) -> None:
+    """Do what one library does."""
+    state: dict[str, Trainer] = {}
+    serve(lambda task: answer(library, task, state))
 
 
 if __name__ == "__main__":

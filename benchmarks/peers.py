@@ -27,10 +27,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from benchmarks.__main__ import PAGE, PEERS, dated, put
+from benchmarks.asking import Absent, Asked
 from benchmarks.rows import Row, table
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,6 @@ PINS = {  # what pip installs besides torch and torchvision; some leave out what
     "nncf": ("nncf==3.4.0",),
 }
 OURS = "bitplan"
-LIMIT = 900.0  # seconds for an answer
 FAILED = "Did not run here:"
 NO_CHOICE = {"nncf": "chooses no precisions for networks of PyTorch's"}
 WHAT = {
@@ -56,48 +55,11 @@ HOW = {
 }  # fmt: skip
 
 
-class Absent(Exception):
-    """A library that cannot be measured here, and why."""
-
-
-@dataclass
-class Peer:
-    """A library that waits in a process of its own for what it is asked."""
-
-    name: str
-    process: subprocess.Popen[str]
-
-    @classmethod
-    def start(cls, name: str, python: Path) -> Peer:
-        """One thread; its own tools first, since NNCF compiles with ninja at its first step."""
-        path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": path, "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"}
-        command = [str(python), "-P", str(Path(__file__).with_name("peer_work.py")), name]
-        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, env=environment)
-        return cls(name, process)
-
-    def ask(self, task: str) -> Any:
-        """What it answers; Absent where it failed, now or before, or took too long."""
-        if self.process.poll() is not None:
-            raise Absent("it has ended")
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{task}\n")
-        self.process.stdin.flush()
-        watch = Timer(LIMIT, self.process.kill)
-        watch.start()
-        line = self.process.stdout.readline()
-        watch.cancel()
-        found = json.loads(line) if line else {"failed": f"it ended with {self.process.wait()}, or was ended"}
-        if "failed" in found:
-            raise Absent(found["failed"])
-        return found
-
-    def stop(self) -> None:
-        """Let it end."""
-        if self.process.poll() is None:
-            self.process.communicate()
+def waiting(name: str, python: Path) -> Asked:
+    """A library in its environment; its own tools come first, since NNCF compiles with ninja at its first step."""
+    path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    command = [str(python), "-P", str(Path(__file__).with_name("peer_work.py")), name]
+    return Asked.start(name, command, {"PATH": path, "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"})
 
 
 def environment(name: str, folder: Path) -> Path:
@@ -136,10 +98,10 @@ def _check(report: Any) -> None:
 def measure(names: Sequence[str], folder: Path, rounds: int) -> str:
     """Every library next to ours, as a table; and below it what did not run, and why."""
     found = Found()
-    peers = [Peer.start(OURS, Path(sys.executable))]
+    peers = [waiting(OURS, Path(sys.executable))]
     for name in names:
         with found.or_absent(name):
-            peers.append(Peer.start(name, environment(name, folder)))
+            peers.append(waiting(name, environment(name, folder)))
     try:
         choose(peers, found)
         train(peers, rounds, found)
@@ -165,7 +127,7 @@ class Found:
             self.absent.append(f"{what}: {why}")
 
 
-def choose(peers: Sequence[Peer], found: Found) -> None:
+def choose(peers: Sequence[Asked], found: Found) -> None:
     """CPU seconds of each; ours before and after the others, and the faster counts."""
     what, seconds = "choosing precisions for ResNet-50, 8 images", {}
     for peer in (*peers, peers[0]):
@@ -179,7 +141,7 @@ def choose(peers: Sequence[Peer], found: Found) -> None:
             found.rows.append(Row(what, seconds[OURS], theirs, name, "CPU s", 1.0, note=HOW[name]))
 
 
-def train(peers: Sequence[Peer], rounds: int, found: Found) -> None:
+def train(peers: Sequence[Asked], rounds: int, found: Found) -> None:
     """Time and memory of a step, each relative to FP32 in the same process; ours against theirs."""
     steps: dict[str, list[Any]] = {peer.name: [] for peer in peers}
     for _ in range(rounds):

@@ -4,6 +4,7 @@ import importlib
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,21 @@ def test_a_whole_run_keeps_the_peers_and_nothing_else_of_the_page_before(tmp_pat
     assert "of before" not in text
     assert text.index("## eagl\n\nof now") < text.index("## peers")
     assert "1 lines, 1 of them with a target; 1 meet it." in text
+
+
+def test_a_commit_works_beside_what_is_here(tmp_path):
+    before = importlib.import_module("benchmarks.before")
+    line = before.Line("rank sum", "one test")
+    text = before.measure("HEAD", [line, before.Line("no such task", "another")], rounds=1)
+    (cells,) = bench()[1].cells_of(text)
+    assert cells[0] == "one test"
+    assert "(before)" in cells[2]
+    assert float(cells[3]) > 0
+    assert "Did not run here: another: KeyError" in text
+    with ExitStack() as stack, pytest.raises(before.Absent, match="nothing would be .*, not what lies in"):
+        before.started("nothing", tmp_path, stack)
+    with pytest.raises(SystemExit, match="git has no source of no-such-commit here"):
+        before.taken_out("no-such-commit", tmp_path)
 
 
 def test_an_environment_that_would_bring_cuda_is_refused():
