@@ -6,12 +6,12 @@ import torch
 from toys import RECIPE, Stripes, quantized
 
 import bitplan
-from bitplan.core.errors import InputError
+from bitplan.core.errors import Diverged, InputError, Unfinished, WriteError
 from bitplan.core.jobs import Tuned
 from bitplan.core.precision import parse_choices
 from bitplan.gains.aims import aim_within
 from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.drift import Drift
+from bitplan.gains.drift import Compare, Drift
 from bitplan.gains.eagl import Eagl
 from bitplan.gains.finetuned import Tuner
 from bitplan.gains.fisher import Fisher
@@ -142,13 +142,30 @@ def test_a_method_that_cannot_be_run_is_left_out_and_named(start, monkeypatch):
         raced(start, plans="drift")
 
 
-def test_what_it_expects_is_the_most_that_it_trains(start):
+@pytest.mark.parametrize(("plans", "spend"), [(PLANS, 2), ("eagl,uniform", 0.5), (PLANS, 0.4), ("eagl", 0.5)])
+def test_what_it_expects_is_the_most_that_it_trains(start, plans, spend):
     model, graph = start
     aim = aim_within(graph, parse_choices(CHOICES), BUDGET)
     context = Context(task=TASK, recipe=SHORT, aim=aim)
-    told = PlanRacing(spend=2, plans=PLANS).expected(model, graph, aim.choices, context)
-    assert (told.jobs, told.done) == (4 + 2, 0)
-    assert 0 < 3 * told.samples <= 2 * 3 * 256 * len(aim.groups) * 2 / 2
+    told = PlanRacing(spend=spend, plans=plans).expected(model, graph, aim.choices, context)
+    found = raced(start, plans=plans, spend=spend)
+    assert found.counts["samples"] <= told.samples
+    assert 3 * told.samples <= spend * 3 * 256 * len(aim.groups) * 2
+
+
+def test_a_fault_of_today_ends_it_and_leaves_no_method_out(start, monkeypatch, tmp_path):
+    for error in (WriteError("cannot write x.json: No space left on device"), Diverged("the loss is nan")):
+
+        def fail(*_, error=error):
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Drift, "layer_gains", fail)
+            with pytest.raises(type(error)):
+                raced(start, plans="drift,eagl,uniform")
+    monkeypatch.setattr(Compare, "__call__", lambda *_: 1 / 0)
+    with pytest.raises(Unfinished, match="drift failed with"):
+        raced(start, plans="drift,eagl,uniform", store=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +177,7 @@ def test_what_it_expects_is_the_most_that_it_trains(start):
         ({"lr_factor": 0}, "lr_factor must be above 0"),
         ({"plans": ""}, "name the methods"),
         ({"plans": "first_to_last"}, "first_to_last is not defined by exact selection"),
+        ({"plans": "alps,uniform"}, "alps trains, which would leave nothing for the race"),
         ({"plans": "nothing"}, "nothing"),
         ({"spend": 0.01}, "lets methods look at 1 samples"),
         ({"recipe": None}, "--recipe"),

@@ -11,6 +11,7 @@ BitplanError
     ├── BudgetError        a budget cannot be read or cannot be met
     ├── TraceError         the model cannot be traced with this example input
     ├── Diverged           training gave a loss that is NaN or infinite
+    ├── Unfinished         jobs of a method failed; what others did is kept where there is a store
     ├── NothingToChoose    every layer is fixed by a rule, so there is nothing to select
     ├── MissingExtra       an optional library is not installed
     └── NeedsMore          a contract cannot be tried without what only its author has (`bitplan.testing`)
@@ -65,6 +66,10 @@ class TraceError(InputError):
 
 class Diverged(InputError):
     """Training gave a loss that is NaN or infinite."""
+
+
+class Unfinished(InputError):
+    """Some jobs of a method failed, whether by what was asked for, a worker or the code."""
 
 
 class NothingToChoose(InputError):

@@ -102,7 +102,8 @@ TABLE: tuple[Advice, ...] = (
     Advice(
         "learned steps", True, "alps_racing", options={"steps": 20, "rounds": 2}, time="minutes",
         why="there are labels, a recipe and minutes to fine-tune groups whose choice drift leaves in doubt; on four "
-        "networks it was never surely below drift, and at most 0.4 points below alps, for a part of its training",
+        "networks, bound to a part of alps's training (--option spend=0.05), it was never surely below drift, and at "
+        "most 0.4 points below alps",
         better="with hours (--option time=hours) alps, a training per group and choice",
     ),
     Advice(

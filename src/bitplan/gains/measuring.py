@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from torch import nn
 
-from bitplan.core.errors import InputError, WriteError
+from bitplan.core.errors import InputError, Unfinished, WriteError
 from bitplan.core.jobs import Dropped, Lowered, Relaxed
 from bitplan.core.probes import Probes
 from bitplan.core.protocols import lacks
@@ -140,6 +140,6 @@ def _raise(failed: Sequence[tuple[Job, Failure]], total: int, shelf: Shelf[Outco
         if shelf is None
         else f"the other outcomes are kept in {shelf.folder}, so that only what failed is done again"
     )
-    error = InputError(f"{method} failed with {job.words} (seed {job.seed}){many}: {failure.error}; {then}")
+    error = Unfinished(f"{method} failed with {job.words} (seed {job.seed}){many}: {failure.error}; {then}")
     error.add_note(failure.traceback)
     raise error

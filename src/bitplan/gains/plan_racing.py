@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bitplan.core.about import About
-from bitplan.core.errors import InputError
+from bitplan.core.about import About, about_of
+from bitplan.core.errors import Diverged, FileError, InputError, Unfinished
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
@@ -31,12 +31,12 @@ _FEWEST = 8  # samples that a method looks at, at least
 class PlanRacing(Gain):
     """The best of the plans that other methods select, told apart by training them (docs/decisions/0057).
 
-    Every one of `plans`, which are names of methods, selects within the budget; where one cannot (a task has no class
-    scores to drift) the others go on. Plans that differ are fine-tuned as they are, with the same batches for all; the
-    better half, two at least, is fine-tuned again on other batches, for as many `rounds`; the one with the least
-    training loss, over all steps of all rounds, is taken. `spend` is a share of what ALPS takes with an epoch per
-    group: half of it at most goes to the methods, whose samples are cut where they would take more, the rest is divided
-    evenly among rounds, an epoch for a plan at most. `lr_factor` is that of `alps`.
+    Every one of `plans`, which are names of methods that train nothing, selects within the budget; where one cannot (a
+    task has no class scores to drift) the others go on. Plans that differ are fine-tuned as they are, with the same
+    batches for all; the better half, two at least, is fine-tuned again on other batches, for as many `rounds`; the one
+    with the least training loss, over all steps of all rounds, is taken. `spend` is a share of what ALPS takes with an
+    epoch per group: half of it at most goes to the default methods, whose samples are cut where they would take more,
+    the rest is divided evenly among rounds, an epoch for a plan at most. `lr_factor` is that of `alps`.
     """
 
     about: ClassVar[About] = About(True, True, True, "spend·3·T·G·(C − 1)", "bitplan")
@@ -57,8 +57,12 @@ class PlanRacing(Gain):
         if not self._names:
             raise InputError("plan_racing: name the methods whose plans are raced, plans=drift,fisher,uniform")
         for name in self._names:
-            if make_gain(name, {})[0].selector != "exact":
+            gain, _ = make_gain(name, {})
+            if gain.selector != "exact":
                 raise InputError(f"plan_racing: {name} is not defined by exact selection: leave it out")
+            about = about_of(gain)
+            if about is not None and about.trains:
+                raise InputError(f"plan_racing: {name} trains, which would leave nothing for the race: leave it out")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Select the plans, race them, and give the best as gains for which it is the best selection."""
@@ -79,12 +83,14 @@ class PlanRacing(Gain):
         )
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """At most this much training: as if all plans differed."""
+        """At most this much training: as if all plans differed, and methods took nothing."""
         aim = check_aim(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
-        race = _PlanRace(tuner, aim, (1 - _FOR_PLANS) * self._allowed(tuner, aim), self.rounds, self.spend)
+        race = _PlanRace(tuner, aim, self._allowed(tuner, aim), self.rounds, self.spend)
         plans = [aim.top[:-number] + (0,) * number for number in range(1, min(len(self._names), len(aim.groups)) + 1)]
-        return tuner.expected([job for jobs in race.jobs(plans) for job in jobs])
+        counts = [count for count in range(2, len(plans) + 1) if race.suffices_for(count)] or [min(2, len(plans))]
+        most = max(counts, key=race.steps_for)  # fewer plans may be left more by rounding
+        return tuner.expected([job for jobs in race.jobs(plans[:most]) for job in jobs])
 
     @property
     def _names(self) -> list[str]:
@@ -123,6 +129,8 @@ class PlanRacing(Gain):
             gain, _ = make_gain(name, usual_for(context.task, name))
             try:
                 found = _fewer(gain, samples).layer_gains(model, graph, aim.choices, context)
+            except (FileError, Diverged, Unfinished):
+                raise  # what a disk or a worker did today is no reason to choose otherwise
             except InputError as error:
                 left_out.append(f"{name} ({error})")
                 continue
@@ -177,24 +185,41 @@ class _PlanRace:
     def _job(self, picks: Picks, number: int, steps: int) -> Lowered:
         return self.tuner.job(self.aim.lowered_groups(picks), seed=number, steps=steps)
 
-    def _lengths(self, plans: int) -> list[int]:
-        """The steps of a plan in each round; two plans are raced once, one is not."""
+    def suffices_for(self, plans: int) -> bool:
+        """Whether each of so many plans can be trained for a step in every round."""
+        return all(self._affordable(passes, count) > 0 for passes, count in self._shares(plans))
+
+    def steps_for(self, plans: int) -> int:
+        """The steps of all trainings of a race of so many plans."""
+        lengths = zip(self._shares(plans), self._lengths(plans), strict=True)
+        return sum(count * steps for (_, count), steps in lengths)
+
+    def _shares(self, plans: int) -> list[tuple[float, int]]:
+        """The passes of each round, and how many plans share them; two plans are raced once, one is not."""
         counts = [plans] if plans > 1 else []
         while len(counts) < self.rounds and counts and counts[-1] > 2:
             counts.append(_kept(counts[-1]))
-        return [self._steps(self.passes / len(counts), count) for count in counts]
+        return [(self.passes / len(counts), count) for count in counts]
 
-    def _steps(self, passes: float, count: int) -> int:
-        """As many as the passes allow each plan, what is held out being judged with them; an epoch at most."""
+    def _lengths(self, plans: int) -> list[int]:
+        """The steps of a plan in each round; an epoch at most."""
+        task, size = self.tuner.work.task, self.tuner.run_of_all.recipe.batch_size
+        lengths = []
+        for passes, count in self._shares(plans):
+            steps = self._affordable(passes, count)
+            if steps < 1:
+                raise InputError(
+                    f"plan_racing: spend={self.spend:g} of what ALPS takes is too little to train {count} plans for a "
+                    f"step of {size} samples: spend more (spend={10 * self.spend:g}), or take a smaller batch_size"
+                )
+            lengths.append(min(steps, max(1, task.size("train") // size)))
+        return lengths
+
+    def _affordable(self, passes: float, count: int) -> int:
+        """As many steps as the passes allow each of so many plans, what is held out being judged with them."""
         task, size = self.tuner.work.task, self.tuner.run_of_all.recipe.batch_size
         judging = task.size("test") if judged_by(task) == "test" else 0
-        steps = int((passes / count - judging) / (size * _passes_of_a_sample(self.tuner)))
-        if steps < 1:
-            raise InputError(
-                f"plan_racing: spend={self.spend:g} of what ALPS takes is too little to train {count} plans for a step "
-                f"of {size} samples: spend more (spend={10 * self.spend:g}), or take a smaller batch_size"
-            )
-        return min(steps, max(1, task.size("train") // size))
+        return int((passes / count - judging) / (size * _passes_of_a_sample(self.tuner)))
 
 
 def _kept(plans: int) -> int:
