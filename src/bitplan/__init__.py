@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bitplan.core.budget import Budget as Budget
     from bitplan.core.errors import BitplanError as BitplanError
     from bitplan.core.errors import InputError as InputError
+    from bitplan.core.freed import keep_freed_memory as keep_freed_memory
     from bitplan.core.latencies import Latency as Latency
     from bitplan.core.precision import Precision as Precision
     from bitplan.core.records import Costs as Costs
@@ -140,6 +141,7 @@ _HOMES = {
     "integer": "quant.integer_copy",
     "integer_layers": "quant.integer_copy",
     "integer_weights": "quant.convert",
+    "keep_freed_memory": "core.freed",
     "load": "core.store",
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
