@@ -1,6 +1,6 @@
 """bitplan as it was at a commit and as it is, in turn: the same work, each version in a process of its own.
 
-    python -m benchmarks.before [--commit 88bab3b] [--only TASK …] [--rounds 3] [--write PAGE]
+    python -m benchmarks.before [--commit 0d7028a] [--only TASK …] [--rounds 3] [--write PAGE]
 
 The commit is by default the last one before the work on speed began. Its source is taken out of git into a folder that
 is deleted at the end, and both run in this environment with one thread. In each round both are asked one after the
@@ -31,7 +31,7 @@ from benchmarks.asking import Absent, Asked
 from benchmarks.rows import Row, number, table
 
 ROOT = Path(__file__).parents[1]
-COMMIT = "88bab3b"
+COMMIT = "0d7028a"
 FAILED = "Did not run here:"
 
 
