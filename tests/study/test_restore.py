@@ -13,6 +13,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.results import RunResults
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load, write_text
+from bitplan.core.studies import FailedTrial
 from bitplan.reports.kept import keep_results, look_at
 from bitplan.study.ceiling import find_ceiling
 from bitplan.study.restore import restore
@@ -25,6 +26,17 @@ SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
 @pytest.fixture
 def kept(swept, tmp_path):
     return write_text(tmp_path / "kept.json", keep_results(swept).to_json())
+
+
+@pytest.fixture
+def scored_otherwise(kept, tmp_path):
+    """The file of results with another score of its start."""
+    found = load(kept, RunResults)
+    own = [dict(one) for one in found.results.own]
+    changed = next(one for one in own if one.get("trial/role") == "start")
+    changed["score"] += 1
+    results = found.results.model_copy(update={"own": tuple(own)})
+    return write_text(tmp_path / "otherwise.json", found.model_copy(update={"results": results}).to_json())
 
 
 @pytest.fixture
@@ -83,18 +95,31 @@ def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
     assert {one.trial.seed for one in run.results if one.trial.role == "choice"} == {0, 1, 2}
 
 
-def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(kept, write, tmp_path):
-    found = load(kept, RunResults)
-    own = [dict(one) for one in found.results.own]
-    changed = next(one for one in own if one.get("trial/role") == "start")
-    changed["score"] += 1
-    results = found.results.model_copy(update={"own": tuple(own)})
-    write_text(kept, found.model_copy(update={"results": results}).to_json())
+def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(scored_otherwise, write, tmp_path):
     study, run = read_study(write(("seeds = [0, 1]", "seeds = [0, 1, 2]"))), tmp_path / "run"
-    restore(study, run, look_at(kept))
+    restore(study, run, look_at(scored_otherwise))
     for _ in range(2):
         with pytest.raises(InputError, match=r"made again, since its network was not kept, and scores .* as before"):
             sweep(study, run, trust=True)
+
+
+def test_results_of_a_start_that_scored_otherwise_are_refused(kept, scored_otherwise, study, tmp_path):
+    run = tmp_path / "run"
+    restore(study, run, look_at(kept))
+    before = {path: path.read_bytes() for path in run.rglob("*.json")}
+    with pytest.raises(FileError, match=r"w4a4 start scores .* in .*otherwise\.json and .* in .*run: "):
+        restore(study, run, look_at(scored_otherwise))
+    assert {path: path.read_bytes() for path in run.rglob("*.json")} == before
+
+
+def test_a_trial_that_failed_here_and_is_known_from_elsewhere_has_not_failed(kept, swept, study, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    for result in RunFolder(swept).results[-2:]:
+        failed = FailedTrial(trial=result.trial, fault="worker", error="killed by SIGKILL")
+        run.failed.keep(result.trial.id, failed)
+    restore(study, run.path, look_at(kept))
+    assert sweep(study, run.path, trust=True).failed == ()
+    assert not run.failed.ids()
 
 
 def test_results_of_another_study_are_refused(kept, write, tmp_path):

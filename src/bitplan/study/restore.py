@@ -53,11 +53,14 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
         )
     estimates = dict(_estimates(study, kept, before, kept.graph.id, known))
     trainings = {one.training: one for one in _trainings(kept, known)}
+    _refuse_other_starts(run, kept, known)
     plans = kept.plans
     run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
     _fill(run.estimates, estimates)
     _fill(run.trained, trainings)
     _fill(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
+    for one in known:
+        run.failed.remove(one.trial.id)
     return Restored(len(known), len(estimates), len(trainings))
 
 
@@ -72,6 +75,18 @@ def is_needless(run: RunFolder, job: Estimation, trials: Sequence[Trial], scored
     """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept."""
     done = all(trial.id in scored for trial in trials)
     return done and not run.estimates.has(job.id) and not run.starts.has(job.start)
+
+
+def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -> None:
+    """A start that was trained must score here what it scored there: else it is another network, as in `starts.py`."""
+    trained = {one.trial.id: one for one in known if one.trial.role in ("float", "start") and one.trial.recipe}
+    for name, here in run.trials.read_sound(trained)[0].items():
+        trial, there = trained[name]
+        if there.score != here.score:
+            raise FileError(
+                f"{trial.method} scores {there.score} in {kept.path} and {here.score} in {run.path}: trials begin with "
+                "another network there, and would not compare. Sweep into a new folder, or leave one of them out"
+            )
 
 
 def _fill(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
