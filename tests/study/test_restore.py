@@ -19,6 +19,7 @@ from bitplan.study.ceiling import find_ceiling
 from bitplan.study.restore import restore
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
+from bitplan.study.trials import agenda, starts
 
 SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
 
@@ -147,6 +148,24 @@ def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):
         restore(read_study(write()), tmp_path / "run", look_at(kept))
 
 
+def test_what_lacks_a_plan_is_refused(swept, study, tmp_path):
+    other = RunFolder(shutil.copytree(swept, tmp_path / "other"))
+    (other.path / "plans" / f"{other.results[-1].plan}.json").unlink()
+    with pytest.raises(FileError, match="other lacks the plan that from the last .* was trained by: make it again"):
+        restore(study, tmp_path / "run", look_at(other.path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_of_what_has_no_recipe_is_refused(swept, write, tmp_path):
+    study = read_study(write(("[start.recipe]\nsteps = 6\n", "")))
+    other = RunFolder(shutil.copytree(swept, tmp_path / "other"))
+    other.keep(study, agenda(study))
+    said = {"trial": starts(study).high, "training": "0" * 12}
+    other.trials.keep(said["trial"].id, RunFolder(swept).results[1].model_copy(update=said))
+    with pytest.raises(FileError, match="other lacks the recipe that w4a4 start seed 0 was trained by: make it again"):
+        restore(study, tmp_path / "run", look_at(other.path))
+
+
 def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path):
     study = read_study(write())
     shutil.copytree(swept, tmp_path / "copy")
@@ -156,6 +175,9 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     restore(study, run, look_at(kept))
     diary_of(run).touch()
     again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
+    for name, trained in RunFolder(tmp_path / "copy").trained.read_all().items():
+        if name in {result.training for result in RunFolder(swept).results}:
+            assert RunFolder(run).trained.read(name) == trained.model_copy(update={"log": ()})
     [before] = RunFolder(tmp_path / "copy").found_ceilings
     assert (again.judged, again.finalists) == (before.judged, before.finalists)
     assert not diary_of(run).read_text()

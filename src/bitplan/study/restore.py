@@ -120,19 +120,21 @@ def _title(study: Study, trial: Trial, job: Estimation) -> str:
 
 
 def _trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:
-    """What trainings gave: those of trials, of searches for a ceiling, and of their finalists."""
-    plans = kept.plans
-    for _, result in known:
-        if not result.training:
-            continue
-        trial, plan = result.trial, plans[result.plan]
-        assert trial.recipe is not None, "what was trained has a recipe"
-        if training_for(trial, trial.recipe, plan.precisions).id != result.training:
-            raise FileError(f"{kept.path} says of {kept.study.words(trial)} what is another network's: make it again")
-        yield trained_of(result)
+    """What trainings gave: those of searches for a ceiling, of their finalists, and of trials, which say more."""
     for ceiling in kept.found_ceilings:
         scored = [(plan.training, plan.score) for plan in ceiling.judged]
         scored += [(score.training, score.score) for finalist in ceiling.finalists for score in finalist.scores]
         for training, score in scored:
             better = ceiling.higher_is_better
             yield Trained(training=training, score=score, metric=ceiling.metric, higher_is_better=better)
+    plans, study = kept.plans, kept.study
+    for _, result in known:
+        if not result.training:
+            continue
+        trial, plan, words = result.trial, plans.get(result.plan), study.words(result.trial)
+        if plan is None or trial.recipe is None:
+            lacks = "plan" if plan is None else "recipe"
+            raise FileError(f"{kept.path} lacks the {lacks} that {words} was trained by: make it again")
+        if training_for(trial, trial.recipe, plan.precisions).id != result.training:
+            raise FileError(f"{kept.path} says of {words} what is another network's: make it again")
+        yield trained_of(result)
