@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from killed_ceiling import EFFORT
-from tiny import diary_of
+from tiny import STUDY, diary_of
 
 from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
@@ -19,7 +19,7 @@ from bitplan.study.ceiling import find_ceiling
 from bitplan.study.restore import restore
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
-from bitplan.study.trials import agenda, starts
+from bitplan.study.trials import agenda, all_starts, starts
 
 SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
 
@@ -85,6 +85,39 @@ def test_results_of_two_starts_are_finished_elsewhere_though_the_second_has_no_g
     summary = sweep(study, run, trust=True)
     assert (summary.done, summary.failed, summary.trained) == (24, (), 0)
     assert not list(RunFolder(run).starts.folder.glob("*"))
+
+
+def test_a_start_that_is_not_needed_stays_unmade_beside_one_that_shares_its_float_network(write, swept, tmp_path):
+    weights = RunFolder(swept).starts.path(RunFolder(swept).results[0].trial.id)
+    given = ("[start.float_recipe]\nsteps = 30\nlr = 0.1\n", "")
+    one, two = f'[start]\nweights = "{weights}"\n', f'[start]\nweights = "{weights}"\nseeds = [0, 7]\n'
+    sweep(read_study(write(given, ("[start]\n", one))), tmp_path / "first", trust=True)
+    study, run = read_study(write(given, ("[start]\n", two))), RunFolder(tmp_path / "run")
+    restore(study, run.path, look_at(tmp_path / "first"))
+    first, second = all_starts(study)
+    for _ in range(2):
+        assert sweep(study, run.path, trust=True).done == 35
+        assert {path.name for path in run.starts.folder.iterdir()} == {second.floating.id, second.high.id}
+    assert first.floating == second.floating
+
+
+def test_quantizers_are_finished_elsewhere_without_their_float_network(tmp_path):
+    head = STUDY.split("[[methods]]")[0].replace('budgets = ["85%", "70%"]\n', "")
+    (tmp_path / "study.toml").write_text(head + '[[quantizers]]\nname = "lsq"\n')
+    study, run = read_study(tmp_path / "study.toml"), RunFolder(tmp_path / "run")
+    sweep(study, tmp_path / "first", trust=True)
+    restore(study, run.path, look_at(tmp_path / "first"))
+    assert sweep(study, run.path, trust=True).done == 5
+    assert not list(run.starts.folder.glob("*"))
+
+
+def test_a_damaged_estimate_that_nothing_needs_is_set_aside(begun, write):
+    run, _, _ = begun(write())
+    path = run.estimates.path(sorted(run.estimates.ids())[0])
+    path.write_bytes(path.read_bytes()[:50])
+    found = [sweep(run.study, run.path, trust=True) for _ in range(2)]
+    assert [(one.done, one.failed) for one in found] == [(18, ())] * 2
+    assert [[aside.name for aside in one.set_aside] for one in found] == [[f"{path.name}.damaged"], []]
 
 
 def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):

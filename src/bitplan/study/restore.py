@@ -20,7 +20,7 @@ from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.study.controls import with_controls
 from bitplan.study.serving import estimates_for, trained_of, training_for
-from bitplan.study.trials import Starts, agenda
+from bitplan.study.trials import agenda
 
 
 class Restored(NamedTuple):
@@ -64,17 +64,22 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
     return Restored(len(known), len(estimates), len(trainings))
 
 
-def is_finished(run: RunFolder, first: Starts, wanted: Sequence[Trial]) -> bool:
-    """Whether a start's network is not there and not needed: it was scored, and so was all that starts from it."""
-    own = {trial.id for trial in first.all}
-    behind = {trial.id for trial in wanted if trial.start in own}
-    return not run.starts.has(first.high.id) and own | behind <= run.trials.ids()
+def is_finished(run: RunFolder, own: Sequence[Trial], wanted: Sequence[Trial]) -> bool:
+    """Whether no network of a start is there, nor needed: its own trials are scored, and so is all that starts from it.
+
+    The float network may be another start's as well: it is looked at only where trials have no other.
+    """
+    networks = [trial for trial in own if trial.role == "start"] or own
+    if any(run.starts.has(trial.id) for trial in networks):
+        return False
+    names = {trial.id for trial in own}
+    return names | {trial.id for trial in wanted if trial.start in names} <= run.trials.ids()
 
 
 def is_needless(run: RunFolder, job: Estimation, trials: Sequence[Trial], scored: Collection[str]) -> bool:
-    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept."""
+    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept whole."""
     done = all(trial.id in scored for trial in trials)
-    return done and not run.estimates.has(job.id) and not run.starts.has(job.start)
+    return done and not run.starts.has(job.start) and not run.estimates.read_sound([job.id])[0]
 
 
 def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -> None:

@@ -163,7 +163,7 @@ class _Sweeper:
         """Make all starts from which something is left to do; gives the trials that then can begin."""
         left = list(wanted)
         for first in all_starts(self.study):
-            if is_finished(self.run, first, wanted):
+            if is_finished(self.run, [trial for trial in first.all if trial in self.agenda.trials], wanted):
                 continue
             for trial in (first.floating, first.high):
                 if trial in self.agenda.trials and not self._start(trial):
@@ -207,6 +207,9 @@ class _Sweeper:
         scored = self.run.trials.ids()
         for job, served in estimates_for(self.study, graph.id, wanted):
             if is_needless(self.run, job, served.trials, scored):
+                if self.run.estimates.has(job.id):
+                    aside = self.run.estimates.set_aside(job.id)
+                    self.tally.tell(f"an estimate is damaged, and not needed any more: it is kept as {aside.name}")
                 continue
             if any(not self._skipped(trial) for trial in served.trials):
                 jobs.setdefault(job.id, (job, []))[1].append(served)
