@@ -156,6 +156,16 @@ def test_a_trial_that_failed_here_and_is_known_from_elsewhere_has_not_failed(kep
     assert not run.failed.ids()
 
 
+def test_a_damaged_training_is_done_again_from_a_start_that_is_made_again(begun, write):
+    run, _, _ = begun(write())
+    result = run.results[-1]
+    for path in (run.trials.path(result.trial.id), run.trained.path(result.training)):
+        path.write_bytes(path.read_bytes()[:50])
+    summary = sweep(run.study, run.path, redo_damaged=True, trust=True)
+    assert (summary.done, summary.failed, summary.trained) == (18, (), 1)
+    assert run.trials.read(result.trial.id).score == result.score
+
+
 def test_results_of_another_study_are_refused(kept, write, tmp_path):
     study = read_study(write(("lr = 0.05", "lr = 0.06"), ("lr = 0.1", "lr = 0.2")))
     with pytest.raises(FileError, match="has no trial of the study tiny"):
@@ -218,6 +228,7 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     assert len(longer.judged) == 11
     assert longer.judged[:9] == before.judged
     assert RunFolder(run).starts.has(before.search.start)  # made again, now that something is left to do from it
+    assert not list(RunFolder(run).running.folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -197,8 +197,6 @@ class _Sweeper:
             self._fail([trial], outcome)
             return False
         self._succeed([trial])
-        self.run.running.clear(trial.id)
-        check_same(self.run, trial)
         return True
 
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -235,9 +233,11 @@ class _Sweeper:
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
-        for trial in lost_starts(self.setting, asked):
-            self._start(trial)
         before = self.run.trained.ids()
+        if self.redo:  # what is damaged among them is trained again
+            before, _ = self.run.trained.look_at(before & {job.id for job in asked})
+        for trial in lost_starts(self.setting, {job.start for job in asked if job.id not in before}):
+            self._start(trial)
         count = 0
         work, shelf = Train(self.setting), self.run.trained
         for job, outcome in run_jobs(work, asked, shelf=shelf, engine=self.engine, remake=self.redo):
