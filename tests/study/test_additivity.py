@@ -130,5 +130,8 @@ def test_both_experiments_on_a_run(swept, tmp_path):
     )
     assert again.alone == pairs.alone
     shutil.rmtree(run / "starts")
+    again = study_pairs(study, run, count=3, samples=64, by="loss", trust=True)
+    assert again.pairs == pairs.pairs, "the network is made again"
+    shutil.rmtree(run / "trials")
     with pytest.raises(InputError, match="has no network at w4a4 yet"):
         study_pairs(study, run, trust=True)

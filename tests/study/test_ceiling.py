@@ -13,8 +13,10 @@ from killed_ceiling import EFFORT, search
 from tiny import diary_of
 
 from bitplan.cli import main
+from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.runs import RunFolder
+from bitplan.core.store import load
 from bitplan.reports.across import methods, methods_values
 from bitplan.reports.document import report
 from bitplan.reports.kept import keep_results, look_at
@@ -24,6 +26,7 @@ from bitplan.study.ceiling import Effort, find_ceiling, outlook
 from bitplan.study.check import check
 from bitplan.study.clean import find_waste
 from bitplan.study.setting import Setting
+from bitplan.study.trials import starts
 from bitplan.tasks.choosing import choosing_task
 
 HERE = Path(__file__).parent
@@ -69,6 +72,16 @@ def test_a_network_that_the_sweep_trained_is_not_trained_again(found, swept):
     for one in from_methods:
         assert {score.training for score in one.scores} <= before
     assert {one.training for one in ceiling.judged}.isdisjoint(before)
+
+
+def test_a_start_that_comes_out_otherwise_when_made_again_is_refused(swept, study, tmp_path):
+    run = RunFolder(shutil.copytree(swept, tmp_path / "run"))
+    high = run.starts.path(starts(study).high.id)
+    shutil.move(high, aside := high.with_name(f"{high.name}.damaged"))
+    about = load(aside / "checkpoint.json", Checkpoint).model_copy(update={"sha256": "0" * 64})
+    (aside / "checkpoint.json").write_text(about.to_json(of=high.name))
+    with pytest.raises(InputError, match=rf"{high.name} was damaged and made again, and is not the network"):
+        find_ceiling(study, run.path, "70%", effort=EFFORT, trust=True)
 
 
 def test_a_killed_search_goes_on_and_finds_the_same(found, swept, tmp_path):

@@ -480,4 +480,4 @@ def test_sound_files_that_do_not_fit_together_are_named(run):
     assert named(run) == {"agenda.json"}
     folder.keep(folder.agenda.model_copy(update={"study": folder.study.id}))
     shutil.rmtree(folder.starts.path(folder.agenda.trials[0].id))
-    assert "is not there: a sweep makes it again" in check(run).wrong[0].what
+    assert "is not there: it is made again where something needs it" in check(run).wrong[0].what

@@ -146,6 +146,21 @@ def test_networks_of_trials_that_are_gone_are_waste(run, study, write):
     assert not left.exists()
 
 
+def test_a_start_that_is_not_there_is_made_again_first(run):
+    shutil.rmtree(run.path / "starts")
+    told = []
+    result = choose(run)
+    assert trained_network(run, result, progress=lambda *what: told.append(what[2]), trust=True).as_recorded
+    assert told[:2] == [f"{name}: making the network that others start from" for name in ("float", "w4a4 start")]
+    assert not list((run.path / "running").iterdir())
+    shutil.rmtree(run.path / "starts")
+    run.networks.clear(result.training)
+    high = run.results[1]
+    run.trials.keep(high.trial.id, high.model_copy(update={"score": high.score + 1}))
+    with pytest.raises(InputError, match=r"w4a4 start was made again, .* scores .* as before"):
+        trained_network(run, result, trust=True)
+
+
 def test_what_cannot_be_had_is_one_line(run, swept):
     start = run.results[0]
     with pytest.raises(InputError, match=rf"was not trained from a plan: its network is in .*starts/{start.trial.id}"):
@@ -156,9 +171,6 @@ def test_what_cannot_be_had_is_one_line(run, swept):
     run.trials.keep(result.trial.id, result.model_copy(update={"training": "0123456789ab"}))
     with pytest.raises(FileError, match="training 0123456789ab, which its plan and recipe do not make"):
         trained_network(run, choose(run), trust=True)
-    shutil.rmtree(run.path / "starts")
-    with pytest.raises(FileError, match="no longer has the network that its trials start from"):
-        trained_network(run, result, trust=True)
     (run.path / f"plans/{result.plan}.json").unlink()
     with pytest.raises(FileError, match="no longer has the plan of"):
         trained_network(run, result, trust=True)

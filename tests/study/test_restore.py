@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import pytest
 from killed_ceiling import EFFORT
-from tiny import diary_of
+from tiny import STUDY, diary_of
 
 from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.results import RunResults
 from bitplan.core.runs import RunFolder
 from bitplan.core.store import load, write_text
+from bitplan.core.studies import FailedTrial
 from bitplan.reports.kept import keep_results, look_at
 from bitplan.study.ceiling import find_ceiling
 from bitplan.study.restore import restore
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
+from bitplan.study.trials import agenda, all_starts, starts
 
 SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
 
@@ -25,6 +27,17 @@ SEEDS = ("[start]\n", "[start]\nseeds = [0, 7]\n")
 @pytest.fixture
 def kept(swept, tmp_path):
     return write_text(tmp_path / "kept.json", keep_results(swept).to_json())
+
+
+@pytest.fixture
+def scored_otherwise(kept, tmp_path):
+    """The file of results with another score of its start."""
+    found = load(kept, RunResults)
+    own = [dict(one) for one in found.results.own]
+    changed = next(one for one in own if one.get("trial/role") == "start")
+    changed["score"] += 1
+    results = found.results.model_copy(update={"own": tuple(own)})
+    return write_text(tmp_path / "otherwise.json", found.model_copy(update={"results": results}).to_json())
 
 
 @pytest.fixture
@@ -74,6 +87,39 @@ def test_results_of_two_starts_are_finished_elsewhere_though_the_second_has_no_g
     assert not list(RunFolder(run).starts.folder.glob("*"))
 
 
+def test_a_start_that_is_not_needed_stays_unmade_beside_one_that_shares_its_float_network(write, swept, tmp_path):
+    weights = RunFolder(swept).starts.path(RunFolder(swept).results[0].trial.id)
+    given = ("[start.float_recipe]\nsteps = 30\nlr = 0.1\n", "")
+    one, two = f'[start]\nweights = "{weights}"\n', f'[start]\nweights = "{weights}"\nseeds = [0, 7]\n'
+    sweep(read_study(write(given, ("[start]\n", one))), tmp_path / "first", trust=True)
+    study, run = read_study(write(given, ("[start]\n", two))), RunFolder(tmp_path / "run")
+    restore(study, run.path, look_at(tmp_path / "first"))
+    first, second = all_starts(study)
+    for _ in range(2):
+        assert sweep(study, run.path, trust=True).done == 35
+        assert {path.name for path in run.starts.folder.iterdir()} == {second.floating.id, second.high.id}
+    assert first.floating == second.floating
+
+
+def test_quantizers_are_finished_elsewhere_without_their_float_network(tmp_path):
+    head = STUDY.split("[[methods]]")[0].replace('budgets = ["85%", "70%"]\n', "")
+    (tmp_path / "study.toml").write_text(head + '[[quantizers]]\nname = "lsq"\n')
+    study, run = read_study(tmp_path / "study.toml"), RunFolder(tmp_path / "run")
+    sweep(study, tmp_path / "first", trust=True)
+    restore(study, run.path, look_at(tmp_path / "first"))
+    assert sweep(study, run.path, trust=True).done == 5
+    assert not list(run.starts.folder.glob("*"))
+
+
+def test_a_damaged_estimate_that_nothing_needs_is_set_aside(begun, write):
+    run, _, _ = begun(write())
+    path = run.estimates.path(sorted(run.estimates.ids())[0])
+    path.write_bytes(path.read_bytes()[:50])
+    found = [sweep(run.study, run.path, trust=True) for _ in range(2)]
+    assert [(one.done, one.failed) for one in found] == [(18, ())] * 2
+    assert [[aside.name for aside in one.set_aside] for one in found] == [[f"{path.name}.damaged"], []]
+
+
 def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
     run, _, trained = begun(write(("seeds = [0, 1]", "seeds = [0, 1, 2]")))
     before = {result.training: result.score for result in RunFolder(swept).results if result.training}
@@ -83,18 +129,41 @@ def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
     assert {one.trial.seed for one in run.results if one.trial.role == "choice"} == {0, 1, 2}
 
 
-def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(kept, write, tmp_path):
-    found = load(kept, RunResults)
-    own = [dict(one) for one in found.results.own]
-    changed = next(one for one in own if one.get("trial/role") == "start")
-    changed["score"] += 1
-    results = found.results.model_copy(update={"own": tuple(own)})
-    write_text(kept, found.model_copy(update={"results": results}).to_json())
+def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(scored_otherwise, write, tmp_path):
     study, run = read_study(write(("seeds = [0, 1]", "seeds = [0, 1, 2]"))), tmp_path / "run"
-    restore(study, run, look_at(kept))
+    restore(study, run, look_at(scored_otherwise))
     for _ in range(2):
         with pytest.raises(InputError, match=r"made again, since its network was not kept, and scores .* as before"):
             sweep(study, run, trust=True)
+
+
+def test_results_of_a_start_that_scored_otherwise_are_refused(kept, scored_otherwise, study, tmp_path):
+    run = tmp_path / "run"
+    restore(study, run, look_at(kept))
+    before = {path: path.read_bytes() for path in run.rglob("*.json")}
+    with pytest.raises(FileError, match=r"w4a4 start scores .* in .*otherwise\.json and .* in .*run: "):
+        restore(study, run, look_at(scored_otherwise))
+    assert {path: path.read_bytes() for path in run.rglob("*.json")} == before
+
+
+def test_a_trial_that_failed_here_and_is_known_from_elsewhere_has_not_failed(kept, swept, study, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    for result in RunFolder(swept).results[-2:]:
+        failed = FailedTrial(trial=result.trial, fault="worker", error="killed by SIGKILL")
+        run.failed.keep(result.trial.id, failed)
+    restore(study, run.path, look_at(kept))
+    assert sweep(study, run.path, trust=True).failed == ()
+    assert not run.failed.ids()
+
+
+def test_a_damaged_training_is_done_again_from_a_start_that_is_made_again(begun, write):
+    run, _, _ = begun(write())
+    result = run.results[-1]
+    for path in (run.trials.path(result.trial.id), run.trained.path(result.training)):
+        path.write_bytes(path.read_bytes()[:50])
+    summary = sweep(run.study, run.path, redo_damaged=True, trust=True)
+    assert (summary.done, summary.failed, summary.trained) == (18, (), 1)
+    assert run.trials.read(result.trial.id).score == result.score
 
 
 def test_results_of_another_study_are_refused(kept, write, tmp_path):
@@ -122,6 +191,24 @@ def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):
         restore(read_study(write()), tmp_path / "run", look_at(kept))
 
 
+def test_what_lacks_a_plan_is_refused(swept, study, tmp_path):
+    other = RunFolder(shutil.copytree(swept, tmp_path / "other"))
+    (other.path / "plans" / f"{other.results[-1].plan}.json").unlink()
+    with pytest.raises(FileError, match="other lacks the plan that from the last .* was trained by: make it again"):
+        restore(study, tmp_path / "run", look_at(other.path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_of_what_has_no_recipe_is_refused(swept, write, tmp_path):
+    study = read_study(write(("[start.recipe]\nsteps = 6\n", "")))
+    other = RunFolder(shutil.copytree(swept, tmp_path / "other"))
+    other.keep(study, agenda(study))
+    said = {"trial": starts(study).high, "training": "0" * 12}
+    other.trials.keep(said["trial"].id, RunFolder(swept).results[1].model_copy(update=said))
+    with pytest.raises(FileError, match="other lacks the recipe that w4a4 start seed 0 was trained by: make it again"):
+        restore(study, tmp_path / "run", look_at(other.path))
+
+
 def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path):
     study = read_study(write())
     shutil.copytree(swept, tmp_path / "copy")
@@ -131,6 +218,9 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     restore(study, run, look_at(kept))
     diary_of(run).touch()
     again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
+    for name, trained in RunFolder(tmp_path / "copy").trained.read_all().items():
+        if name in {result.training for result in RunFolder(swept).results}:
+            assert RunFolder(run).trained.read(name) == trained.model_copy(update={"log": ()})
     [before] = RunFolder(tmp_path / "copy").found_ceilings
     assert (again.judged, again.finalists) == (before.judged, before.finalists)
     assert not diary_of(run).read_text()
@@ -138,6 +228,7 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     assert len(longer.judged) == 11
     assert longer.judged[:9] == before.judged
     assert RunFolder(run).starts.has(before.search.start)  # made again, now that something is left to do from it
+    assert not list(RunFolder(run).running.folder.iterdir())
 
 
 @pytest.mark.parametrize(

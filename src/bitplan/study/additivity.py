@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bitplan.gains.lowering import check_top, lower
 from bitplan.gains.measuring import By, check_task, finish, sign_of, try_task
 from bitplan.gains.regression import Regression
 from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import Started
+from bitplan.study.starts import make_lost
 from bitplan.study.trials import starts
 
 HOLDS = 0.9
@@ -101,15 +102,17 @@ def study_fit(
 
 def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
     study, run, graph = setting.study, setting.run, setting.run.graph
-    high = starts(study).high
-    if graph is None or not Started.of(run).has(high.id):
+    high, tell = starts(study).high, progress or (lambda *_: None)
+    if graph is None or not run.trials.has(high.id):
         raise InputError(f"{run.path} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
+    engine = engine_of(study, trust=setting.trust)
+    make_lost(setting, {high.id}, engine, partial(tell, 0, 1))
     context = Context(
         task=setting.task,
         recipe=study.recipe,
         teacher=setting.teacher(study.recipe, high.id),
         seed=study.gain_seed,
-        engine=engine_of(study, trust=setting.trust),
+        engine=engine,
         store=run.jobs,
         progress=progress,
     )

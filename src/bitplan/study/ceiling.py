@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from bitplan.study.controls import with_controls
 from bitplan.study.forecast import forecast
 from bitplan.study.jobs import Train
 from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import lost_starts, make_start
+from bitplan.study.starts import make_lost
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import all_starts
 
@@ -233,7 +234,9 @@ class _Quest:
         """What trainings gave, by id; one that fails is told, and is not among them."""
         done: dict[str, Trained] = {}
         shelf = self.run.trained
-        self._make_lost(jobs)
+        there, _ = shelf.look_at(job.id for job in jobs)
+        lacking = {job.start for job in jobs if job.id not in there}
+        make_lost(self.setting, lacking, self.engine, partial(self.tell, self.count, self.total))
         for job, outcome in run_jobs(Train(self.setting), list(jobs), shelf=shelf, engine=self.engine):
             if isinstance(outcome, Failure):
                 if outcome.fault in ("store", "damage"):
@@ -247,14 +250,6 @@ class _Quest:
         if jobs and not done:
             raise InputError(f"every training of this round failed ({what} at {self.budget}): look at the recipe")
         return done
-
-    def _make_lost(self, jobs: Sequence[Training]) -> None:
-        """Make networks again that these begin with, where a run was restored without them."""
-        for trial in lost_starts(self.setting, jobs):
-            self.tell(self.count, self.total, f"{trial.method}: making the network that others start from")
-            made = make_start(self.setting, trial, self.engine)
-            if isinstance(made, Failure):
-                raise InputError(made.message)
 
     def _refuse_fewer(self) -> None:
         """A shorter search would take the place of a longer one, and its trainings would be called waste."""

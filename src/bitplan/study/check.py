@@ -130,7 +130,8 @@ def _unfitting(run: RunFolder) -> Iterator[Wrong]:
             yield Wrong(path, f"its score is {result.score}, that of its training {gave.score}")
         if result.trial.role in ("float", "start") and not run.starts.has(result.trial.id):
             place = run.starts.path(result.trial.id) / ABOUT
-            yield Wrong(place, f"the network of {result.trial.method or FLOAT} is not there: a sweep makes it again")
+            what = result.trial.method or FLOAT
+            yield Wrong(place, f"the network of {what} is not there: it is made again where something needs it")
 
 
 def _name_missing(run: RunFolder, seen: _Seen) -> None:

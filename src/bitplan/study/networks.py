@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -18,6 +19,7 @@ from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.study.jobs import Train
 from bitplan.study.serving import training_for
 from bitplan.study.setting import Setting
+from bitplan.study.starts import make_lost
 
 _log = logging.getLogger(__name__)
 
@@ -90,15 +92,13 @@ def training_of(run: RunFolder, result: Result) -> Training:
 
 def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
     """Train once more, under the lease that a sweep would take for it."""
-    run = setting.run
-    if not run.starts.has(job.start):
-        place = run.starts.path(job.start)
-        raise FileError(f"{run.path} no longer has the network that its trials start from ({place})")
+    run, tell = setting.run, progress or (lambda *_: None)
     with held(run.trained.lease(job.id)) as mine:
         if not mine:
             lease = run.trained.lease(job.id)
             raise FileError(
                 f"another process trains this network right now: try again later; if none does, delete {lease}"
             )
+        make_lost(setting, {job.start}, None, partial(tell, 0, 1))
         Train(setting, progress)(job)
         run.running.clear(job.id)

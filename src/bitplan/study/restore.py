@@ -20,7 +20,7 @@ from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.study.controls import with_controls
 from bitplan.study.serving import estimates_for, trained_of, training_for
-from bitplan.study.trials import Starts, agenda
+from bitplan.study.trials import agenda
 
 
 class Restored(NamedTuple):
@@ -53,25 +53,45 @@ def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
         )
     estimates = dict(_estimates(study, kept, before, kept.graph.id, known))
     trainings = {one.training: one for one in _trainings(kept, known)}
+    _refuse_other_starts(run, kept, known)
     plans = kept.plans
     run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
     _fill(run.estimates, estimates)
     _fill(run.trained, trainings)
     _fill(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
+    for one in known:
+        run.failed.remove(one.trial.id)
     return Restored(len(known), len(estimates), len(trainings))
 
 
-def is_finished(run: RunFolder, first: Starts, wanted: Sequence[Trial]) -> bool:
-    """Whether a start's network is not there and not needed: it was scored, and so was all that starts from it."""
-    own = {trial.id for trial in first.all}
-    behind = {trial.id for trial in wanted if trial.start in own}
-    return not run.starts.has(first.high.id) and own | behind <= run.trials.ids()
+def is_finished(run: RunFolder, own: Sequence[Trial], wanted: Sequence[Trial]) -> bool:
+    """Whether no network of a start is there, nor needed: its own trials are scored, and so is all that starts from it.
+
+    The float network may be another start's as well: it is looked at only where trials have no other.
+    """
+    networks = [trial for trial in own if trial.role == "start"] or own
+    if any(run.starts.has(trial.id) for trial in networks):
+        return False
+    names = {trial.id for trial in own}
+    return names | {trial.id for trial in wanted if trial.start in names} <= run.trials.ids()
 
 
 def is_needless(run: RunFolder, job: Estimation, trials: Sequence[Trial], scored: Collection[str]) -> bool:
-    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept."""
+    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept whole."""
     done = all(trial.id in scored for trial in trials)
-    return done and not run.estimates.has(job.id) and not run.starts.has(job.start)
+    return done and not run.starts.has(job.start) and not run.estimates.read_sound([job.id])[0]
+
+
+def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -> None:
+    """A start that was trained must score here what it scored there: else it is another network, as in `starts.py`."""
+    trained = {one.trial.id: one for one in known if one.trial.role in ("float", "start") and one.trial.recipe}
+    for name, here in run.trials.read_sound(trained)[0].items():
+        trial, there = trained[name]
+        if there.score != here.score:
+            raise FileError(
+                f"{trial.method} scores {there.score} in {kept.path} and {here.score} in {run.path}: trials begin with "
+                "another network there, and would not compare. Sweep into a new folder, or leave one of them out"
+            )
 
 
 def _fill(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
@@ -105,19 +125,21 @@ def _title(study: Study, trial: Trial, job: Estimation) -> str:
 
 
 def _trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:
-    """What trainings gave: those of trials, of searches for a ceiling, and of their finalists."""
-    plans = kept.plans
-    for _, result in known:
-        if not result.training:
-            continue
-        trial, plan = result.trial, plans[result.plan]
-        assert trial.recipe is not None, "what was trained has a recipe"
-        if training_for(trial, trial.recipe, plan.precisions).id != result.training:
-            raise FileError(f"{kept.path} says of {kept.study.words(trial)} what is another network's: make it again")
-        yield trained_of(result)
+    """What trainings gave: those of searches for a ceiling, of their finalists, and of trials, which say more."""
     for ceiling in kept.found_ceilings:
         scored = [(plan.training, plan.score) for plan in ceiling.judged]
         scored += [(score.training, score.score) for finalist in ceiling.finalists for score in finalist.scores]
         for training, score in scored:
             better = ceiling.higher_is_better
             yield Trained(training=training, score=score, metric=ceiling.metric, higher_is_better=better)
+    plans, study = kept.plans, kept.study
+    for _, result in known:
+        if not result.training:
+            continue
+        trial, plan, words = result.trial, plans.get(result.plan), study.words(result.trial)
+        if plan is None or trial.recipe is None:
+            lacks = "plan" if plan is None else "recipe"
+            raise FileError(f"{kept.path} lacks the {lacks} that {words} was trained by: make it again")
+        if training_for(trial, trial.recipe, plan.precisions).id != result.training:
+            raise FileError(f"{kept.path} says of {words} what is another network's: make it again")
+        yield trained_of(result)

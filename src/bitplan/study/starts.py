@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -16,7 +16,7 @@ from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.core.shelf import Shelf
 from bitplan.core.store import ASIDE, load
-from bitplan.core.studies import FLOAT, Training
+from bitplan.core.studies import FLOAT
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
@@ -155,18 +155,30 @@ class Started(Shelf[Result]):
 
 
 def make_start(setting: Setting, trial: Trial, engine: Engine | None) -> Result | Failure:
-    """The result of a start, whose network is made unless it is there."""
+    """The result of a start, whose network is made unless it is there; another one than it was is refused."""
     [(_, outcome)] = run_jobs(MakeStart(setting), [trial], shelf=Started.of(setting.run), engine=engine)
+    if not isinstance(outcome, Failure):
+        setting.run.running.clear(trial.id)
+        check_same(setting.run, trial)
     return outcome
 
 
-def lost_starts(setting: Setting, jobs: Iterable[Training]) -> list[Trial]:
-    """The starts of trainings still to be done whose networks are not there, in the order in which they are made."""
-    done, run = setting.run.trained.ids(), setting.run
-    needed = {job.start for job in jobs if job.id not in done}
+def make_lost(setting: Setting, needed: Collection[str], engine: Engine | None, tell: Callable[[str], None]) -> None:
+    """Make the networks of these starts again that are not there, as in a run that was restored without them."""
+    for trial in lost_starts(setting, needed):
+        tell(f"{trial.method}: making the network that others start from")
+        made = make_start(setting, trial, engine)
+        if isinstance(made, Failure):
+            raise InputError(made.message)
+
+
+def lost_starts(setting: Setting, needed: Collection[str]) -> list[Trial]:
+    """Those of these starts, and what they are made from, whose networks are not there, in the order of making."""
+    run = setting.run
     if all(run.starts.has(name) for name in needed):
         return []
-    behind = [trial for one in all_starts(setting.study) if needed & {own.id for own in one.all} for trial in one.all]
+    found = [one.all for one in all_starts(setting.study)]
+    behind = [trial for own in found if any(trial.id in needed for trial in own) for trial in own]
     lost = {trial.id: trial for trial in behind if trial.role == "float" or trial.id in needed}
     return [trial for trial in lost.values() if not run.starts.has(trial.id)]
 

@@ -163,7 +163,7 @@ class _Sweeper:
         """Make all starts from which something is left to do; gives the trials that then can begin."""
         left = list(wanted)
         for first in all_starts(self.study):
-            if is_finished(self.run, first, wanted):
+            if is_finished(self.run, [trial for trial in first.all if trial in self.agenda.trials], wanted):
                 continue
             for trial in (first.floating, first.high):
                 if trial in self.agenda.trials and not self._start(trial):
@@ -197,8 +197,6 @@ class _Sweeper:
             self._fail([trial], outcome)
             return False
         self._succeed([trial])
-        self.run.running.clear(trial.id)
-        check_same(self.run, trial)
         return True
 
     def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -207,6 +205,9 @@ class _Sweeper:
         scored = self.run.trials.ids()
         for job, served in estimates_for(self.study, graph.id, wanted):
             if is_needless(self.run, job, served.trials, scored):
+                if self.run.estimates.has(job.id):
+                    aside = self.run.estimates.set_aside(job.id)
+                    self.tally.tell(f"an estimate is damaged, and not needed any more: it is kept as {aside.name}")
                 continue
             if any(not self._skipped(trial) for trial in served.trials):
                 jobs.setdefault(job.id, (job, []))[1].append(served)
@@ -232,9 +233,11 @@ class _Sweeper:
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
         asked = self._to_train(served, plans)
-        for trial in lost_starts(self.setting, asked):
-            self._start(trial)
         before = self.run.trained.ids()
+        if self.redo:  # what is damaged among them is trained again
+            before, _ = self.run.trained.look_at(before & {job.id for job in asked})
+        for trial in lost_starts(self.setting, {job.start for job in asked if job.id not in before}):
+            self._start(trial)
         count = 0
         work, shelf = Train(self.setting), self.run.trained
         for job, outcome in run_jobs(work, asked, shelf=shelf, engine=self.engine, remake=self.redo):
