@@ -21,6 +21,7 @@ from bitplan.models.resnet import resnet20
 from bitplan.quant import loops
 from bitplan.quant.convert import quantizers_of, unquantized
 from bitplan.quant.integer_modules import IntegerLayer
+from bitplan.quant.kernels import why_not_here
 from bitplan.quant.layer_types.linear import Conv1D
 from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
@@ -338,6 +339,18 @@ def test_a_cpu_without_the_instructions_keeps_the_network_as_it_is():
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True)
     assert "adds 8-bit products up in 16 bits (no VNNI, no AMX)" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_cpu_can_do_does_not_depend_on_the_defaults(dtype, device):
+    before, expected = torch.get_default_dtype(), why_not_here()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device(device):
+            assert why_not_here.__wrapped__() == expected
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_a_network_that_needs_contiguous_tensors_gets_them():
