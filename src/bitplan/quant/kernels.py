@@ -148,6 +148,13 @@ class ConvolutionKernel(_Kernel):
     pad: tuple[int, ...] = ()
     mode: str = "constant"
 
+    @property
+    def may_give_nan(self) -> bool:
+        """Tell whether a step or bias is not finite: what cuts off would make a number of the NaN that comes of it."""
+        given = self.operands
+        figures = [given.steps * given.step, *([] if given.bias is None else [given.bias])]
+        return not all(one.isfinite().all() for one in figures)
+
     def scaled(self, scale: Tensor, shift: Tensor) -> Self:
         """The kernel whose output channels are multiplied by these figures, then shifted."""
         given = self.operands
