@@ -550,6 +550,15 @@ def test_nothing_makes_a_number_of_nan(figure, act):
     assert made(x)[:, 3].isnan().all()
 
 
+def test_a_copy_that_is_quantized_again_keeps_nothing_of_its_integers():
+    made, x = made_separable()
+    made(x)
+    model = bitplan.quantize(made, bitplan.plan_of(made))
+    expected = bitplan.quantize(shaken(separable()), bitplan.plan_of(made))
+    held = [{name: vars(module).keys() for name, module in each.named_modules()} for each in (model, expected)]
+    assert held[0] == held[1]
+
+
 @torch.no_grad()
 def test_a_copy_of_a_copy_that_was_quantized_again_has_its_own_weights():
     made, x = made_separable()

@@ -124,7 +124,6 @@ def _join_(model: nn.Module) -> None:
         plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
         if plain and any(isinstance(child, IntegerLayer) for child in module.children()):
             adopt_(module, IntegerSequence)
-            vars(module).pop("parts", None)  # of a copy that was quantized again
 
 
 def _only_normalizes(norm: nn.Module) -> bool:

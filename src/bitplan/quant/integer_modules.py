@@ -27,6 +27,7 @@ class IntegerLayer(Adopted):
     kernel: Kernel
     channels_last: bool
     normed: bool = False
+    while_adopted = ("kernel", "channels_last", "normed")
 
     @uncompiled
     def forward(self, x: Tensor) -> Tensor:
@@ -75,6 +76,8 @@ class IntegerSequence(Adopted):
 
     parts: tuple[list[nn.Module], list[nn.Module | _Together]] | None = None
     """The modules as they were, and what they are run as; a copy finds out by itself."""
+
+    while_adopted = ("parts",)
 
     def forward(self, x: Any) -> Any:
         """Run all modules; those that torch compiles, or that somebody may look at, one by one."""
