@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from bitplan.models.resnet import resnet20
 from bitplan.quant import loops
 from bitplan.quant.convert import quantizers_of, unquantized
 from bitplan.quant.integer_modules import IntegerLayer
+from bitplan.quant.kernels import why_not_here
 from bitplan.quant.layer_types.linear import Conv1D
 from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
@@ -340,6 +342,18 @@ def test_a_cpu_without_the_instructions_keeps_the_network_as_it_is():
     assert "adds 8-bit products up in 16 bits (no VNNI, no AMX)" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_cpu_can_do_does_not_depend_on_the_defaults(dtype, device):
+    before, expected = torch.get_default_dtype(), why_not_here()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device(device):
+            assert why_not_here.__wrapped__() == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_a_network_that_needs_contiguous_tensors_gets_them():
     x = torch.randn(2, 3, 8, 8)
     net = Net(lambda net, x: net.head(net.conv(x).view(len(x), -1)), conv=nn.Conv2d(3, 4, 3), head=nn.Linear(144, 5))
@@ -353,6 +367,7 @@ def test_a_network_that_needs_contiguous_tensors_gets_them():
 FOLDED = {
     "plainly": (lambda net, x: net.norm(net.conv(x)).relu(), True),
     "twice": (lambda net, x: net.norm(net.conv(net.norm(net.conv(x)))), True),
+    "again, behind what changes it": (lambda net, x: net.norm(net.norm(net.conv(x)).relu_()), True),
     "also read elsewhere": (lambda net, x: net.norm(y := net.conv(x)) + y, False),
     "also given out": (lambda net, x: (net.norm(y := net.conv(x)), y), False),
     "after something else": (lambda net, x: net.norm(net.conv(x).relu()), False),
@@ -382,6 +397,13 @@ def test_a_norm_whose_convolution_somebody_watches_is_not_folded():
     x = torch.randn(2, 3, 8, 8)
     model = conv_net(x)
     model[0].register_forward_hook(lambda *_: None)
+    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+
+
+def test_a_norm_with_a_forward_of_its_own_is_not_folded():
+    x = torch.randn(2, 3, 8, 8)
+    model = conv_net(x)
+    model[1].forward = lambda x: x
     assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
 
 
@@ -451,12 +473,16 @@ def test_convolutions_of_a_sequence_do_the_work_of_what_is_behind_them(dtype, co
     assert dtype != torch.float32 or not cut & set(seen.names)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("name", ["0", "0.1", "0.2", "1", "1.0", "3"])
 @torch.no_grad()
-def test_who_watches_a_module_of_a_sequence_sees_it(name):
+def test_who_watches_a_module_of_a_sequence_sees_it(name, replaced):
     made, x = made_separable()
     expected, seen = made(x), []
-    made.get_submodule(name).register_forward_hook(lambda module, args, out: seen.append(out.clone()))
+    watched = made.get_submodule(name)
+    if replaced:  # as those do who take all hooks off
+        watched._forward_hooks = OrderedDict()
+    watched.register_forward_hook(lambda module, args, out: seen.append(out.clone()))
     assert torch.equal(made(x), expected)
     one_by_one(made, x)
     assert len(seen) == (2 if "." in name or name == "3" else 1)
@@ -471,6 +497,66 @@ def test_a_module_that_is_put_into_a_sequence_runs(name):
     made.set_submodule(name, nn.Softplus())
     assert not torch.equal(made(x), before)
     assert torch.equal(made(x), one_by_one(made, x))
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("name", ["0", "0.0", "0.1", "0.2", "1", "3"])
+@torch.no_grad()
+def test_a_module_of_a_sequence_runs_its_own_forward(name, ran):
+    made, x = made_separable()
+    expected, module = made(x) if ran else copy.deepcopy(made)(x), made.get_submodule(name)
+    seen = []
+
+    def forward(x):
+        seen.append(x)
+        return type(module).forward(module, x)
+
+    module.forward = forward
+    assert torch.equal(made(x), expected)
+    assert len(seen) == 1
+
+
+@torch.no_grad()
+def test_limits_may_change():
+    made, x = made_separable()
+    before = made(x)
+    made[3].max_val = 0.05
+    assert not torch.equal(made(x), before)
+    assert torch.equal(made(x), one_by_one(made, x))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.Hardtanh(-2, 2)])
+@torch.no_grad()
+def test_a_norm_of_a_sequence_normalizes_again_what_was_cut_off(act):
+    x, norm = torch.randn(2, 3, 8, 8), nn.BatchNorm2d(8)
+    network = shaken(nn.Sequential(nn.Conv2d(3, 8, 3), norm, act, norm, nn.Conv2d(8, 4, 1)))
+    model = quantized(network.eval(), x, "w8a8")
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == ("1",)
+    torch.testing.assert_close(made(x), model(x))
+    torch.testing.assert_close(one_by_one(made, x), model(x))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-2, 2)])
+@pytest.mark.parametrize("figure", ["0.bias", "1.running_var", "1.weight"])
+@torch.no_grad()
+def test_nothing_makes_a_number_of_nan(figure, act):
+    x = torch.randn(2, 3, 8, 8)
+    model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act), x, "w8a8")
+    model.state_dict()[figure][3] = torch.nan
+    made = bitplan.integer(model, x)
+    assert bitplan.integer_layers(made).norms == ("1",)
+    assert torch.equal(made(x).isnan(), model(x).isnan())
+    assert made(x)[:, 3].isnan().all()
+
+
+def test_a_copy_that_is_quantized_again_keeps_nothing_of_its_integers():
+    made, x = made_separable()
+    made(x)
+    model = bitplan.quantize(made, bitplan.plan_of(made))
+    expected = bitplan.quantize(shaken(separable()), bitplan.plan_of(made))
+    held = [{name: vars(module).keys() for name, module in each.named_modules()} for each in (model, expected)]
+    assert held[0] == held[1]
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """LSQ against its published formulas, element by element, and against its own properties."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -178,6 +179,28 @@ def test_sixteen_bit_values_are_quantized_in_fp32(dtype, fused):
     wide = (v.float() / step).clamp(-128, 127).round()
     assert torch.equal(y, (wide * step).to(dtype))
     assert not torch.equal((v / step.to(dtype)).clamp(-128, 127).round().float(), wide)  # 16-bit division differs
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@FUSED
+def test_the_default_dtype_changes_no_gradient(dtype, fused):
+    """In a thread of its own, which has no memory for loops yet."""
+    v = torch.randn(300_000)
+
+    def gradients():
+        x, step = v.clone().requires_grad_(), torch.tensor(0.1, dtype=torch.float32, requires_grad=True)
+        return torch.autograd.grad(lsq(x, step, -8, 7, fused=fused), (x, step), v)
+
+    before = torch.get_default_dtype()
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            torch.set_default_dtype(dtype)
+            found = thread.submit(gradients).result()
+        finally:
+            torch.set_default_dtype(before)
+        later = thread.submit(gradients).result()
+    for each in (found, later):
+        assert all(torch.equal(*pair) for pair in zip(each, gradients(), strict=True))
 
 
 @pytest.mark.parametrize("raw", [0.0, -0.0, -0.5, 1e-40, -1e-40])

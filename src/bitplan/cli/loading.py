@@ -18,7 +18,12 @@ def begin_loading() -> None:
 
 
 def end_loading() -> None:
-    """To be said before networks run for long: copies of them may be unreachable. What was loaded stays for good."""
-    if gc.get_threshold() == _SELDOM:
+    """To be said before networks run for long: copies of them may be unreachable. What was made until now is old.
+
+    So nobody looks through it at once, and the first look at the old, which short work never gets to, frees what of it
+    is unreachable.
+    """
+    if gc.get_threshold()[0] == _SELDOM[0]:  # Python 3.14 has no third
         gc.freeze()
+        gc.unfreeze()  # into the oldest generation
         gc.set_threshold(*_USUAL)

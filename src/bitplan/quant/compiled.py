@@ -31,7 +31,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _bound(value: int, device: torch.device) -> Tensor:
-    return torch.tensor(float(value), device=device)
+    return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 def _bounds(v: Tensor, low: int, high: int) -> tuple[Tensor, Tensor]:

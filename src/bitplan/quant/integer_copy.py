@@ -124,12 +124,12 @@ def _join_(model: nn.Module) -> None:
         plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
         if plain and any(isinstance(child, IntegerLayer) for child in module.children()):
             adopt_(module, IntegerSequence)
-            vars(module).pop("parts", None)  # of a copy that was quantized again
 
 
 def _only_normalizes(norm: nn.Module) -> bool:
     """Tell whether a module does nothing else than normalize, as those of timm with an activation inside do."""
-    return isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
+    plain = isinstance(norm, _BatchNorm) and type(norm).forward is _BatchNorm.forward
+    return plain and "forward" not in vars(norm)
 
 
 def _scale_and_shift(norm: Any) -> tuple[Tensor, Tensor]:

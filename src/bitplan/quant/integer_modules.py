@@ -27,6 +27,7 @@ class IntegerLayer(Adopted):
     kernel: Kernel
     channels_last: bool
     normed: bool = False
+    while_adopted = ("kernel", "channels_last", "normed")
 
     @uncompiled
     def forward(self, x: Tensor) -> Tensor:
@@ -47,8 +48,7 @@ class IntegerLayer(Adopted):
             raise InputError(f"a copy that computes in integers runs on the CPU, and its input is on {x.device}")
         with unseen():
             out = _NoGradient.apply(x, self._computed) if _needs_gradient(x) else self._computed(x)
-            setattr(out, _NORMED, self.normed)
-            return out
+            return _normed(out) if self.normed else out
 
     @property
     def quantizer(self) -> InputQuantizer:
@@ -67,15 +67,17 @@ class PassedNorm(Adopted):
 
     @uncompiled
     def forward(self, x: Tensor) -> Tensor:
-        """Give back what is normalized already."""
-        return x if getattr(x, _NORMED, False) else super().forward(x)
+        """Give back what is normalized already, as another tensor: what becomes of it is not."""
+        return x.view_as(x) if getattr(x, _NORMED, False) else super().forward(x)
 
 
 class IntegerSequence(Adopted):
     """Modules one after the other, with as little as possible between the kernels of convolutions that meet there."""
 
     parts: tuple[list[nn.Module], list[nn.Module | _Together]] | None = None
-    """The modules as they were, and what they are run as."""
+    """The modules as they were, and what they are run as; a copy finds out by itself."""
+
+    while_adopted = ("parts",)
 
     def forward(self, x: Any) -> Any:
         """Run all modules; those that torch compiles, or that somebody may look at, one by one."""
@@ -89,31 +91,34 @@ class IntegerSequence(Adopted):
             x = part(x)
         return x
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "parts"}
+
 
 class _Together:
     """Convolutions in two dimensions that read each other, with norms that are part of them and ReLUs between them.
 
-    Each cuts off itself what the ReLU behind it would.
+    Each cuts off itself what the ReLU behind it would; `behind` has one for each convolution, or None.
     """
 
-    def __init__(self, modules: list[Any], cut_offs: list[CutOff]) -> None:
+    def __init__(self, modules: list[Any], behind: list[nn.Module | None]) -> None:
         self._modules = modules
+        self._attributes = [vars(module) for module in modules]
         self._layers = [module for module in modules if isinstance(module, IntegerLayer)]
         self._quantizers = [layer.quantizer for layer in self._layers]
-        self._steps = [(layer.kernel, cut_off) for layer, cut_off in zip(self._layers, cut_offs, strict=True)]
-        self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self._steps = [(layer.kernel, cutting) for layer, cutting in zip(self._layers, behind, strict=True)]
+        self._ends_normed = modules[-1] is self._layers[-1] and self._layers[-1].normed
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the kernels, or, where that would not be the same or somebody looks at what is between, all modules."""
-        if any(self._hooks) or not self._computes(x):
+        if _are_watched(self._attributes) or not self._computes(x):
             for module in self._modules:
                 x = module(x)
             return x
         with unseen():
-            for kernel, cut_off in self._steps:
-                x = kernel(x, cut_off)  # type: ignore[call-arg]
-            setattr(x, _NORMED, self._layers[-1].normed)
-            return x
+            for kernel, cutting in self._steps:
+                x = kernel(x, _cut_off_by(cutting))  # type: ignore[call-arg]
+            return _normed(x) if self._ends_normed else x
 
     def _computes(self, x: Tensor) -> bool:
         """Tell whether every layer would compute in integers what it gets where x is the first one's input."""
@@ -127,7 +132,7 @@ def _unrolled(sequence: nn.Module) -> list[Any]:
     """The modules of a sequence, with those of the sequences in it in their places."""
     found: list[Any] = []
     for module in sequence._modules.values():
-        if isinstance(module, IntegerSequence) and not _is_watched(module):
+        if isinstance(module, IntegerSequence) and not _are_watched([vars(module)]):
             found += _unrolled(module)
         else:
             found.append(module)
@@ -139,34 +144,40 @@ def _parts_of(modules: list[Any]) -> list[nn.Module | _Together]:
     parts: list[nn.Module | _Together] = []
     place = 0
     while place < len(modules):
-        start, cut_offs = place, []
+        start, behind = place, []
         while place < len(modules) and _can_be_joined(modules[place]):
             layer, place = modules[place], place + 1
             if layer.normed and place < len(modules) and isinstance(modules[place], PassedNorm):
                 place += 1
-            cut_offs.append(_cut_off_by(modules[place]) if place < len(modules) else NOTHING)
-            place += cut_offs[-1] is not NOTHING
-        parts.append(_Together(modules[start:place], cut_offs) if cut_offs else modules[place])
-        place += not cut_offs
+            cuts = place < len(modules) and type(modules[place]) in _CUTTING
+            behind.append(modules[place] if cuts else None)
+            place += cuts
+        parts.append(_Together(modules[start:place], behind) if behind else modules[place])
+        place += not behind
     return parts
 
 
 def _can_be_joined(module: Any) -> bool:
     kernel = module.kernel if isinstance(module, IntegerLayer) and module.channels_last else None
-    return isinstance(kernel, ConvolutionKernel) and len(kernel.stride) == 2
+    return isinstance(kernel, ConvolutionKernel) and len(kernel.stride) == 2 and not kernel.may_give_nan
 
 
 def _cut_off_by(module: Any) -> CutOff:
-    """What a module cuts off, if that is all that it does."""
-    kind = type(module) if "forward" not in vars(module) else None
-    if kind is nn.ReLU:
-        return _RELU
-    return CutOff("hardtanh", (module.min_val, module.max_val)) if kind in _HARDTANH else NOTHING
+    """What one of _CUTTING cuts off now; its limits may be changed."""
+    if module is None:
+        return NOTHING
+    return _RELU if type(module) is nn.ReLU else CutOff("hardtanh", (module.min_val, module.max_val))
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """Tell whether somebody sees, or changes, what a module is given or gives."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _are_watched(modules: list[dict[str, Any]]) -> bool:
+    """Tell by their attributes whether somebody sees, or changes, what one of some modules is given or gives."""
+    return any(own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own for own in modules)
+
+
+def _normed(x: Tensor) -> Tensor:
+    """Mark a tensor as normalized already, for the norm that will be given it."""
+    setattr(x, _NORMED, True)
+    return x
 
 
 def _needs_gradient(x: Tensor) -> bool:
@@ -174,7 +185,7 @@ def _needs_gradient(x: Tensor) -> bool:
 
 
 _RELU: Final = CutOff("relu")
-_HARDTANH: Final = (nn.ReLU6, nn.Hardtanh)
+_CUTTING: Final = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
 
 
 class _NoGradient(torch.autograd.Function):

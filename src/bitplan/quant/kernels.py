@@ -113,7 +113,7 @@ class _Kernel(ABC):
     @property
     def _no_shift(self) -> Tensor:
         """The zero points of the weight's channels."""
-        return torch.zeros(len(self.operands.codes), dtype=torch.int32)
+        return self.operands.codes.new_zeros(len(self.operands.codes), dtype=torch.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +148,13 @@ class ConvolutionKernel(_Kernel):
     pad: tuple[int, ...] = ()
     mode: str = "constant"
 
+    @property
+    def may_give_nan(self) -> bool:
+        """Tell whether a step or bias is not finite: what cuts off would make a number of the NaN that comes of it."""
+        given = self.operands
+        figures = [given.steps * given.step, *([] if given.bias is None else [given.bias])]
+        return not all(one.isfinite().all() for one in figures)
+
     def scaled(self, scale: Tensor, shift: Tensor) -> Self:
         """The kernel whose output channels are multiplied by these figures, then shifted."""
         given = self.operands
@@ -177,7 +184,8 @@ class ConvolutionKernel(_Kernel):
 def why_not_here() -> str:
     """Why this machine does not compute in integers; empty where it does."""
     try:
-        exact = all(_is_exact(kernel, x) for kernel, x in _largest_products())
+        with torch.device("cpu"):  # whatever is the default here
+            exact = all(_is_exact(kernel, x) for kernel, x in _largest_products())
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         return f"this build of torch has no integer kernels for this CPU ({first_line(error, 60)})"
     return "" if exact else "this CPU adds 8-bit products up in 16 bits (no VNNI, no AMX), where they overflow"
@@ -202,14 +210,15 @@ def _convolutions() -> dict[int, Any]:
 def _largest_products() -> list[tuple[LinearKernel | ConvolutionKernel, Tensor]]:
     """Kernels of every kind for the largest codes, and inputs of the largest."""
     found: list[tuple[LinearKernel | ConvolutionKernel, Tensor]] = []
+    steps = torch.ones(64, dtype=torch.float32)
     for low, high in ((0, 255), (-128, 127)):
         for code in (127, -128):
-            alike = Operands("", torch.full((64, 64), code, dtype=torch.int8), torch.ones(64), None, 1.0, low, high)
-            found.append((LinearKernel(alike), torch.full((8, 64), float(high))))
+            alike = Operands("", torch.full((64, 64), code, dtype=torch.int8), steps, None, 1.0, low, high)
+            found.append((LinearKernel(alike), torch.full((8, 64), high, dtype=steps.dtype)))
             for width in (1, 3):
                 spatial = replace(alike, codes=torch.full((64, 64, width, width), code, dtype=torch.int8))
                 kernel = ConvolutionKernel(spatial, (1, 1), (0, 0), (1, 1), 1)
-                found.append((kernel, torch.full((1, 64, 8, 8), float(high))))
+                found.append((kernel, torch.full((1, 64, 8, 8), high, dtype=steps.dtype)))
     return found
 
 

@@ -28,6 +28,9 @@ WeightLayout = Literal["out_in", "in_out"]
 class Adopted(nn.Module):
     """What a module's class is changed to for quantization; the original class is its second base."""
 
+    while_adopted: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a module has no longer than this class."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         mixin, base = type(self).__bases__
         return _revive, (mixin, base), self.__getstate__()
@@ -137,6 +140,8 @@ def adopt_(module: nn.Module, mixin: type[Adopted]) -> None:
 
 def release_(module: nn.Module) -> None:
     """Give a module back the class it had."""
+    for name in type(module).while_adopted if isinstance(module, Adopted) else ():
+        vars(module).pop(name, None)
     module.__class__ = original(module)
 
 

@@ -104,7 +104,7 @@ def _scratch(threads: int) -> list[_Scratch]:
     """A row for each thread; kept with its parts, since new memory and new tensors take longer than the work."""
     kept: list[_Scratch] | None = getattr(_KEPT, "scratch", None)
     if kept is None or len(kept) != threads:
-        made = torch.empty(threads, 2, CHUNK)
+        made = torch.empty(threads, 2, CHUNK, dtype=torch.float32, device="cpu")
         kept = _KEPT.scratch = [_Scratch(row.data_ptr(), *row) for row in made]
     return kept
 

@@ -93,7 +93,7 @@ class _Lsq(torch.autograd.Function):
         if ctx.way in _LOOPS and not differentiable:
             is_free = v.numel() > _FEW_TO_COPY and nobody_elses(grad)  # asked before handing it on, which would count
             mine, total = _by_loops(ctx, grad, v, is_free=is_free)
-            return mine, torch.full(step.shape, total), None, None, None, None, None
+            return mine, step.new_full(step.shape, total), None, None, None, None, None
         wide, incoming, s, low, high = _wide(v), _wide(grad), positive(step), ctx.low, ctx.high
         gradients = gradients_differentiable if differentiable else _GRADIENTS[ctx.way]
         mask = wide < MASK if ctx.masked else None
