@@ -517,6 +517,14 @@ def test_a_module_of_a_sequence_runs_its_own_forward(name, ran):
 
 
 @torch.no_grad()
+def test_a_folded_norm_keeps_the_memory_layout():
+    x = torch.randn(1, 3, 8, 8)  # a view may be given another stride for one sample
+    made = bitplan.integer(conv_net(x), x)
+    convolved = made[0](x)
+    assert made[1](convolved).stride() == convolved.stride()
+
+
+@torch.no_grad()
 def test_limits_may_change():
     made, x = made_separable()
     before = made(x)
