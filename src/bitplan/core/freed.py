@@ -1,7 +1,7 @@
 """Memory that one step frees and the next one takes again: kept by the process in between.
 
 The usual allocator of Linux gives large blocks back to the system at once, and the system hands them out again page by
-page, each filled with zeros: 3 to 7 % of a training step of a CNN on a CPU (`python -m benchmarks.freed`).
+page, each filled with zeros: 3 to 17 % of a training step of a CNN on a CPU (`python -m benchmarks.freed`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def keep_freed_memory() -> bool:
     """Have this process keep up to 1 GB of what it frees, in blocks of up to 32 MB; whether its allocator can.
 
     It holds for all of the process, so that only processes of bitplan's own ask for it unasked. In a script of yours
-    that trains or runs quantized networks on a CPU, call it first: a step of a CNN takes 3 to 7 % less. It is of use
+    that trains or runs quantized networks on a CPU, call it first: a step of a CNN takes 3 to 17 % less. It is of use
     with glibc alone, and changes no result.
     """
     if not sys.platform.startswith("linux"):
