@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from bitplan.cli.loading import begin_loading, end_loading
+from bitplan.cli.loading import _USUAL, begin_loading, end_loading
 from bitplan.cli.progress import showing_progress
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Whatever a test sets is taken back."""
+    """Each begins with what Python itself sets, whatever commands ran here before; what it sets is taken back."""
     before = gc.get_threshold()
+    gc.set_threshold(*_USUAL)
     yield
     gc.set_threshold(*before)
 
