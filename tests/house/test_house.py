@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "bitplan").rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMPORTED_AS = {"pillow": "PIL"}
-LONGEST_FILE, LONGEST_FUNCTION = 320, 50
 
 
 def imported(path):
@@ -55,27 +54,8 @@ def test_what_only_imports_torch_does_not_import_its_compiler():
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_files_and_functions_stay_short(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= LONGEST_FILE
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is long"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_names_say_what_is_inside(path):
     assert not {"utils", "helpers", "manager", "common"} & set(path.with_suffix("").parts)
-
-
-def test_one_class_has_one_name():
-    """A leading underscore makes no other name."""
-    homes = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT / "src")))
-    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is():
