@@ -21,6 +21,7 @@ check: $(READY)  ## style, types and who may import whom
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m benchmarks.house
 
 bench: $(READY)  ## side-by-side measurements, as ratios
 	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
