@@ -114,6 +114,12 @@ def test_accelerate_is_imported_in_one_file():
     assert users == ["tune/loop.py"]
 
 
+def test_numba_is_imported_in_one_file():
+    """That file keeps away settings from the current folder, and caches that others can write to."""
+    users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if "numba" in imported(path)]
+    assert users == ["adapters/numba.py"]
+
+
 def test_every_optional_library_is_looked_at():
     extras = PROJECT["project"]["optional-dependencies"]
     looked_at = {library for library, _ in optional_libraries()}

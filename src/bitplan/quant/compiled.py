@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bitplan.core.errors import InputError
+from bitplan.core.private_cache import private_cache_folder
 from bitplan.quant import lsq
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def quantize(v: Tensor, s: Tensor, low: int, high: int) -> Tensor:
@@ -24,8 +29,20 @@ def gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple[
     return both
 
 
+def keep_cache_private() -> None:
+    """Have torch keep what it compiles where only this user can write; it runs what it finds there.
+
+    By default that is /tmp/torchinductor_USER, which somebody else may have made before.
+    """
+    try:
+        os.environ[_CACHE] = str(private_cache_folder("torchinductor", _CACHE))
+    except OSError as error:
+        raise InputError(f"no folder for code that torch compiles ({error}): let {_CACHE} name one of yours") from None
+
+
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    keep_cache_private()
     return torch.compile(function, dynamic=True)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from torch import Tensor
 
+from bitplan.adapters.numba import compile_for
 from bitplan.quant.lsq import flat
 
 _LANES = 16
 _SHIFT = 19  # of 31 bits of magnitude so many are not counted by: 8 of the exponent and 4 of the mantissa are
-_COMPILED: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 
 
 def sum_and_lowest(v: Tensor) -> tuple[float, float]:
@@ -39,7 +38,7 @@ def _values(v: Tensor) -> Any:
     return flat(v.detach()).numpy()
 
 
-@numba.njit("UniTuple(f8, 2)(f4[::1])", **_COMPILED)
+@compile_for("UniTuple(f8, 2)(f4[::1])")
 def _sum_and_lowest(v: Any) -> tuple[float, float]:
     totals, lowest = np.zeros(_LANES, np.float64), np.full(_LANES, np.inf, np.float32)
     rows = v.size // _LANES
@@ -56,7 +55,7 @@ def _sum_and_lowest(v: Any) -> tuple[float, float]:
     return total, least
 
 
-@numba.njit("i8[::1](i4[::1])", **_COMPILED)
+@compile_for("i8[::1](i4[::1])")
 def _counts(bits: Any) -> Any:
     counts = np.zeros((4, 1 << (31 - _SHIFT)), np.int64)  # four, since equal values in a row would wait for each other
     for i in range(bits.size):
@@ -64,7 +63,7 @@ def _counts(bits: Any) -> Any:
     return counts.sum(axis=0)
 
 
-@numba.njit("i4[::1](i4[::1], i8, i8)", **_COMPILED)
+@compile_for("i4[::1](i4[::1], i8, i8)")
 def _with_key(bits: Any, key: int, count: int) -> Any:
     found = np.empty(count, np.int32)
     at = 0

@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
-from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
+from bitplan.adapters.numba import carray, compile_for, inline, intrinsic, types
 from bitplan.quant.lsq import CHUNK, added_up
 
 _ROUND = np.float32(1.5 * 2**23)  # adding and subtracting it rounds half to even, exact below 2²²
@@ -27,7 +26,6 @@ _LANES = 64
 _SPILL = 256  # rows summed in fp32 before the partial sums move to fp64
 _PIECE = 1 << 18  # the fewest elements worth a thread of their own
 _KEPT = threading.local()
-_COMPILED: dict[str, Any] = {"nogil": True, "error_model": "numpy", "cache": True}
 
 
 def quantize(v: Tensor, step: float, low: int, high: int, *, below: float = -math.inf) -> Tensor:
@@ -117,26 +115,26 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _pointer_to(kind: Any) -> Any:
     """What makes a pointer of an address; loops are given addresses, since arrays take as long to make as to read."""
 
-    @numba.extending.intrinsic
+    @intrinsic
     def pointer(_: Any, address: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-        return numba.types.CPointer(kind)(numba.types.uintp), build
+        return types.CPointer(kind)(types.uintp), build
 
     return pointer
 
 
-_floats, _bytes = _pointer_to(numba.types.float32), _pointer_to(numba.types.uint8)
+_floats, _bytes = _pointer_to(types.float32), _pointer_to(types.uint8)
 
 
-@numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
+@inline
 def _clipped(ratio: Any, low: Any, high: Any) -> Any:
     bounded = low if ratio < low else ratio  # so written, NaN stays NaN
     return high if bounded > high else bounded
 
 
-@numba.njit("void(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+@compile_for("void(uintp, uintp, intp, f4, f4, f4, f4)")
 def _forward(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> None:
     v, out = carray(_floats(source), size), carray(_floats(target), size)
     for i in range(size):
@@ -144,7 +142,7 @@ def _forward(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, b
         out[i] = v[i] if v[i] < below else made
 
 
-@numba.njit("b1(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+@compile_for("b1(uintp, uintp, intp, f4, f4, f4, f4)")
 def _encode(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, zero_point: Any) -> bool:
     v, out = carray(_floats(source), size), carray(_bytes(target), size)
     shifted = _ROUND + zero_point  # even, so that halves go to even codes; the lowest byte of the sum is the code
@@ -156,13 +154,13 @@ def _encode(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any, ze
     return has_nan
 
 
-@numba.njit(inline="always", **_COMPILED)  # type: ignore[untyped-decorator]
+@inline
 def _step_slope(ratio: Any, outside: Any, low: Any, high: Any) -> Any:
     code = (_clipped(ratio, low, high) + _ROUND) - _ROUND
     return code - (_ZERO if outside else ratio)
 
 
-@numba.njit("void(uintp, uintp, intp, f4, f4, f4)", **_COMPILED)
+@compile_for("void(uintp, uintp, intp, f4, f4, f4)")
 def _slopes_alone(source: Any, target: Any, size: Any, s: Any, low: Any, high: Any) -> None:
     v, out = carray(_floats(source), size), carray(_floats(target), size)
     for i in range(size):
@@ -170,7 +168,7 @@ def _slopes_alone(source: Any, target: Any, size: Any, s: Any, low: Any, high: A
         out[i] = _step_slope(ratio, not ((ratio > low) & (ratio < high)), low, high)
 
 
-@numba.njit("void(uintp, uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+@compile_for("void(uintp, uintp, uintp, intp, f4, f4, f4, f4)")
 def _slopes(source: Any, given: Any, scratch: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> None:
     v, grad = carray(_floats(source), size), carray(_floats(given), size)
     came, slopes = carray(_floats(scratch), size), carray(_floats(scratch + 4 * CHUNK), size)
@@ -182,7 +180,7 @@ def _slopes(source: Any, given: Any, scratch: Any, size: Any, s: Any, low: Any, 
         grad[i] = _ZERO if outside and not is_mask else incoming
 
 
-@numba.njit("f8(uintp, uintp, intp, f4, f4, f4, f4)", **_COMPILED)
+@compile_for("f8(uintp, uintp, intp, f4, f4, f4, f4)")
 def _backward(source: Any, given: Any, size: Any, s: Any, low: Any, high: Any, below: Any) -> float:
     v, grad = carray(_floats(source), size), carray(_floats(given), size)
     total = 0.0

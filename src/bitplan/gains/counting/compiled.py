@@ -1,4 +1,4 @@
-"""The inner loops of EAGL, compiled by numba, which only this file imports; `plain.py` is its twin.
+"""The inner loops of EAGL, compiled by numba; `plain.py` is its twin.
 
 Every loop takes `body`, fp32 weights in lines of 128, the last lines of a run of weights filled up with
 zeros, and one step per `per` lines. Codes are round-half-even(clip(W/s, low, high)): adding 1.5·2²³ to a
@@ -9,16 +9,14 @@ whose exponent is all ones.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+
+from bitplan.adapters.numba import cgutils, compile_for, inline, intrinsic, types
 
 LINE = 128
 LANES = 16  # words of 32 bits that hold the 4-bit codes of a line
@@ -28,7 +26,6 @@ _AHEAD = 16  # lines
 _CACHE_LINE = 64  # bytes; where it is more, some are asked for twice
 _MAGIC = 12582912.0  # 1.5 · 2²³
 
-log = logging.getLogger(__name__)
 _compiling = threading.Lock()
 
 _I64, _F32, _F64 = types.int64, types.float32, types.float64
@@ -38,7 +35,7 @@ _SERIES = types.Array(_F64, 1, "C", readonly=True)
 
 
 def _lazily(*signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile for one signature at the first call, from numba's cache where one can be written."""
+    """Return a decorator that compiles a function for one signature at its first call."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         built: list[Callable[..., Any]] = []
@@ -48,28 +45,12 @@ def _lazily(*signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
             if not built:
                 with _compiling:
                     if not built:
-                        built.append(_build(function, signature))
+                        built.append(compile_for(signature)(function))
             return built[0](*arguments)
 
         return call
 
     return decorate
-
-
-def _build(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
-    compiler: Any = njit
-    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-    try:
-        return cast(Callable[..., Any], compiler(signature, cache=True, **options)(function))
-    except (RuntimeError, OSError) as error:  # nowhere to write: a read-only install and home
-        log.info("compiled code of %s is not cached: %s", function.__name__, error)
-        return cast(Callable[..., Any], compiler(signature, **options)(function))
-
-
-def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Part of a loop, compiled with it."""
-    compiler: Any = njit
-    return cast(Callable[..., Any], compiler(inline="always")(function))
 
 
 def _popcount(context: Any, word: Any) -> Any:
@@ -136,7 +117,7 @@ def count_nibbles(
     return bool((bits >> np.uint32(23)) & np.uint32(255) == np.uint32(255))
 
 
-@_inlined
+@inline
 def _pack(line: Any, step: float, low: float, high: float, words: Any, place: int, seen: Any) -> None:
     """Write the codes of a line of 128 weights into 16 words, a quarter of a row of `words`."""
     magic = np.float32(_MAGIC) - low
@@ -154,7 +135,7 @@ def _pack(line: Any, step: float, low: float, high: float, words: Any, place: in
         seen[k] = bits
 
 
-@_inlined
+@inline
 def _spread(words: Any, planes: Any) -> None:
     """Write bit i of every code into plane i, in an order that is the same for all planes."""
     mask = np.uint32(0x11111111)
@@ -168,7 +149,7 @@ def _spread(words: Any, planes: Any) -> None:
             planes[bit, k] = plane
 
 
-@_inlined
+@inline
 def _count_planes(planes: Any, counts: Any) -> None:
     """Add how often each of the 16 codes occurs; those that share their upper two bits in one pass."""
     all_ones = np.uint32(0xFFFFFFFF)
