@@ -5,23 +5,30 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import cut_of, quick_gguf
 from bitplan.adapters.pretrained import CONFIG
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.memory import bounded, check_available, memory_for
 from bitplan.core.parsing import first_line, parsing
 
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
+_FEW, _MORE = 1000, 100  # tensors that a network may have, and more of them for each that a file holds
+_LARGER = 16  # times the bytes of a file is the size for which a network may take memory
 _ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
 _BESIDE = ("torchao", "torch.utils._pytree")  # where torchao is there it is imported too, and warns of what it lacks
 CUT = "gguf_tokenizer_pre"
@@ -74,16 +81,23 @@ def bert_for_question_answering(**sizes: int) -> torch.nn.Module:
     return model
 
 
-def network_of(folder: Path) -> torch.nn.Module:
-    """The network that a folder's configuration describes, with random weights; its class is one of transformers'."""
-    with _reading(folder / CONFIG):
+def network_of(folder: Path, held: Sequence[int]) -> torch.nn.Module:
+    """The network that a folder's configuration describes, with random weights; its class is one of transformers'.
+
+    `held` are the bytes of each tensor that it is for: one that is far larger is refused while it is built.
+    """
+    path = folder / CONFIG
+    with _reading(path):
         config = _config(folder)
-        return _plain(_class(folder, config)(config))
+        kind = _class(folder, config)
+        with bounded(path, _LARGER * sum(held)), _no_larger_than(held, path):
+            return _plain(kind(config))
 
 
-def network_with_weights(path: Path) -> torch.nn.Module:
-    """The network in a folder of safetensors, or in a GGUF file, with its weights as float32."""
+def network_with_weights(path: Path, held: Sequence[int]) -> torch.nn.Module:
+    """The network in a folder of safetensors, or in a GGUF file, with its weights as float32; `held` as above."""
     library = transformers(f"reading {path}")
+    check_available(path, sum(held))
     with _reading(path):
         if path.is_file():
             where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
@@ -92,7 +106,7 @@ def network_with_weights(path: Path) -> torch.nn.Module:
             config = _config(path)
             where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
             kind = _class(path, config)
-        with quick_gguf() if path.is_file() else nullcontext():
+        with quick_gguf() if path.is_file() else nullcontext(), _no_larger_than(held, path):
             model, found = kind.from_pretrained(
                 **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
             )
@@ -114,7 +128,8 @@ def tokenizer_in_gguf(path: Path) -> str:
 def _config(folder: Path) -> Any:
     library = transformers(f"reading {folder / CONFIG}")
     try:
-        config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
+        with bounded(folder / CONFIG):  # some numbers in it become lists
+            config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
     except ValueError as error:
         if "custom code" not in str(error):
             raise
@@ -130,6 +145,32 @@ def _config(folder: Path) -> Any:
             f"{folder} holds a network that is quantized already ({form}): give the float one that it was made from"
         )
     return config
+
+
+@contextmanager
+def _no_larger_than(held: Sequence[int], path: Path) -> Iterator[None]:
+    """Refuse a network that is built until the block ends, if it has far more than a file with such tensors holds.
+
+    Files hold some tensors once that a network has several times, or as one, and values of 32 bits in 2.
+    """
+    most, room = _FEW + _MORE * len(held), memory_for(_LARGER * sum(held))
+    count = taken = 0
+
+    def look(_: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        nonlocal count, taken
+        count, taken = count + 1, taken + (0 if tensor is None else tensor.numel() * tensor.element_size())
+        if count > most or taken > room:
+            raise FileError(
+                f"{path} describes a network of more than {count - 1:,} tensors or {taken:,} bytes, and there are "
+                f"{len(held):,} tensors of {sum(held):,} bytes for it: they do not belong together, fetch both again"
+            )
+
+    hooks = [register_module_parameter_registration_hook(look), register_module_buffer_registration_hook(look)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _class(folder: Path, config: Any) -> Any:
