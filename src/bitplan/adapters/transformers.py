@@ -20,7 +20,7 @@ from torch.nn.modules.module import (
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import cut_of, quick_gguf
-from bitplan.adapters.pretrained import CONFIG
+from bitplan.adapters.pretrained import CONFIG, refuse_link_out
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.memory import bounded, check_available, memory_for
 from bitplan.core.parsing import first_line, parsing
@@ -126,6 +126,7 @@ def tokenizer_in_gguf(path: Path) -> str:
 
 
 def _config(folder: Path) -> Any:
+    refuse_link_out(folder / CONFIG)
     library = transformers(f"reading {folder / CONFIG}")
     try:
         with bounded(folder / CONFIG):  # some numbers in it become lists
@@ -153,6 +154,7 @@ def _no_larger_than(held: Sequence[int], path: Path) -> Iterator[None]:
 
     Files hold some tensors once that a network has several times, or as one, and values of 32 bits in 2.
     """
+    config = path / CONFIG if path.is_dir() else path
     most, room = _FEW + _MORE * len(held), memory_for(_LARGER * sum(held))
     count = taken = 0
 
@@ -161,8 +163,8 @@ def _no_larger_than(held: Sequence[int], path: Path) -> Iterator[None]:
         count, taken = count + 1, taken + (0 if tensor is None else tensor.numel() * tensor.element_size())
         if count > most or taken > room:
             raise FileError(
-                f"{path} describes a network of more than {count - 1:,} tensors or {taken:,} bytes, and there are "
-                f"{len(held):,} tensors of {sum(held):,} bytes for it: they do not belong together, fetch both again"
+                f"{config} describes a network of {count:,} tensors with {taken:,} bytes, and perhaps more, where its "
+                f"file holds {len(held):,} tensors with {sum(held):,} bytes: they do not belong together, fetch both"
             )
 
     hooks = [register_module_parameter_registration_hook(look), register_module_buffer_registration_hook(look)]
@@ -214,8 +216,29 @@ def _plain(model: Any) -> torch.nn.Module:
 
 
 @contextmanager
+def _offline() -> Iterator[None]:
+    """The hub is not asked until the block ends: a file of a stranger's may name any place there."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _asked_of_hub(error: BaseException | None) -> str | None:
+    """What the hub would have been asked, if that is why something failed."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    while error is not None and not isinstance(error, OfflineModeIsEnabled):
+        error = error.__cause__ or error.__context__
+    return None if error is None else first_line(error).partition(": offline")[0]
+
+
+@contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """transformers at work on a file: its bars and warnings kept quiet, its errors said in one line."""
+    """transformers at work on a file, without the hub: bars and warnings kept quiet, errors said in one line."""
     log = transformers(f"reading {path}").utils.logging
     barred, level = log.is_progress_bar_enabled(), log.get_verbosity()
     beside = [(logger, logger.level) for logger in map(logging.getLogger, _BESIDE)]
@@ -224,9 +247,15 @@ def _reading(path: Path) -> Iterator[None]:
     for logger, _ in beside:
         logger.setLevel(logging.ERROR)
     try:
-        with redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
+        with _offline(), redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
             yield  # bars that no setting switches off are written there
     except FileError as error:
+        asked = _asked_of_hub(error)
+        if asked is not None:
+            raise FileError(
+                f"{path} names something on the hub, and what is on this machine is read alone ({asked}): build the "
+                "network yourself where you trust it, package.module:factory, and give this as --weights"
+            ) from None
         unknown = _UNKNOWN_NETWORK.search(str(error.__cause__))
         if unknown is None:
             raise
