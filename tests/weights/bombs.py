@@ -155,6 +155,17 @@ def rows(path):
             writer.write_table(table)
 
 
+def large_rows(path):
+    """A table of 140 kB with 96 pictures of 32 MB, each compressed for itself."""
+    import pyarrow
+    import pyarrow.parquet
+
+    row = pyarrow.table({"webp": pyarrow.array([b"\0" * (32 << 20)]), "file": ["a"], "label": [1]})
+    with pyarrow.parquet.ParquetWriter(path, row.schema, compression="zstd", use_dictionary=False) as writer:
+        for _ in range(96):
+            writer.write_table(row)
+
+
 def pixels(path):
     """A picture of 268 million pixels, all alike."""
     import zlib
@@ -307,6 +318,7 @@ BOMBS = {
     "layers": (layers, "config.json", pretrained),
     "streamed_layers": (layers, "config.json", skeleton),
     "words": (words, "config.json", pretrained),
+    "large_rows": (large_rows, "train.parquet", table),
     "rows": (rows, "train.parquet", table),
     "pixels": (pixels, "b.png", image),
 }
