@@ -232,6 +232,13 @@ def layers(path):
     described(path, num_hidden_layers=10_000_000)
 
 
+def large_text(path):
+    """300 GB of text that transformers reads beside a network, of which the disk holds nothing."""
+    described(path)
+    with path.open("r+b") as file:
+        file.truncate(300 * GB)
+
+
 def words(path):
     """A configuration of a thousand million words."""
     described(path, vocab_size=1_000_000_000)
@@ -319,6 +326,7 @@ BOMBS = {
     "streamed_layers": (layers, "config.json", skeleton),
     "words": (words, "config.json", pretrained),
     "large_rows": (large_rows, "train.parquet", table),
+    "large_text": (large_text, "generation_config.json", pretrained),
     "rows": (rows, "train.parquet", table),
     "pixels": (pixels, "b.png", image),
 }

@@ -24,6 +24,7 @@ from bitplan.adapters.pretrained import CONFIG, refuse_link_out
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.memory import bounded, check_available, memory_for
 from bitplan.core.parsing import first_line, parsing
+from bitplan.core.store import refuse_large_text
 
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
@@ -103,6 +104,8 @@ def network_with_weights(path: Path, held: Sequence[int]) -> torch.nn.Module:
             where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
             kind: Any = library.AutoModelForCausalLM
         else:
+            for beside in filter(Path.is_file, path.glob("*.json")):  # transformers reads some of them whole
+                refuse_large_text(beside)
             config = _config(path)
             where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
             kind = _class(path, config)

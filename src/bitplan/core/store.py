@@ -113,6 +113,12 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
         raise _unreadable(Path(path), error) from None
 
 
+def refuse_large_text(path: Path) -> None:
+    """Refuse a file that a library reads whole as text, if that would take more memory than it may."""
+    size = path.stat().st_size
+    check_room(path, _PARSED * size, size)
+
+
 def open_file(path: str | Path) -> io.BufferedReader:
     """Open a file to read it; a pipe or a device, which may keep us waiting for ever, is an OSError.
 
