@@ -160,6 +160,9 @@ def odd(tmp_path, capsys):
     capsys.readouterr()
 
 
+LOST = "error: layer 'model.layers.1.mlp.down_proj': 1 of 16,384 values of model.layers.1.mlp.down_proj.weight are NaN"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -177,8 +180,8 @@ def odd(tmp_path, capsys):
             for gain in ("drift", "fisher", "moments")
         ),
         (("evaluate", "lost", *TEXT), "error: the loss is NaN in 15 of 15 windows of text.txt: look at the network's"),
-        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "drift", *TEXT), "the network's own answers are NaN or infinite"),
-        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "fisher", *TEXT), "the network's own answers are NaN or infinite"),
+        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "drift", *TEXT), LOST),
+        (("plan", "lost", *WEIGHTS_ALONE, "--gain", "fisher", *TEXT), LOST),
         (
             ("plan", "lost", *WEIGHTS_ALONE, "--gain", "moments", *TEXT),
             "error: what layer 'model.layers.1.mlp.down_proj' gives out is NaN or infinite",

@@ -92,11 +92,32 @@ def test_no_batches(plan):
         calibrate_(quantize(network(), plan(**PLAN)), [])
 
 
-def test_inputs_of_zero_give_a_usable_step(plan):
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [([torch.zeros(2, 2, 8, 8)] * 2, "nothing but zeros"), ([torch.zeros(0, 2, 8, 8)] * 2, "got no samples")],
+)
+def test_zeros_alone_and_batches_without_samples_are_refused(batches, said, plan):
     quantized = quantize(network(), plan(**PLAN))
-    calibrate_(quantized, [torch.zeros(2, 2, 8, 8)])
-    assert quantized[0].input_quantizer.step > 0
+    with pytest.raises(InputError, match=said):
+        calibrate_(quantized, batches)
+    assert quantized[0].input_quantizer.range is None
+    calibrate_(quantized, [*batches, BATCHES[0]])
+    assert quantized[0].input_quantizer.range is not None
+
+
+def test_a_layer_that_reads_zeros_gets_a_usable_step(plan):
+    model = network()
+    nn.init.zeros_(model[1].weight)  # of the batch norm before the second convolution, as networks begin residuals
+    quantized = quantize(model, plan(**PLAN))
+    calibrate_(quantized, BATCHES)
+    assert quantized[3].input_quantizer.step > 0
     assert quantized(BATCHES[0]).isfinite().all()
+
+
+def test_words_may_all_be_the_first_one(plan):
+    quantized = quantize(nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2)), plan(**{"1": "w4a4"}))
+    calibrate_(quantized, [torch.zeros(2, 5, dtype=torch.long)])
+    assert quantized[1].input_quantizer.range is not None
 
 
 def test_batch_norm_keeps_its_statistics_unless_asked(plan):

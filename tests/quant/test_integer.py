@@ -546,12 +546,11 @@ def test_a_norm_of_a_sequence_normalizes_again_what_was_cut_off(act):
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-2, 2)])
-@pytest.mark.parametrize("figure", ["0.bias", "1.running_var", "1.weight"])
 @torch.no_grad()
-def test_nothing_makes_a_number_of_nan(figure, act):
+def test_nothing_makes_a_number_of_nan(act):
     x = torch.randn(2, 3, 8, 8)
     model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act), x, "w8a8")
-    model.state_dict()[figure][3] = torch.nan
+    model.state_dict()["1.running_var"][3] = -1  # of which there is no root
     made = bitplan.integer(model, x)
     assert bitplan.integer_layers(made).norms == ("1",)
     assert torch.equal(made(x).isnan(), model(x).isnan())

@@ -155,6 +155,17 @@ def rows(path):
             writer.write_table(table)
 
 
+def large_rows(path):
+    """A table of 140 kB with 96 pictures of 32 MB, each compressed for itself."""
+    import pyarrow
+    import pyarrow.parquet
+
+    row = pyarrow.table({"webp": pyarrow.array([b"\0" * (32 << 20)]), "file": ["a"], "label": [1]})
+    with pyarrow.parquet.ParquetWriter(path, row.schema, compression="zstd", use_dictionary=False) as writer:
+        for _ in range(96):
+            writer.write_table(row)
+
+
 def pixels(path):
     """A picture of 268 million pixels, all alike."""
     import zlib
@@ -166,6 +177,86 @@ def pixels(path):
     packer = zlib.compressobj()
     rows = b"".join(packer.compress(b"\0" * (3 * (1 << 14) + 1)) for _ in range(1 << 14)) + packer.flush()
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+
+
+def gguf_header(path, kind, *values):
+    """The header of a GGUF file that has no tensors and one value, of that kind."""
+    key = b"llama.block_count"
+    path.write_bytes(
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(key)) + key + struct.pack("<I", kind) + b"".join(values)
+    )
+
+
+def array(path):
+    """A GGUF file of a few bytes that claims an array of 2^50 numbers."""
+    gguf_header(path, 9, struct.pack("<IQ", 4, 1 << 50))
+
+
+def sparse_array(path):
+    """A GGUF file of which the disk holds nothing that claims, and has, an array of 2^36 numbers."""
+    gguf_header(path, 9, struct.pack("<IQ", 0, 1 << 36))
+    with path.open("r+b") as file:
+        file.truncate(1 << 37)
+
+
+def blocks(path):
+    """A GGUF file that claims four thousand million blocks."""
+    gguf_header(path, 4, struct.pack("<I", (1 << 32) - 1))
+
+
+def sparse_graph(path):
+    """An ONNX file of 300 GB, of which the disk holds nothing."""
+    with path.open("wb") as file:
+        file.truncate(300 * GB)
+
+
+def sparse_numbers(path):
+    """safetensors of 300 GB, of which the disk holds the header."""
+    size = 300 * GB
+    content = json.dumps({"a.weight": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(len(content).to_bytes(8, "little") + content)
+    with path.open("r+b") as file:
+        file.truncate(8 + len(content) + size)
+
+
+def described(path, **changes):
+    """A network of Hugging Face's of 80 kB whose configuration says something else."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from texts import with_config, write_folder
+
+    with_config(write_folder(path.parent), **changes)
+
+
+def layers(path):
+    """A configuration of ten million layers."""
+    described(path, num_hidden_layers=10_000_000)
+
+
+def large_text(path):
+    """300 GB of text that transformers reads beside a network, of which the disk holds nothing."""
+    described(path)
+    with path.open("r+b") as file:
+        file.truncate(300 * GB)
+
+
+def words(path):
+    """A configuration of a thousand million words."""
+    described(path, vocab_size=1_000_000_000)
+
+
+def pretrained(path):
+    """What `quantize` does with a network of transformers'."""
+    import bitplan
+
+    bitplan.load_pretrained(path if path.suffix == ".gguf" else path.parent)
+
+
+def skeleton(path):
+    """What methods do that read it block by block."""
+    from bitplan.models.streamed import skeleton_of
+    from bitplan.weights.opened import open_checkpoint
+
+    skeleton_of(open_checkpoint(path.parent))
 
 
 def weights(path):
@@ -226,6 +317,16 @@ BOMBS = {
     "long_text": (long_text, "b.json", record),
     "many_lists": (many_lists, "b.json", record),
     "empty_weight": (empty_weight, "b.onnx", exported),
+    "array": (array, "b.gguf", pretrained),
+    "sparse_array": (sparse_array, "b.gguf", pretrained),
+    "blocks": (blocks, "b.gguf", exported),
+    "sparse_graph": (sparse_graph, "b.onnx", exported),
+    "sparse_numbers": (sparse_numbers, "b.safetensors", weights),
+    "layers": (layers, "config.json", pretrained),
+    "streamed_layers": (layers, "config.json", skeleton),
+    "words": (words, "config.json", pretrained),
+    "large_rows": (large_rows, "train.parquet", table),
+    "large_text": (large_text, "generation_config.json", pretrained),
     "rows": (rows, "train.parquet", table),
     "pixels": (pixels, "b.png", image),
 }

@@ -1,5 +1,7 @@
 """Networks of Hugging Face's: folders and GGUF files, with their weights; what cannot be read is one line."""
 
+import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -7,6 +9,7 @@ from contextlib import nullcontext
 import gguf
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 import bitplan
@@ -214,3 +217,78 @@ def test_cut_off_gguf_is_one_line(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="there is no such file or folder"):
         bitplan.load_pretrained(tmp_path / "nowhere.gguf")
+
+
+def saved(folder, target):
+    """What a folder of a quantized network is written as."""
+    model = bitplan.load_pretrained(folder)
+    graph = bitplan.trace(model, {"input_ids": TOKENS}, rules=bitplan.Rules(narrow=0).for_choices("w4a16"))
+    made = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a16"), method="groups:size=16")
+    return bitplan.save_checkpoint(made, target, pretrained=folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_link_out_of_the_folder_is_not_copied(tmp_path, name):
+    folder = write_folder(tmp_path / "model")
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"{name} is a link to .*elsewhere, outside its folder"):
+        saved(folder, tmp_path / "q")
+    assert not (tmp_path / "q").exists()
+
+
+def test_what_is_no_tokenizer_is_not_copied(tmp_path):
+    folder = write_folder(tmp_path / "model")
+    (folder / "tokenizer.json").write_text("password=1")
+    with pytest.raises(InputError, match=r"tokenizer\.json is cut off or not a tokenizer"):
+        saved(folder, tmp_path / "q")
+    assert not (tmp_path / "q").exists()
+
+
+def test_links_of_the_hubs_cache_lead_to_its_blobs_alone(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    blobs, folder = tmp_path / "blobs", write_folder(tmp_path / "snapshots" / "abc")
+    blobs.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).rename(blobs / f"hash of {name}")
+        (folder / name).symlink_to(f"../../blobs/hash of {name}")
+    made = saved(folder, tmp_path / "q")
+    assert (made / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
+    (blobs / "hash of tokenizer.json").rename(tmp_path / "elsewhere")
+    (blobs / "hash of tokenizer.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="elsewhere, outside its folder"):
+        saved(folder, tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {
+            "model_type": "dpt",
+            "architectures": ["DPTForDepthEstimation"],
+            "backbone": "microsoft/resnet-50",
+            "use_pretrained_backbone": True,
+        },
+        {
+            "model_type": "timm_wrapper",
+            "architectures": ["TimmWrapperForImageClassification"],
+            "architecture": "hf-hub:somebody/something",
+            "num_classes": 2,
+            "label_names": ["a", "b"],
+        },
+    ],
+    ids=["backbone", "hf-hub"],
+)
+def test_the_hub_is_not_asked_while_a_folder_is_read(tmp_path, monkeypatch, content):
+    folder, asked = write_folder(tmp_path / "model"), []
+    (folder / "config.json").write_text(json.dumps(content))
+
+    def resolve(host, *others, **more):
+        asked.append(host)
+        raise OSError("there is no network in tests")
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    with pytest.raises(InputError, match=r"names something on the hub, .*https://huggingface\.co"):
+        bitplan.load_pretrained(folder)
+    assert asked == []
+    assert not constants.HF_HUB_OFFLINE or "HF_HUB_OFFLINE" in os.environ

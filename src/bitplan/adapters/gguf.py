@@ -12,19 +12,22 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
+from bitplan.core.memory import check_available, check_room
 from bitplan.core.parsing import first_line
 
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")  # as Python says it of an enumeration
+_VALUE = 256  # bytes that the reader takes for a value of an array
 _ADVICE = "fetch it again, or give it the checkpoint that this one was made from"
 
 
-def check_gguf(path: Path) -> None:
-    """Refuse a file that is cut off, and tensors of a type that cannot be turned into floats, before any is loaded."""
+def check_gguf(path: Path) -> list[int]:
+    """The bytes of each tensor of a file that is whole and can be turned into floats; none is loaded."""
     require("gguf", "text", f"reading {path}")
     import gguf
     import numpy as np
 
-    for tensor in _opened(path).tensors:
+    tensors = _opened(path).tensors
+    for tensor in tensors:
         kind = tensor.tensor_type
         _, size = gguf.GGML_QUANT_SIZES[kind]
         try:
@@ -35,6 +38,7 @@ def check_gguf(path: Path) -> None:
                 "turned into floats here: make one of another type (llama-quantize … F16), or give it the checkpoint "
                 "that this one was made from"
             ) from None
+    return [int(tensor.n_bytes) for tensor in tensors]
 
 
 @dataclass(frozen=True)
@@ -164,8 +168,12 @@ def quick_gguf() -> Iterator[None]:
 
 @functools.cache
 def _reader() -> Any:
-    """gguf's reader, which cuts each word of a tokenizer from the mapped file; from a plain array that is quicker."""
+    """gguf's reader, which cuts each word of a tokenizer from the mapped file; from a plain array that is quicker.
+
+    It goes on behind the end of a file, where it finds nothing, as often as the file says: here that is an error.
+    """
     import numpy as np
+    from gguf import GGUFValueType
     from gguf.gguf_reader import GGUFReader
 
     class QuickReader(GGUFReader):
@@ -176,6 +184,22 @@ def _reader() -> Any:
         @data.setter
         def data(self, mapped: Any) -> None:
             self._plain = np.asarray(mapped)
+            self._path = str(mapped.filename)
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) < count:
+                raise ValueError(f"it says {count} values where its {len(self._plain)} bytes end")
+            return found
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == GGUFValueType.ARRAY:
+                size, count = len(self._plain), int(self._get(orig_offs + 4, np.uint64)[0])
+                if count > size:
+                    raise ValueError(f"it says an array of {count:,} values in {size:,} bytes")
+                check_room(self._path, _VALUE * count, size)
+                check_available(self._path, _VALUE * count)
+            return super()._get_field_parts(orig_offs, raw_type)
 
     return QuickReader
 
@@ -183,7 +207,11 @@ def _reader() -> Any:
 def _opened(path: Path) -> Any:
     """The file, mapped; its reader looks at every tensor's place."""
     try:
-        return _reader()(path)
+        opened = _reader()(path)
+        _check_blocks(opened)
+        return opened
+    except FileError:
+        raise
     except Exception as error:  # whatever a damaged file makes the parser say
         said = first_line(error) or type(error).__name__
         unknown = _UNKNOWN_TYPE.search(said)
@@ -193,3 +221,11 @@ def _opened(path: Path) -> Any:
                 "know: upgrade it (pip install -U gguf), or give it the checkpoint that this one was made from"
             ) from None
         raise FileError(f"{path} is a GGUF checkpoint that is cut off or damaged ({said}): {_ADVICE}") from None
+
+
+def _check_blocks(opened: Any) -> None:
+    """Refuse a header that says more blocks than there are tensors: names are made for each of them."""
+    for key, field in opened.fields.items():
+        blocks = field.contents() if key.endswith(".block_count") else 0
+        if blocks > len(opened.tensors):
+            raise ValueError(f"{key} is {blocks:,}, with {len(opened.tensors)} tensors")

@@ -35,7 +35,7 @@ def read(path: Path) -> Any:
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     library = onnx()
-    content = read_bytes(path)
+    content = _content(path)
     with parsing(path, "an ONNX file", "export it again"), bounded(path):
         model = library.load_model_from_string(content)
         take_in_external_(model, path)
@@ -47,12 +47,20 @@ def content_of(model: bytes | Path) -> bytes:
     """An ONNX file's content, for a runtime; its external data is taken in, so that the runtime looks for none."""
     if isinstance(model, bytes):
         return model
-    content = read_bytes(model)
+    content = _content(model)
     try:
         proto = onnx().load_model_from_string(content)
     except Exception:  # the runtime says what is wrong with it
         return content
     return proto.SerializeToString() if take_in_external_(proto, model) else content
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, which are no more than a message of protocol buffers may have."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size > _LARGEST:
+        raise FileError(f"{path} has {size:,} bytes, and an ONNX file ends at 2 GB: it is cut off or not an ONNX file")
+    return read_bytes(path)
 
 
 def take_in_external_(proto: Any, path: Path) -> bool:

@@ -34,10 +34,17 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         lacking = [name for name in names if name not in there]
         if lacking:
             raise FileError(f"{path} has no column {', '.join(lacking)}; it has {', '.join(there)}")
-        check_room(path, file.metadata.num_rows * len(names) * _VALUE, size)
+        check_room(path, file.metadata.num_rows * len(names) * _VALUE + _unpacked(file.metadata, names), size)
         for batch in file.iter_batches(_ROWS, columns=list(names)):  # one value may stand in a file once for all rows
             taken += batch.nbytes + batch.num_rows * len(names) * _VALUE
             check_room(path, taken, size)
             for name in names:
                 columns[name] += batch[name].to_pylist()
     return columns
+
+
+def _unpacked(about: Any, names: Sequence[str]) -> int:
+    """The bytes of columns before they were compressed, as a file says; a value that stands there once counts once."""
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(one.total_uncompressed_size for one in columns if one.path_in_schema.partition(".")[0] in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bitplan.core.errors import InputError
+from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import parse_json
 from bitplan.core.store import open_file, read_text
 
@@ -28,6 +28,18 @@ def is_gguf(path: Path) -> bool:
             return bool(file.read(len(MAGIC)) == MAGIC)
     except OSError:  # who reads it says why
         return False
+
+
+def refuse_link_out(path: Path) -> None:
+    """Refuse a file that is a link out of its folder: what lies there would be copied to where others see it.
+
+    Hugging Face's cache keeps its files so: snapshots/REVISION/NAME leads to blobs/HASH beside the snapshots.
+    """
+    folder, there = path.parent.resolve(), path.resolve()
+    above = folder.parents
+    cached = any(one.name == "snapshots" and there.parent == one.parent / "blobs" for one in above)
+    if not cached and not there.is_relative_to(folder):
+        raise FileError(f"{path} is a link to {there}, outside its folder: it is not read, put a copy there")
 
 
 def says_network(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import check_gguf
-from bitplan.adapters.pretrained import is_gguf
+from bitplan.adapters.pretrained import is_gguf, refuse_link_out
 from bitplan.adapters.transformers import tokenizer_in_gguf
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import parse_json, parsing
@@ -60,6 +60,7 @@ def load_word_pieces(folder: Path) -> WordPieces:
             f"https://huggingface.co/google-bert/bert-base-uncased) and put it there; "
             "another folder is given as the option tokenizer"
         )
+    refuse_link_out(path)
     read_text(path)  # says in one line what prevents it
     lower = path.name == TOKENIZER or _lower_case(folder / _SETTINGS)
     with parsing(path, "a tokenizer", "fetch it again"):
@@ -90,28 +91,39 @@ class TextTokenizer:
 
 def load_tokenizer(source: Path) -> TextTokenizer:
     """The tokenizer of a model's folder, of a `tokenizer.json`, or in a GGUF file."""
-    require("tokenizers", "text", f"reading the tokenizer of {source}")
-    import tokenizers
-
-    text = tokenizer_text(source)
-    with parsing(source, "a tokenizer", "fetch it again"):
-        library: Any = tokenizers.Tokenizer.from_str(text)
+    _, library = _parsed(source)
     library.no_truncation()
     library.no_padding()
     return TextTokenizer(source, library.get_vocab_size(), library)
 
 
 def tokenizer_text(source: Path) -> str:
-    """A tokenizer as the text of its `tokenizer.json`."""
+    """A tokenizer as the text of its `tokenizer.json`, and nothing else."""
+    return _parsed(source)[0]
+
+
+def _parsed(source: Path) -> tuple[str, Any]:
+    """The text, and what the library makes of it."""
+    require("tokenizers", "text", f"reading the tokenizer of {source}")
+    import tokenizers
+
+    path = source / TOKENIZER if source.is_dir() else source
+    text = _text(source, path)
+    with parsing(path, "a tokenizer", "fetch it again"):
+        return text, tokenizers.Tokenizer.from_str(text)
+
+
+def _text(source: Path, path: Path) -> str:
     if source.is_file() and is_gguf(source):
         check_gguf(source)
         return tokenizer_in_gguf(source)
-    path = source / TOKENIZER if source.is_dir() else source
     if source.is_dir() and not path.is_file():
         raise FileError(
             f"there is no {TOKENIZER} in {source}: download that of your model and put it there, or give another "
             "folder, or a GGUF file, as the option tokenizer"
         )
+    if source.is_dir():
+        refuse_link_out(path)
     return read_text(path)
 
 

@@ -5,23 +5,31 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import cut_of, quick_gguf
-from bitplan.adapters.pretrained import CONFIG
+from bitplan.adapters.pretrained import CONFIG, refuse_link_out
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.memory import bounded, check_available, memory_for
 from bitplan.core.parsing import first_line, parsing
+from bitplan.core.store import refuse_large_text
 
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
+_FEW, _MORE = 1000, 100  # tensors that a network may have, and more of them for each that a file holds
+_LARGER = 16  # times the bytes of a file is the size for which a network may take memory
 _ATTENTION = ("eager", "sdpa")  # torch's own; other names are repositories of kernels
 _BESIDE = ("torchao", "torch.utils._pytree")  # where torchao is there it is imported too, and warns of what it lacks
 CUT = "gguf_tokenizer_pre"
@@ -74,25 +82,34 @@ def bert_for_question_answering(**sizes: int) -> torch.nn.Module:
     return model
 
 
-def network_of(folder: Path) -> torch.nn.Module:
-    """The network that a folder's configuration describes, with random weights; its class is one of transformers'."""
-    with _reading(folder / CONFIG):
+def network_of(folder: Path, held: Sequence[int]) -> torch.nn.Module:
+    """The network that a folder's configuration describes, with random weights; its class is one of transformers'.
+
+    `held` are the bytes of each tensor that it is for: one that is far larger is refused while it is built.
+    """
+    path = folder / CONFIG
+    with _reading(path):
         config = _config(folder)
-        return _plain(_class(folder, config)(config))
+        kind = _class(folder, config)
+        with bounded(path, _LARGER * sum(held)), _no_larger_than(held, path):
+            return _plain(kind(config))
 
 
-def network_with_weights(path: Path) -> torch.nn.Module:
-    """The network in a folder of safetensors, or in a GGUF file, with its weights as float32."""
+def network_with_weights(path: Path, held: Sequence[int]) -> torch.nn.Module:
+    """The network in a folder of safetensors, or in a GGUF file, with its weights as float32; `held` as above."""
     library = transformers(f"reading {path}")
+    check_available(path, sum(held))
     with _reading(path):
         if path.is_file():
             where: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
             kind: Any = library.AutoModelForCausalLM
         else:
+            for beside in filter(Path.is_file, path.glob("*.json")):  # transformers reads some of them whole
+                refuse_large_text(beside)
             config = _config(path)
             where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
             kind = _class(path, config)
-        with quick_gguf() if path.is_file() else nullcontext():
+        with quick_gguf() if path.is_file() else nullcontext(), _no_larger_than(held, path):
             model, found = kind.from_pretrained(
                 **where, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **_LOCAL
             )
@@ -112,9 +129,11 @@ def tokenizer_in_gguf(path: Path) -> str:
 
 
 def _config(folder: Path) -> Any:
+    refuse_link_out(folder / CONFIG)
     library = transformers(f"reading {folder / CONFIG}")
     try:
-        config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
+        with bounded(folder / CONFIG):  # some numbers in it become lists
+            config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
     except ValueError as error:
         if "custom code" not in str(error):
             raise
@@ -130,6 +149,33 @@ def _config(folder: Path) -> Any:
             f"{folder} holds a network that is quantized already ({form}): give the float one that it was made from"
         )
     return config
+
+
+@contextmanager
+def _no_larger_than(held: Sequence[int], path: Path) -> Iterator[None]:
+    """Refuse a network that is built until the block ends, if it has far more than a file with such tensors holds.
+
+    Files hold some tensors once that a network has several times, or as one, and values of 32 bits in 2.
+    """
+    config = path / CONFIG if path.is_dir() else path
+    most, room = _FEW + _MORE * len(held), memory_for(_LARGER * sum(held))
+    count = taken = 0
+
+    def look(_: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
+        nonlocal count, taken
+        count, taken = count + 1, taken + (0 if tensor is None else tensor.numel() * tensor.element_size())
+        if count > most or taken > room:
+            raise FileError(
+                f"{config} describes a network of {count:,} tensors with {taken:,} bytes, and perhaps more, where its "
+                f"file holds {len(held):,} tensors with {sum(held):,} bytes: they do not belong together, fetch both"
+            )
+
+    hooks = [register_module_parameter_registration_hook(look), register_module_buffer_registration_hook(look)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _class(folder: Path, config: Any) -> Any:
@@ -173,8 +219,29 @@ def _plain(model: Any) -> torch.nn.Module:
 
 
 @contextmanager
+def _offline() -> Iterator[None]:
+    """The hub is not asked until the block ends: a file of a stranger's may name any place there."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _asked_of_hub(error: BaseException | None) -> str | None:
+    """What the hub would have been asked, if that is why something failed."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    while error is not None and not isinstance(error, OfflineModeIsEnabled):
+        error = error.__cause__ or error.__context__
+    return None if error is None else first_line(error).partition(": offline")[0]
+
+
+@contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """transformers at work on a file: its bars and warnings kept quiet, its errors said in one line."""
+    """transformers at work on a file, without the hub: bars and warnings kept quiet, errors said in one line."""
     log = transformers(f"reading {path}").utils.logging
     barred, level = log.is_progress_bar_enabled(), log.get_verbosity()
     beside = [(logger, logger.level) for logger in map(logging.getLogger, _BESIDE)]
@@ -183,9 +250,15 @@ def _reading(path: Path) -> Iterator[None]:
     for logger, _ in beside:
         logger.setLevel(logging.ERROR)
     try:
-        with redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
+        with _offline(), redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
             yield  # bars that no setting switches off are written there
     except FileError as error:
+        asked = _asked_of_hub(error)
+        if asked is not None:
+            raise FileError(
+                f"{path} names something on the hub, and what is on this machine is read alone ({asked}): build the "
+                "network yourself where you trust it, package.module:factory, and give this as --weights"
+            ) from None
         unknown = _UNKNOWN_NETWORK.search(str(error.__cause__))
         if unknown is None:
             raise

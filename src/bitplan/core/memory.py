@@ -39,9 +39,17 @@ def memory_for(size: int) -> int:
 
 def available_memory() -> int | None:
     """The bytes that this machine could still give out; None where the system does not tell (Linux does)."""
+    return _told("MemAvailable:")
+
+
+def _free_swap() -> int:
+    return _told("SwapFree:") or 0
+
+
+def _told(name: str) -> int | None:
+    """The bytes of that name that the system tells."""
     try:
-        told = _MEMINFO.read_text(encoding="ascii").partition("MemAvailable:")[2]
-        return int(told.split()[0]) << 10
+        return int(_MEMINFO.read_text(encoding="ascii").partition(name)[2].split()[0]) << 10
     except (OSError, ValueError, IndexError):
         return None
 
@@ -55,14 +63,26 @@ def check_room(path: str | Path, need: int, size: int) -> None:
         )
 
 
+def check_available(path: str | Path, need: int) -> None:
+    """Refuse what takes more memory than this machine has left, however large the file says that it is."""
+    left = available_memory()
+    if left is not None and need > left + _free_swap():
+        raise FileError(
+            f"{path} would take {_shown(need)} of memory, and this machine has {_shown(left)} left: it is not read"
+        )
+
+
 @contextmanager
-def bounded(path: str | Path) -> Iterator[None]:
+def bounded(path: str | Path, size: int | None = None) -> Iterator[None]:
     """Let the process grow by no more than a file may take, where its sizes cannot be known before it is read.
 
+    `size` is that of what belongs to it, where it only describes other files.
     The system holds this limit, for all threads, where it has such limits (Linux). What goes beyond is a MemoryError,
     or what a library makes of one. Blocks of several threads share the largest of their limits.
     """
-    allowed = memory_for(os.path.getsize(path))  # outside: what fails here must leave no block behind
+    allowed = memory_for(
+        os.path.getsize(path) if size is None else size
+    )  # outside: what fails here must leave no block behind
     with _lock:
         _held.append(_limit())
         try:

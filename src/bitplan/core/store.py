@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from bitplan.core.errors import Damaged, FileError, InputError, WriteError
-from bitplan.core.memory import check_room, memory_for
+from bitplan.core.memory import check_available, check_room, memory_for
 from bitplan.core.record import Record
 from bitplan.core.swap import put_in_place, restore
 from bitplan.core.temporary import clear_left, temporary_name
@@ -103,6 +103,7 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             check_room(path, times * size, size)
+            check_available(path, size)
             content = file.read(size + 1)
             if len(content) > size:  # it says no size, as a pipe does, or grows
                 content += file.read(memory_for(0) // times)
@@ -110,6 +111,12 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
             return content
     except OSError as error:
         raise _unreadable(Path(path), error) from None
+
+
+def refuse_large_text(path: Path) -> None:
+    """Refuse a file that a library reads whole as text, if that would take more memory than it may."""
+    size = path.stat().st_size
+    check_room(path, _PARSED * size, size)
 
 
 def open_file(path: str | Path) -> io.BufferedReader:

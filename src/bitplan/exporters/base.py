@@ -18,6 +18,7 @@ from bitplan.core.registry import EXPORTERS
 from bitplan.core.store import whole_file, whole_folder
 from bitplan.exporters.onnx_running import TimedRuntime
 from bitplan.quant.convert import is_quantized, plan_of, root_of
+from bitplan.quant.finite import check_finite
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def export(
     if isinstance(source, Plan):
         found = Source(source, graph, None, example, spec, folder)
     elif is_quantized(source):
+        check_finite(source)
         found = Source(plan_of(source), graph, root_of(source), example, spec, folder)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")

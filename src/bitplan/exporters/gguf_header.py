@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.adapters.gguf import Entry, entry_of
-from bitplan.adapters.tokenizers import TOKENIZER
+from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.adapters.transformers import CUT
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import parse_json, parsing
-from bitplan.core.store import read_text
 
 _log = logging.getLogger(__name__)
 LLAMA_LIKE = ("llama", "mistral")
@@ -69,8 +68,9 @@ def _tokenizer(folder: Path | None, words: int, cut: str | None) -> dict[str, An
     if path is None or not path.is_file():
         _log.warning("there is no %s beside the network, so the GGUF file has no tokenizer", TOKENIZER)
         return none
+    text = tokenizer_text(path.parent)
     with parsing(path, "a tokenizer", "fetch it again"):
-        content = parse_json(read_text(path))
+        content = parse_json(text)
         model, before = content["model"], _steps(content.get("pre_tokenizer"))
         if model.get("type") != "BPE" or not any(step["type"] == "ByteLevel" for step in before):
             _log.warning("%s is no tokenizer of byte pairs, so the GGUF file has none: %s", path, _ADVICE)

@@ -26,6 +26,7 @@ from bitplan.quant.blocks import Grouping, Levels
 from bitplan.quant.checkpoint import from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.factory import told_by
+from bitplan.quant.finite import check_finite
 from bitplan.quant.layers import Channels
 from bitplan.quant.loading import fill_
 from bitplan.quant.methods.groups import GroupedWeight
@@ -154,6 +155,8 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
         filled = quantize(base, plan, **options)
     _check_types(filled, tensors, source)
     fill_(filled, tensors, source)
+    with named(source):
+        check_finite(filled)
     return filled
 
 

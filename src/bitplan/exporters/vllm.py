@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.adapters.pretrained import CONFIG, says_network
-from bitplan.adapters.tokenizers import TOKENIZER
+from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.core.checkpoints import TENSORS
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import layer_of, layer_of_quantizer
@@ -90,7 +90,7 @@ class Vllm(Exporter):
         (path / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         write_tensors(tensors, path / TENSORS, {"format": "pt"})
         if source.folder is not None and (source.folder / TOKENIZER).is_file():
-            (path / TOKENIZER).write_text(read_text(source.folder / TOKENIZER), encoding="utf-8")
+            (path / TOKENIZER).write_text(tokenizer_text(source.folder), encoding="utf-8")
 
     def read(self, path: Path) -> ReadBack:
         """The precisions of the config groups, and every code."""

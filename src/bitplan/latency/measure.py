@@ -175,10 +175,12 @@ def _filled(graph: Graph, choice: Precision, fixed: dict[str, Precision]) -> Pla
 
 
 def _drawn(example: Any) -> Any:
-    """An example with values: those of one that is only described are drawn, and indices and masks are ones."""
+    """An example with values: floats are drawn where it is only described or all zeros, indices and masks are ones."""
 
     def draw(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.device.type != "meta":
+        if not isinstance(value, Tensor):
+            return value
+        if not value.is_meta and (not value.is_floating_point() or value.any()):
             return value
         if not value.is_floating_point():
             return torch.ones(value.shape, dtype=value.dtype)

@@ -27,8 +27,7 @@ def load_pretrained(path: str | Path) -> nn.Module:
     if not place.exists():
         raise FileError(f"cannot read {place}: there is no such file or folder")
     if place.is_file():
-        check_gguf(place)
-        return network_with_weights(place)
+        return network_with_weights(place, check_gguf(place))
     if not says_network(place):
         raise FileError(f"{place} has no config.json that says which network of transformers' it holds")
     if not any(place.glob("*.safetensors")):
@@ -36,13 +35,13 @@ def load_pretrained(path: str | Path) -> nn.Module:
             f"{place} has no .safetensors: load it with transformers where you trust it, and write it with "
             "save_pretrained, which makes them"
         )
-    open_checkpoint(place)  # what is cut off, lacking or packed is said in one line
-    return network_with_weights(place)
+    opened = open_checkpoint(place)  # what is cut off, lacking or packed is said in one line
+    return network_with_weights(place, opened.bytes_held)
 
 
 def built_pretrained(folder: str | Path) -> tuple[nn.Module, Any]:
     """The network that a folder's config.json describes, with random weights, and an example of its input."""
-    model = network_of(Path(folder))
+    model = network_of(Path(folder), open_checkpoint(folder).bytes_held)
     return model, example_for(model)
 
 

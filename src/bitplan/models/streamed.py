@@ -30,7 +30,7 @@ def skeleton_of(opened: OpenedCheckpoint) -> nn.Module:
             "the network itself"
         )
     with parameters_without_data():
-        network = network_of(Path(folder))
+        network = network_of(Path(folder), opened.bytes_held)
     names = _names(network, opened)
     lacking = [name for name, parameter in network.named_parameters() if parameter.is_meta and name not in names]
     if lacking:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
@@ -30,7 +31,7 @@ def calibrate_(
 
     All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a
     tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise; labels behind
-    what the model takes, as loaders give them, are left out.
+    what the model takes, as loaders give them, are left out. Batches without samples, or of zeros only, are an error.
     Batch normalization keeps its running statistics; `refresh_norms` then replaces them by averages over the
     batches, seen once more with everything quantized. Layers that no batch came to are an error, or, where the task
     does not use them (`unreached="warn"`), a warning.
@@ -38,13 +39,14 @@ def calibrate_(
     kept = list(batches) if refresh_norms else batches
     run = forward or called
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
-    with _observing(quantizers), _noting(model) as ran, inference(model), torch.no_grad():
+    with _observing(quantizers), _noting(model) as ran, _watching(model) as given, inference(model), torch.no_grad():
         count = 0
         for batch in kept:
             run(model, batch)
             count += 1
         if not count:
             raise InputError("calibration got no batches: give at least one")
+        given.check()
         _settle_(quantizers)
     complain([layer for layer, both in _layers(model).items() if not _reached(both, ran)], unreached)
     if refresh_norms:
@@ -80,6 +82,40 @@ def _noting(model: nn.Module) -> Iterator[set[nn.Module]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class _Given:
+    """What a model was given so far: how many values, whether floats are among them, and whether any is not zero."""
+
+    def __init__(self) -> None:
+        self.called, self.count, self.has_floats, self.has_others = False, 0, False, False
+
+    def look(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        """Take in the arguments of one call."""
+        self.called = True
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                self.count += value.numel()
+                self.has_floats |= value.is_floating_point()
+                self.has_others = self.has_others or value.is_meta or bool(value.any())
+
+    def check(self) -> None:
+        """Refuse what no step follows from; ids of words may all be 0."""
+        if self.called and not self.count:
+            raise InputError("calibration got no samples: its batches are empty, give some of the data")
+        if self.has_floats and not self.has_others:
+            raise InputError("calibration got nothing but zeros, from which no step follows: give some of the data")
+
+
+@contextmanager
+def _watching(model: nn.Module) -> Iterator[_Given]:
+    """What a model is given until the block ends."""
+    given = _Given()
+    hook = model.register_forward_pre_hook(given.look, prepend=True, with_kwargs=True)
+    try:
+        yield given
+    finally:
+        hook.remove()
 
 
 def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> None:

@@ -29,6 +29,7 @@ from bitplan.quant.loading import fill_, read_for
 from bitplan.quant.lsq import positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.weights.opened import check_weights
+from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
 _FILES = (ABOUT, TENSORS, CONFIG, TOKENIZER)
@@ -154,7 +155,8 @@ def _described(source: Path) -> nn.Module:
             f"{source} is of a network that a {CONFIG} describes, which is not beside it: put it there, or give the "
             "network, --model (in Python: model=…)"
         )
-    return network_of(source.parent)
+    tensors, _ = map_with_texts(source.parent / TENSORS if source.name == ABOUT else source)
+    return network_of(source.parent, [tensor.data.nbytes for tensor in tensors.values()])
 
 
 def _beside(model: nn.Module, pretrained: Path) -> dict[str, str]:

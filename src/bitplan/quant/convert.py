@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.integers import Integers
-from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER
+from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, OWN_WEIGHT, WEIGHT_QUANTIZER
 from bitplan.core.parsing import first_line
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
 from bitplan.quant.calls import WeightedCall
 from bitplan.quant.factory import Options, Quantizers, Told
+from bitplan.quant.finite import check_finite, check_values
 from bitplan.quant.first_run import is_proven, prove_when_run_
 from bitplan.quant.install import call_at, install_, quantizers_at, strip_
 from bitplan.quant.integer_places import find_integers
@@ -96,6 +97,7 @@ def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: U
     """The same in place, for those who may not put another model in the place of theirs; one that fails is spoilt."""
     if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
+    check_finite(model)
     before: Options = getattr(model, OPTIONS, Options())
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     chosen = replace(before, **changes)
@@ -248,4 +250,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:
         quantizer, call = quantizers_at(site).weight, call_at(site)
         weight = call.multiplied(layer) if isinstance(call, WeightedCall) else site.weight
         if quantizer is not None and weight is not None:
+            if not isinstance(weight, nn.Parameter):  # it is computed
+                check_values(f"{layer}.{OWN_WEIGHT}", weight)
             yield layer, quantizer, weight

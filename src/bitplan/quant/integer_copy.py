@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.quant.convert import copied, plan_of, unquantized
+from bitplan.quant.finite import check_finite
 from bitplan.quant.integer import settle_
 from bitplan.quant.integer_modules import IntegerLayer, IntegerSequence, PassedNorm
 from bitplan.quant.integer_places import find_integers
@@ -56,6 +57,7 @@ def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True
     in two dimensions make lies in channels_last, as their kernels write it; a network that calls `view` on it needs
     `channels_last=False`, which costs time.
     """
+    check_finite(model)
     made = copied(model).eval()
     root, sites = root_of(made), sites_of(made)
     settle_(root)

@@ -58,6 +58,11 @@ class OpenedCheckpoint:
         """Whether its tensors come in the order of the network's modules."""
         return keeps_order(self.tensors)
 
+    @property
+    def bytes_held(self) -> list[int]:
+        """The bytes of each of its tensors."""
+        return [tensor.data.nbytes for tensor in self.tensors.values()]
+
     def weight(self, layer: str) -> Tensor | None:
         """The weight of a layer, under the first of the names that it may have.
 

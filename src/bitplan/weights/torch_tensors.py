@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from bitplan.core.errors import FileError
+from bitplan.core.memory import check_available
 from bitplan.weights.opened import open_checkpoint
 from bitplan.weights.safetensors import broken, map_with_texts
 from bitplan.weights.tensors import DTYPES, Tensor
@@ -97,4 +98,5 @@ def _all_as_torch(path: Path, tensors: Mapping[str, Tensor]) -> TorchTensors:
     for tensor in tensors.values():
         if _torch_type(tensor) is None:
             raise broken(path, f"tensor {tensor.name!r} has the unknown type {tensor.dtype}")
+    check_available(path, sum(tensor.data.nbytes for tensor in tensors.values() if not tensor.data.flags.writeable))
     return {name: as_torch(tensor) for name, tensor in tensors.items()}
