@@ -58,7 +58,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-X, Y = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+X, Y = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), torch.arange(1, 6)
 WITH_LABELS = {
     "tuple": lambda x, y: (x, y),
     "list": lambda x, y: [x, y],

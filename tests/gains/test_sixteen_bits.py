@@ -27,7 +27,7 @@ def network():
 
 
 @pytest.mark.parametrize("choices", ["w8a8,w16a16", "w2a2,w4a4,w16a16", "w2a16,w4a16,w16a16", "w2a8,w4a16"])
-@pytest.mark.parametrize("method", ["auto", "drift", "drop", "drift_in_context", "random_search", "imprint"])
+@pytest.mark.parametrize("method", ["auto", "drift", "drop", "drift_in_context", "random_search"])
 def test_methods_that_run_the_network_lower_it_from_there(method, choices):
     model = network()
     graph = bitplan.trace(model, INPUTS[:1], rules=FREE if method == "auto" else bitplan.Rules(last=None, narrow=0))
