@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from bitplan.core.budget import Budget, BudgetLike
 from bitplan.core.defaults import AUTO, CHOICES, COST
 from bitplan.core.precision import PrecisionLike, parse_choices
 from bitplan.core.rules import Rules
 from bitplan.costs.base import price_for
+from bitplan.forward.batches import accepted_by
 from bitplan.gains.base import Context, Gain, estimate
 from bitplan.gains.started import with_data
 from bitplan.graph.trace import trace
@@ -19,8 +22,6 @@ from bitplan.plan.aim import Aim
 from bitplan.plan.base import select
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bitplan.core.records import Plan
 
 
@@ -44,6 +45,8 @@ def choose(
     precisions = parse_choices(choices)
     context = with_data(Context(), batches, None)
     shown = context.task.example() if example is None and context.task is not None else example
+    if example is None and isinstance(shown, dict) and isinstance(model, nn.Module):
+        shown = accepted_by(model, shown)
     graph = trace(model, shown, rules=(rules or Rules()).for_choices(precisions))
     written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
     costs = price_for([Budget.parse(one) for one in written], [cost], graph, precisions)

@@ -69,7 +69,9 @@ def test_labels_that_a_loader_gives_are_left_out_and_what_fits_no_call_is_one_li
     calibrate_(labelled, [[batch, torch.zeros(4, dtype=torch.long)] for batch in BATCHES])
     for name, value in alone.state_dict().items():
         assert torch.equal(value, labelled.state_dict()[name]), name
-    with pytest.raises(InputError, match=r"3 parts and Sequential takes \(input\): give batches of inputs alone"):
+    with pytest.raises(
+        InputError, match=r"takes \(input\): too many positional arguments. The last part of a tuple holds labels"
+    ):
         calibrate_(labelled, [(BATCHES[0], 1, 2)])
 
 

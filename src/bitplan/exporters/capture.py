@@ -7,8 +7,6 @@ for a quantized weight (attribute `layer`). Both take and give floats.
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -20,7 +18,7 @@ from bitplan.adapters.onnxscript import graph_of
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.integer import settle_
-from bitplan.quant.layers import Adopted, adopt_, family, original, release_
+from bitplan.quant.layers import Adopted, adopt_, family, release_
 from bitplan.quant.lsq import MASK, positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.quantizing import why_no_multiples
@@ -43,7 +41,6 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
             cast(_WeightMarker, module).layer = layers[id(module)]
         elif isinstance(module, Adopted):
             _show_whole_weights_(module, path)
-    _show_signature_(marked)
     args, kwargs = inputs_of(example)
     names: list[str] = []
     marked.register_forward_hook(lambda _, __, outputs: names.extend(_names(outputs)))
@@ -95,14 +92,6 @@ def _show_whole_weights_(module: Adopted, path: str) -> None:
         if captured is not layer_type.quantized:
             release_(module)
             adopt_(module, captured)
-
-
-def _show_signature_(model: nn.Module) -> None:
-    """Give a quantized root, whose forward takes anything, the names of the arguments it had before."""
-    if isinstance(model, Adopted):
-        run = functools.partial(type(model).forward, model)
-        run.__signature__ = inspect.signature(functools.partial(original(model).forward, model))  # type: ignore[attr-defined]
-        model.forward = run
 
 
 def _mark_input_(module: InputQuantizer, path: str) -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bitplan.core.verdicts import Verdict
 from bitplan.exporters.base import TieFinder, exporter_of
 from bitplan.exporters.divergence import leaves
 from bitplan.exporters.speed import speed as measured
-from bitplan.quant.calibrate import arguments_of
+from bitplan.forward.batches import LABELS, run_batch
 from bitplan.quant.convert import integer_weights, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task, WithData
@@ -40,10 +41,9 @@ def verify(
 ) -> Verdict:
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
-    `tolerance` is relative to the largest output of a batch. A batch is a tensor, a tuple of positional or a mapping
-    of keyword arguments; labels behind what the model takes are left out. With a task and no `limit` on the samples
-    both scores are measured too. Where all differences begin at ties but too few predictions are equal, the model is
-    also compared with itself in double precision.
+    `tolerance` is relative to the largest output of a batch. Batches are those that `calibrate_` takes; labels are left
+    out. With a task and no `limit` on the samples both scores are measured too. Where all differences begin at ties but
+    too few predictions are equal, the model is also compared with itself in double precision.
     `speed` also measures size and time against the float network, with one sample and one thread.
     """
     source = Path(path)
@@ -115,18 +115,25 @@ class _Both(nn.Module):
         self.largest = 0.0
         self.example: Any = None  # the arguments of the first batch
 
+        @wraps(model.forward)  # whose arguments a batch is read by
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._compare(args, {name: value for name, value in kwargs.items() if name != LABELS})
+
+        vars(self)["forward"] = run
+
     def counts(self) -> dict[str, Any]:
         """What a verdict says of the samples."""
         names = ("samples", "close", "ties", "unexplained", "predictions", "predictions_equal", "largest")
         return {name: getattr(self, name) for name in names}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compare one batch."""
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compare one batch; a model that is given labels would also give its loss, which no file has."""
         self.example = self.example or kwargs or args
         outputs = self.model(*args, **kwargs)
         mine, theirs = leaves(outputs), leaves(self.executed(*args, **kwargs))
-        if [tuple(value.shape) for value in mine] != [tuple(value.shape) for value in theirs]:
-            raise InputError("the file gives outputs of other shapes than the model: it is not this model's")
+        shapes, wanted = ([tuple(value.shape) for value in values] for values in (theirs, mine))
+        if shapes != wanted:
+            raise InputError(f"the file gives outputs of shapes {shapes}, the model {wanted}: it is not this model's")
         off = torch.zeros(len(mine[0]), dtype=torch.bool)
         for own, other in zip(mine, theirs, strict=True):
             own = own.detach().cpu()
@@ -181,5 +188,4 @@ def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
         if task is not None:
             task.forward(both, batch)
         else:
-            positional, keyword = arguments_of(both.model, batch)
-            both(*positional, **keyword)
+            run_batch(both, batch)

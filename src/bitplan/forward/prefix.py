@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -110,6 +111,7 @@ class Prefix:
             self._now = None
 
     def _followed(self, number: int, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)  # whose arguments a batch is read by
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self._now is None:
                 return forward(*args, **kwargs)

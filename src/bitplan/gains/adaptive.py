@@ -21,7 +21,7 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples, lowered_jobs
-from bitplan.gains.lowering import by_first_layer, check_top, lower
+from bitplan.gains.lowering import by_first_layer, check_seen, check_top, lower
 from bitplan.gains.measuring import check_task, finish, sign_of, try_task
 from bitplan.gains.rerun import Draws
 from bitplan.quant.convert import quantizers_of, weights_of
@@ -62,6 +62,7 @@ class Adaptive(Gain):
         """Two passes, and one for each level of noise, over the samples for each group."""
         task = check_task(context.task, "adaptive", "runs the network on labelled data")
         check_top(model, graph, choices, "adaptive")
+        check_seen("adaptive", choices, inputs=False)
         try_task(lower(model, {}), task, "score", "adaptive")
         every = [{group.name: choices[-1]} for group in graph.selectable]
         jobs = lowered_jobs(

@@ -26,7 +26,7 @@ from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
 from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.foreseen import foreseen, one_pass
-from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.lowering import check_seen, check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Draws
 from bitplan.gains.streamed_answers import fisher_jobs, streamed_expected, streamed_slopes
@@ -101,7 +101,7 @@ class Fisher(Gain):
         needed = WithAnswers if self.labels == "model" else WithLoss
         task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
         check_top(model, graph, choices, "fisher")
-        _check_seen(choices)
+        check_seen("fisher", choices)
         available = min(self.samples, context.task.size(judged_by(context.task)))
         count = min(self.part, available)
         members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
@@ -199,21 +199,6 @@ def slopes(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _check_seen(choices: Sequence[Precision]) -> None:
-    """Refuse choices that quantize what the highest leaves alone: it has no quantizer to watch."""
-    top = choices[-1]
-    for choice in choices[:-1]:
-        unseen = {
-            "weights": choice.quantizes_weights and not top.quantizes_weights,
-            "inputs": choice.quantizes_inputs and not top.quantizes_inputs,
-        }
-        for role in (role for role, found in unseen.items() if found):
-            raise InputError(
-                f"fisher cannot tell what {choice} changes about {role}, which {top} leaves alone: take a highest "
-                "choice that quantizes them, or another method, such as drift"
-            )
 
 
 def _lowered(

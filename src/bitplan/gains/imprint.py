@@ -14,6 +14,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
+from bitplan.forward.batches import split_batch
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drop import check_samples
 from bitplan.gains.measuring import check_task
@@ -130,7 +131,7 @@ def pooled(name: str, out: Tensor, samples: int) -> Tensor:
 
 def labels_of(batch: Any) -> Tensor:
     """The classes of a batch, one for each sample."""
-    labels = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    labels = split_batch(batch)[2]
     if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point():
         raise InputError(
             "imprint imprints classes: it needs batches of inputs and labels, one class for each sample; use another "

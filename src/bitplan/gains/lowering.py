@@ -35,6 +35,21 @@ def check_top(model: Any, graph: Graph, choices: Sequence[Precision], method: st
             )
 
 
+def check_seen(method: str, choices: Sequence[Precision], *, inputs: bool = True) -> None:
+    """Refuse choices that quantize weights or inputs which the highest leaves alone: these have no quantizer."""
+    top = choices[-1]
+    for choice in choices[:-1]:
+        unseen = {
+            "weights": choice.quantizes_weights and not top.quantizes_weights,
+            "inputs": inputs and choice.quantizes_inputs and not top.quantizes_inputs,
+        }
+        for role in (role for role, found in unseen.items() if found):
+            raise InputError(
+                f"{method} cannot tell what {choice} changes about {role}, which {top} leaves alone: take a highest "
+                "choice that quantizes them, or another method, such as drift"
+            )
+
+
 def layers_of(graph: Graph, lowered: Mapping[str, Precision]) -> dict[str, Precision]:
     """What each layer of the named groups is lowered to: linked layers go together."""
     return {
@@ -54,9 +69,13 @@ def lower(model: nn.Module, layers: Mapping[str, Precision]) -> nn.Module:
 
 
 def is_float(model: nn.Module, graph: Graph) -> bool:
-    """Whether the network that groups are lowered of is the float one: all their weights pass as they are."""
+    """Return True if the weight quantizers of all groups are switched off, to be switched on at every choice.
+
+    A layer at w16a16 has no quantizer: it is at the highest choice, and only lower ones change it.
+    """
     found = quantizers_of(model)
-    return all(is_off(found[layer.name]) for group in graph.selectable for layer in group.layers)
+    layers = [layer.name for group in graph.selectable for layer in group.layers]
+    return all(name in found and is_off(found[name]) for name in layers)
 
 
 def lowered_choices(model: nn.Module, graph: Graph, choices: Sequence[Precision]) -> Sequence[Precision]:

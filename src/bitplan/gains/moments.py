@@ -22,7 +22,7 @@ from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import check_samples, lowered_jobs
 from bitplan.gains.finetuned import Expected, seconds_of
 from bitplan.gains.foreseen import foreseen, one_pass
-from bitplan.gains.lowering import check_top, lower
+from bitplan.gains.lowering import check_seen, check_top, lower
 from bitplan.gains.measuring import check_task, finish
 from bitplan.gains.rerun import Draws
 from bitplan.quant.convert import quantizers_of, weights_of
@@ -60,6 +60,7 @@ class MomentsGain(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """A job for each batch; a file is run block after block (`gains/streamed.py`)."""
+        check_seen("moments", choices, inputs=False)
         if isinstance(model, CheckpointLike):
             return self._streamed(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
@@ -81,6 +82,7 @@ class MomentsGain(Gain):
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one batch through the network as it is; of a file, by its largest layer."""
+        check_seen("moments", choices, inputs=False)
         if isinstance(model, CheckpointLike):
             from bitplan.gains.streamed import streamed_expected
 

@@ -19,8 +19,10 @@ from bitplan.core.precision import Precision
 from bitplan.forward.operations import tensors_in
 from bitplan.forward.prefix import Prefix, Recording
 from bitplan.gains.lowering import lower
+from bitplan.quant.calibrate import set_steps_
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import awaits_proof
+from bitplan.quant.quantizers import InputQuantizer
 from bitplan.quant.switching import Fresh, can_switch, remember_weights_, switched
 from bitplan.tasks.base import Batch, Task
 from bitplan.tasks.choosing import judged_by
@@ -107,7 +109,7 @@ class Rerun(Generic[Seen]):
     def _lowered(self, layers: Mapping[str, Precision]) -> Iterator[Callable[[int, Recording], Seen]]:
         """A function that runs a batch of which there is a recording, with layers at other precisions."""
         if not can_switch(self._model, layers):
-            other = self._ready(lower(self._model, layers))
+            other = self._calibrated(lower(self._model, layers))
             yield lambda number, _: self._run(other, number)
             return
 
@@ -116,6 +118,13 @@ class Rerun(Generic[Seen]):
                 return self._prefix.rerun(recording, changed, lambda: self._run(self._network, number))
 
         yield rerun
+
+    def _calibrated(self, lowered: nn.Module) -> nn.Module:
+        """Return a lowered copy, ready to run: inputs that it alone quantizes get their steps from the batches."""
+        fresh = [one for one in lowered.modules() if isinstance(one, InputQuantizer) and one.range is None]
+        if fresh:
+            set_steps_(fresh, lowered, self._batches, self._task.forward)
+        return self._ready(lowered)
 
     def _recorded(self, number: int) -> tuple[Seen, Recording]:
         """A batch as it is; kept as long as there is room."""

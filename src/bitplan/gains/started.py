@@ -65,4 +65,5 @@ def started(
     if getattr(gain, "from_float", False) and not any(choice.quantizes_inputs for choice in choices):
         switch_off_(start, [layer.name for group in graph.selectable for layer in group.layers])
         return start, (f"start: {name} lowers groups of the float network, weights as {how} makes them",)
-    return start, (f"start: {name} lowers a copy at {top} that {samples} samples calibrated and nothing has trained",)
+    calibrated = f"{samples} samples calibrated and " if samples else ""
+    return start, (f"start: {name} lowers a copy at {top} that {calibrated}nothing has trained",)

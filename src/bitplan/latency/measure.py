@@ -144,7 +144,7 @@ class _Stage:
         path, made = self.kept.file(name), None
         if not self.runtime.to or not path.exists():
             made = quantize(self.model, plan, integer=self.about.integer).eval()
-            calibrate_(made, [self.example])
+            calibrate_(made, [(self.example,)])  # no part of an example holds labels
             made = self.runtime.prepare(made, self.example, path, self.about.options)
         inputs = Inputs(*inputs_of(self.example, self.about.batch))
         return self.runtime.open(made, path, inputs, self.about.threads, self.graph)

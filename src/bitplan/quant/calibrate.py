@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
+from bitplan.forward.batches import run_batch
 from bitplan.quant.convert import Forward, is_quantized, quantizers_of
 from bitplan.quant.factory import Quantizers
 from bitplan.quant.proof import Unreached, complain
@@ -29,36 +29,38 @@ def calibrate_(
 ) -> None:
     """Set the sign and the step of every input quantizer from a few batches.
 
-    All batches are seen with inputs left alone, weights quantized, in inference mode. A batch is a tensor, a
-    tuple of positional or a mapping of keyword arguments, unless `forward(model, batch)` says otherwise; labels behind
-    what the model takes, as loaders give them, are left out. Batches without samples, or of zeros only, are an error.
+    All batches are seen with inputs left alone, weights quantized, in inference mode. Batches are read as those of
+    `task`, unless `forward(model, batch)` says otherwise: an input, a tuple whose last part holds labels, or a mapping
+    of keyword arguments. Batches without samples, or of zeros only, are an error.
     Batch normalization keeps its running statistics; `refresh_norms` then replaces them by averages over the
     batches, seen once more with everything quantized. Layers that no batch came to are an error, or, where the task
     does not use them (`unreached="warn"`), a warning.
     """
     kept = list(batches) if refresh_norms else batches
-    run = forward or called
+    run = forward or run_batch
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
-    with _observing(quantizers), _noting(model) as ran, _watching(model) as given, inference(model), torch.no_grad():
-        count = 0
-        for batch in kept:
-            run(model, batch)
-            count += 1
-        if not count:
-            raise InputError("calibration got no batches: give at least one")
-        given.check()
-        _settle_(quantizers)
+    with _noting(model) as ran:
+        set_steps_(quantizers, model, kept, run)
     complain([layer for layer, both in _layers(model).items() if not _reached(both, ran)], unreached)
     if refresh_norms:
         _refresh_norms_(model, kept, run)
 
 
-def _settle_(quantizers: list[InputQuantizer]) -> None:
-    for quantizer in quantizers:
-        assert quantizer.observation is not None
-        seen = quantizer.observation.agreed()
-        if seen.count:
-            quantizer.settle_(seen)
+def set_steps_(quantizers: Sequence[InputQuantizer], model: nn.Module, batches: Iterable[Any], run: Forward) -> None:
+    """Set the signs and steps of these input quantizers of a model; others quantize as they do."""
+    with _observing(quantizers), _watching(model) as given, inference(model), torch.no_grad():
+        count = 0
+        for batch in batches:
+            run(model, batch)
+            count += 1
+        if not count:
+            raise InputError("calibration got no batches: give at least one")
+        given.check()
+        for quantizer in quantizers:
+            assert quantizer.observation is not None
+            seen = quantizer.observation.agreed()
+            if seen.count:
+                quantizer.settle_(seen)
 
 
 def _layers(model: nn.Module) -> dict[str, Quantizers]:
@@ -135,43 +137,8 @@ def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> N
                 norm.momentum = momentum
 
 
-def called(model: nn.Module, batch: Any) -> Any:
-    """Run a model on a batch."""
-    positional, keyword = arguments_of(model, batch)
-    return model(*positional, **keyword)
-
-
-def arguments_of(model: nn.Module, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """What a model is called with for a batch: a tensor, a tuple of positional or a mapping of keyword arguments.
-
-    Where a tuple has one part more than the model takes, the last one is taken for the labels and left out.
-    """
-    if isinstance(batch, Mapping):
-        return (), batch
-    if not isinstance(batch, tuple | list):
-        return (batch,), {}
-    if _takes(model, batch):
-        return batch, {}
-    if len(batch) > 1 and _takes(model, batch[:-1]):
-        return batch[:-1], {}
-    taken = ", ".join(inspect.signature(model.forward).parameters)
-    raise InputError(
-        f"a batch has {len(batch)} parts and {type(model).__name__} takes ({taken}): give batches of inputs alone, "
-        "such as [batch[0] for batch in loader]"
-    )
-
-
-def _takes(model: nn.Module, parts: Sequence[Any]) -> bool:
-    """Tell whether a model can be called with these positional arguments."""
-    try:
-        inspect.signature(model.forward).bind(*parts)
-    except TypeError:
-        return False
-    return True
-
-
 @contextmanager
-def _observing(quantizers: list[InputQuantizer]) -> Iterator[None]:
+def _observing(quantizers: Sequence[InputQuantizer]) -> Iterator[None]:
     for quantizer in quantizers:
         quantizer.observation = quantizer.new_observation()
     try:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
+from bitplan.forward.batches import run_batch
 from bitplan.quant.blocks import Grouping, Levels
-from bitplan.quant.calibrate import calibrate_, called
+from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.chains import Chain, find_chains
 from bitplan.quant.compensate import DAMPING, Fitted, Fixed, compensated, output_errors
 from bitplan.quant.convert import Finish, Forward, plan_of, quantizers_of
@@ -123,7 +124,7 @@ class _Work:
         store: str | Path | None,
     ) -> None:
         self.model, self.batches, self.damping = model, batches, damping
-        self.forward = forward or called
+        self.forward = forward or run_batch
         self.store = None if store is None else FinishedLayers(store, model, batches, repr(damping))
         self.chains = find_chains(model)
         self.recorded: dict[int, bool] = {}

@@ -8,9 +8,10 @@ had, so `isinstance`, hooks, ties and state dictionaries hold. bitplan's own typ
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
@@ -183,7 +184,14 @@ def _made(name: str) -> LayerType:
 
 @cache
 def _merged(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Quantized{base.__name__}", (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__})
+    @wraps(base.forward)  # whose arguments are what a batch or an exporter asks a model for
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return mixin.forward(self, *args, **kwargs)
+
+    held: dict[str, Any] = {"__module__": __name__, "__doc__": mixin.__doc__}
+    if any(one.kind is one.VAR_KEYWORD for one in inspect.signature(mixin.forward).parameters.values()):
+        held["forward"] = forward
+    return type(f"Quantized{base.__name__}", (mixin, base), held)
 
 
 def _revive(mixin: type[Adopted], base: type[nn.Module]) -> nn.Module:

@@ -43,7 +43,7 @@ def _quantizes(precision: Precision) -> tuple[bool, bool]:
 def switch_off_(model: nn.Module, layers: Iterable[str]) -> None:
     """Let the weights of these layers pass as they are: a float network whose layers are switched on to be lowered."""
     found = quantizers_of(model)
-    for quantizer in (found[name].weight for name in layers):
+    for quantizer in (found[name].weight for name in layers if name in found):
         if quantizer is not None:
             quantizer.enabled = False
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from bitplan.adapters.torch import inference, is_half, widened
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
-from bitplan.quant.calibrate import called
+from bitplan.forward.batches import run_batch
 from bitplan.quant.chains import Chain, find_chains
 from bitplan.quant.convert import Forward, copied, quantizers_of, weights_of
 from bitplan.quant.finish import compensate_, weighted_layers
@@ -60,7 +60,7 @@ def tune_(
         raise InputError("tuning got no batches: give some, as for calibrate_")
     if steps < 1 or not rate > 0:
         raise InputError(f"tuning needs at least one step and a rate above 0, not {steps} and {rate}")
-    run = forward or called
+    run = forward or run_batch
     weighted_layers(model)  # refused before anything long begins
     finished = None if store is None else FinishedParts(Path(store) / "tuned", model, kept, f"tune {steps} {rate!r}")
     teacher = _as_float(model)

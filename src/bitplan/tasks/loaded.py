@@ -1,14 +1,11 @@
 """task: a task of what users have, in one line: loaders or datasets, a loss, a score.
 
-How a batch is read, unless `forward` says otherwise: a mapping holds keyword arguments of the model, labels under the
-key `labels`; of a tuple or list with more than one part the last one holds the labels, the others are positional
-arguments; anything else is the one input.
+Batches are read as in `forward/batches.py`, unless `forward` says otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bitplan.adapters.torch import as_floats_of, device_of, inference
+from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
+from bitplan.forward.batches import LABELS, run_batch, split_batch
 from bitplan.tasks.base import Batch, Split, Task, samples_in
 from bitplan.tasks.samples import Samples, check_disjoint, samples_of
 from bitplan.tasks.splits import held_out
 
-LABELS = "labels"
 _SCORED_AT_ONCE = 64
 
 
@@ -70,7 +67,7 @@ class Loaded(Task):
     def example(self) -> Any:
         """The input of one sample."""
         batch = next(iter((self.test or self.train).batches(1, None)))
-        positional, keyword, _ = parts_of(batch)
+        positional, keyword, _ = split_batch(batch)
         if keyword:
             return {key: value for key, value in keyword.items() if isinstance(value, Tensor) and key != LABELS}
         return positional[0] if len(positional) == 1 else positional
@@ -88,12 +85,8 @@ class Loaded(Task):
         return () if samples is None else samples.batches(batch_size, seed)
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """Run a model on a batch, floats in the model's own type."""
-        if self.run is not None:
-            return self.run(model, batch)
-        positional, keyword, _ = parts_of(batch)
-        positional, keyword = tree_map_only(Tensor, lambda leaf: as_floats_of(model, leaf), (positional, keyword))
-        return model(*positional, **_accepted(model, keyword))
+        """Run a model on a batch, by the user's `forward` if there is one."""
+        return run_batch(model, batch) if self.run is None else self.run(model, batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """The user's, or the one that the model gives with its outputs."""
@@ -180,20 +173,6 @@ def _called(function: Callable[..., Any] | None) -> UserFunction | None:
     return None if function is None else UserFunction(function)
 
 
-def parts_of(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """Positional and keyword arguments for a model, and labels (None: there are none)."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch), batch.get(LABELS)
-    if not isinstance(batch, tuple | list):
-        return (batch,), {}, None
-    *inputs, labels = batch if len(batch) > 1 else (*batch, None)
-    if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
-        return tuple(inputs[0]), {}, labels
-    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-        return (), dict(inputs[0]), labels
-    return tuple(inputs), {}, labels
-
-
 def answers_of(outputs: Any) -> tuple[Tensor, ...]:
     """The class scores among a model's outputs, classes in dimension 1: what distillation and `drift` compare.
 
@@ -228,22 +207,13 @@ def _own_loss(outputs: Any) -> Tensor:
 
 
 def _labels(batch: Batch) -> Any:
-    labels = parts_of(batch)[2]
+    labels = split_batch(batch)[2]
     if labels is None:
         raise InputError(
             "the batches have no labels, which the loss and the score are computed with: give pairs of inputs and "
             f"labels, or mappings with {LABELS!r}"
         )
     return labels
-
-
-def _accepted(model: nn.Module, keyword: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a batch that a model takes: datasets have further columns."""
-    parameters = inspect.signature(model.forward).parameters.values() if keyword else ()
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return keyword
-    names = {one.name for one in parameters}
-    return {key: value for key, value in keyword.items() if key in names}
 
 
 def _as_tuple(answers: Any) -> tuple[Tensor, ...]:

@@ -166,7 +166,7 @@ class _Seeded(Dataset[Any]):
     def put_together(self, items: list[tuple[int, Any]]) -> Batch:
         """A batch of items; collating may draw too, such as the words to mask."""
         with _seeded(self.seed, *(number for number, _ in items)):
-            return self.collate([item for _, item in items])
+            return _plain(self.collate([item for _, item in items]))
 
 
 def samples_of(given: Any, *, most: int | None = None) -> Samples:
@@ -244,8 +244,13 @@ def _seeded(*parts: int) -> Iterator[None]:
 
 
 def _plain(batch: Any) -> Any:
-    """A batch whose mappings are dicts, into which torch looks; Hugging Face's are others."""
-    return dict(batch) if isinstance(batch, Mapping) else batch
+    """Return a batch whose mappings are dicts, which torch looks into; Hugging Face's are not."""
+    if isinstance(batch, Mapping):
+        return {key: _plain(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_plain(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
 
 
 def _tensor(leaf: Any, number: int) -> Tensor:
