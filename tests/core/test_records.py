@@ -1,14 +1,17 @@
+import copy
 import json
+import pickle
 
 import pytest
 
 import bitplan
 from bitplan.core.errors import FileError, InputError, RecordError
-from bitplan.core.record import Record
+from bitplan.core.record import Record, Value
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Link, Plan
 from bitplan.core.store import load, save
 from bitplan.core.studies import Trained
 from bitplan.core.trials import Recipe, Result, Trial
+from bitplan.testing.networks import hand_made_graph
 
 CHOICES = ("w2a2", "w4a4")
 
@@ -205,3 +208,54 @@ def test_precisions_are_written_and_read():
     for wrong in ("w4", "4x4", "", "w99a4", None, True, "w4a4 "):
         with pytest.raises(InputError):
             parse(wrong)
+
+
+def held_in(value):
+    """Everything that a record holds, at every depth."""
+    yield value
+    if isinstance(value, Value):
+        inner = vars(value).values()
+    else:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for item in inner:
+        yield from held_in(item)
+
+
+def records_with_mappings():
+    graph = hand_made_graph()
+    gains = bitplan.estimate("uniform", None, graph)
+    gains = gains.model_copy(update={"options": {"rows": [1, {"deep": [2]}]}})
+    plan = bitplan.select(graph, gains, bitplan.price("bmac", graph), budget="70%")
+    return [graph, gains, bitplan.price("bmac", graph), plan, bitplan.Rules(fix={"stem": "w8a8"})]
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_nothing_that_a_record_holds_can_be_changed(place):
+    record = records_with_mappings()[place]
+    again = type(record).model_validate(record.model_dump(mode="json"))
+    for same in (record, copy.deepcopy(record), pickle.loads(pickle.dumps(record)), again):
+        assert same == record
+        for held in held_in(same):
+            assert type(held) not in (dict, list, set), held
+            if isinstance(held, dict):
+                with pytest.raises(TypeError, match="a record does not change"):
+                    held["stem"] = None
+                with pytest.raises(TypeError, match="a record does not change"):
+                    held.update(stem=None)
+            if isinstance(held, list):
+                with pytest.raises(TypeError, match="a record does not change"):
+                    held.append(1)
+
+
+def test_what_is_held_reads_like_a_plain_mapping_and_leaves_that_of_the_caller_alone():
+    given = {"stem": "w8a8"}
+    rules = bitplan.Rules(fix=given)
+    given["head"] = "w2a2"
+    assert rules.fix == {"stem": bitplan.Precision.parse("w8a8")}
+    wider = rules.fix | {"head": 1}
+    wider["more"] = 2
+    assert (type(wider), len(rules.fix)) == (dict, 1)
+    options = records_with_mappings()[1].options
+    assert json.loads(json.dumps(options)) == {"rows": [1, {"deep": [2]}]}
+    with pytest.raises(TypeError, match="a record does not change"):
+        options["rows"][1]["deep"] += [3]

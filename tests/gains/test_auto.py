@@ -107,8 +107,9 @@ def test_the_plan_has_the_notes_of_graph_and_gains(float_net):
     graph = bitplan.trace(float_net, TASK.example())
     gains = bitplan.estimate("auto", float_net, graph)
     plan = bitplan.select(graph, gains, bitplan.price("bmac", graph), budget="70%")
-    assert plan.notes == (*graph.notes, *gains.notes)
-    assert len(plan.notes) == 2
+    ruled = graph.describe_rules(graph.fixed_beside(gains.choices))
+    assert plan.notes == (*ruled, *graph.notes, *gains.notes)
+    assert len(plan.notes) == len(ruled) + 2
 
 
 NEEDS_LOSS = ["drop", "hawq", "hawq_v1", "hawq_v2", "alps", "alps_racing", "regression"]

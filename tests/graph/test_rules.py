@@ -1,10 +1,11 @@
 import itertools
 
 import pytest
-from torch import empty, nn
+from torch import empty, nn, save
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.core.precision import parse_choices
 from bitplan.graph.rules import amend
 from nets import Net
 
@@ -73,19 +74,98 @@ def test_the_rule_is_a_field_and_a_linked_layer_says_whose_rule_it_shares():
 
 
 def test_a_layer_that_is_linked_to_an_end_is_no_end():
-    class Twins(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.stem, self.side, self.head = nn.Linear(200, 200), nn.Linear(200, 200), nn.Linear(200, 10)
+    sizes = {"stem": (200, 200), "early": (200, 10), "inner": (200, 200), "head": (200, 10)}
+    net = Net(exits_early, **{name: nn.Linear(*size) for name, size in sizes.items()})
+    graph = bitplan.trace(net, empty(1, 200))
+    ruled = {layer.name: (layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers}
+    assert ruled == {
+        "stem": ("first", "", True),
+        "early": ("last", "", True),
+        "inner": ("last", "early", False),
+        "head": ("last", "", True),
+    }
 
-        def forward(self, x):
-            return self.head(self.stem(x) + self.side(x))
 
-    graph = bitplan.trace(Twins(), empty(1, 200))
-    assert [(layer.rule, layer.linked_to, layer.is_end) for layer in graph.layers[:2]] == [
-        ("first", "", True),
-        ("first", "stem", False),
-    ]
+def exits_early(net, x):
+    x = net.stem(x).relu()
+    return net.early(x), net.head(net.inner(x).relu())
+
+
+def ends(net, *example):
+    graph = bitplan.trace(net, example, rules=bitplan.Rules(narrow=0))
+    return [[layer.name for layer in graph.layers if layer.rule == rule] for rule in ("first", "last")]
+
+
+def linears(forward, *names, **others):
+    return Net(forward, **{name: nn.Linear(8, 8) for name in names}, **others)
+
+
+def detects(net, x, sizes):
+    x = net.stem(x).relu() + net.sizes(sizes.sigmoid() * 2)
+    x = net.body(x) + x
+    return {"boxes": net.box(net.inner(x)).sigmoid(), "labels": [net.label(x.relu()).softmax(-1)]}
+
+
+def recurs(net, x):
+    state = x.new_zeros(x.shape[0], 8)
+    for _ in range(3):
+        state = (net.read(x) + net.again(state)).tanh()
+    return net.head(state)
+
+
+def attends(net, x):
+    x = net.stem(x) + x
+    keys, values = net.keys(x), net.values(x)
+    return net.out((net.queries(x) @ keys.transpose(0, 1)).softmax(-1) @ values), keys, values
+
+
+def compares(net, x, other):
+    return net.left(x) @ net.right(other).transpose(0, 1)
+
+
+def looks_up(net, x, index):
+    return net.out(net.stem(x) + net.table(index))
+
+
+def repeats(net, x):
+    for _ in range(3):
+        x = net.inner(x).relu()
+    return net.head(x.clone()), net.head(x + 1)
+
+
+def changes_in_place(net, x):
+    boxes = x.new_empty(2, 16)
+    x = net.stem(x)
+    boxes[:, :8] = net.box(x.relu())
+    boxes[:, 8:] = net.label(x.tanh())
+    return boxes
+
+
+def residual(net, x):
+    for layer in (net.one, net.two, net.three):
+        x = x + layer(x.relu())
+    return x
+
+
+BATCH = empty(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("net", "example", "first", "last"),
+    [
+        (linears(detects, "stem", "sizes", "body", "inner", "box", "label"), (BATCH, BATCH), "stem sizes", "box label"),
+        (linears(recurs, "read", "again", "head"), (BATCH,), "read", "head"),
+        (linears(attends, "stem", "keys", "values", "queries", "out"), (BATCH,), "stem", "out"),
+        (linears(compares, "left", "right"), (BATCH, BATCH), "left right", ""),
+        (linears(looks_up, "stem", "out", table=nn.Embedding(9, 8)), (BATCH, empty(2).long()), "stem", "out"),
+        (linears(repeats, "inner", "head"), (BATCH,), "inner", "head"),
+        (linears(changes_in_place, "stem", "box", "label"), (BATCH,), "stem", "box label"),
+        (linears(residual, "one", "two", "three"), (BATCH,), "one", "three"),
+    ],
+)  # fmt: skip
+def test_first_layers_read_the_input_and_no_layer_reads_the_heads(net, example, first, last):
+    """A head may be called before other layers, and is one although its results are computed with afterwards."""
+    assert ends(net, *example) == [first.split(), last.split()]
 
 
 def test_a_freed_member_stays_fixed_with_the_rest_of_its_link():
@@ -143,16 +223,77 @@ def test_a_pattern_that_can_only_be_ignored_is_refused():
 @pytest.mark.parametrize("choices", ["w2a16, w4a16", ["w4a16"], ("w2a16", bitplan.Precision.parse("w3a16"))])
 def test_beside_choices_that_leave_inputs_alone_rules_do_so_too(choices):
     rules = bitplan.Rules().for_choices(choices)
-    assert list(map(str, (rules.first, rules.last, rules.narrow_at, rules.embeddings))) == ["w8a16"] * 2 + [
-        "w4a16",
-        "w8a16",
-    ]
+    assert list(map(str, (rules.first, rules.last, rules.embeddings))) == ["w8a16"] * 3
+    highest = (choices.split(", ") if isinstance(choices, str) else choices)[-1]
+    assert rules.narrow_at == bitplan.Precision.parse(highest)
     assert rules.products.left_alone
+
+
+CHOICES = {
+    "w2a2,w4a4": ("w8a8", "w4a4"),
+    "w2a2,w3a3": ("w8a8", "w3a3"),
+    "w8a8,w16a16": ("w8a8", "w16a16"),
+    "w10a9,w12a12": ("w10a9", "w12a12"),
+    "w4a4,w4a8,w8a8": ("w8a8", "w8a8"),
+}
+
+
+@pytest.mark.parametrize("choices", CHOICES)
+@pytest.mark.parametrize("early", [True, False])
+def test_no_rule_fixes_a_layer_below_what_others_may_have(choices, early):
+    """Whether the choices are known when the rules are applied, or only when a plan is selected."""
+    rules = bitplan.Rules().for_choices(choices) if early else None
+    graph = traced(rules)
+    gains, costs = bitplan.estimate("uniform", None, graph, choices=choices), bitplan.price("bops", graph, choices)
+    plan = bitplan.select(graph, gains, costs, budget="100%")
+    end, narrow = CHOICES[choices]
+    fixed = {"stem": end, "narrow": narrow, "twin": narrow, "head": end}
+    highest = choices.split(",")[-1]
+    assert {name: str(precision) for name, precision in plan.precisions.items()} == {
+        "more": highest, "wide": highest, **fixed,
+    }  # fmt: skip
+    assert all(costs.fixed[name] > 0 for name in fixed)
+
+
+def test_what_somebody_wrote_stays_below_the_choices_too():
+    graph = traced(bitplan.Rules.read(narrow_at="w4a4", last="w2a2").for_choices("w8a8,w16a16"))
+    fixed = graph.fixed_beside(parse_choices("w8a8,w16a16"))
+    assert {name: str(precision) for name, precision in fixed.items()} == {
+        "stem": "w8a8", "narrow": "w4a4", "twin": "w4a4", "head": "w2a2",
+    }  # fmt: skip
+
+
+def test_one_precision_for_all_is_no_offer_of_it_to_narrow_layers_but_none_of_them_is_below():
+    precisions = [bitplan.Plan.uniform(traced(None), bits).precisions["narrow"] for bits in ("w2a2", "w6a6")]
+    assert list(map(str, precisions)) == ["w4a4", "w6a6"]
+
+
+def test_a_plan_says_once_for_each_rule_what_it_fixed():
+    graph = traced(bitplan.Rules.read(fix=["more=w3a3"]))
+    gains, costs = bitplan.estimate("uniform", None, graph), bitplan.price("bmac", graph)
+    lines = str(bitplan.select(graph, gains, costs, budget="100%")).splitlines()
+    assert [line for line in lines if line.startswith("rule ")] == [
+        "rule 'first' fixes stem at w8a8",
+        "rule 'pattern' fixes more at w3a3",
+        "rule 'narrow' fixes narrow, twin at w4a4",
+        "rule 'last' fixes head at w8a8",
+    ]
+    uniform = str(bitplan.Plan.uniform(traced(bitplan.Rules.read(fix=["*=w3a3"], free=["head"])), "w2a2"))
+    assert "rule 'pattern' fixes stem and 4 more at w3a3" in uniform.splitlines()
+
+
+def test_the_layers_of_a_file_are_not_fixed_below_the_choices_either(tmp_path):
+    sizes = ((200, 200), (200, 64), (64, 200), (200, 200), (200, 10))
+    save(nn.Sequential(*(nn.Linear(*size) for size in sizes)).state_dict(), tmp_path / "net.pth")
+    plan = bitplan.choose(tmp_path / "net.pth", budget="100%", choices="w8a8,w16a16", gain="uniform")
+    assert list(map(str, plan.precisions.values())) == ["w8a8", "w16a16", "w16a16", "w16a16", "w8a8"]
+    assert "rule 'narrow' fixes 2 at w16a16" in str(plan)
 
 
 def test_what_was_said_and_what_quantizes_inputs_stays():
     usual = bitplan.Rules()
-    assert usual.for_choices("w2a2,w4a16") == usual
+    assert usual.for_choices("w2a2,w4a4") == usual
+    assert usual.for_choices("w2a2,w4a16") == usual.model_copy(update={"narrow_at": bitplan.Precision.parse("w4a16")})
     said = bitplan.Rules.read(first="w8a8", last="free", fix=["stem=w4a4"]).for_choices("w2a16,w4a16")
     assert (str(said.first), said.last, str(said.fix["stem"]), str(said.narrow_at)) == ("w8a8", None, "w4a4", "w4a16")
 

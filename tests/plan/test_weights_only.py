@@ -41,7 +41,8 @@ def test_rules_that_nobody_wrote_leave_inputs_alone():
 
 def test_beside_choices_that_quantize_inputs_they_are_as_ever():
     expected = {"embed": "w8a8", "head": "w4a4", "out": "w8a8", "matmul": "w8a8", "matmul_1": "w8a8"}
-    assert planned(traced(), "w2a2,w4a16") == planned(traced(), "w2a2,w4a4") == expected
+    assert planned(traced(), "w2a2,w4a4") == expected
+    assert planned(traced(), "w2a2,w4a16") == expected | {"head": "w4a16"}  # narrow layers get the highest choice
 
 
 @pytest.mark.parametrize("reread", [False, True])

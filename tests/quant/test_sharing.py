@@ -49,7 +49,7 @@ def old(quantized):
 
 def test_the_first_place_in_the_model_names_it(quantized, old):
     assert quantized.a.input_quantizer is quantized.b.input_quantizer
-    names = {"a.input_quantizer.step", "a.input_quantizer.signed"}
+    names = {f"a.input_quantizer.{name}" for name in ("step", "signed", "saved_bits")}
     assert further_names(quantized) == {name: name.replace("a.", "b.") for name in names}
     assert old.keys() - quantized.state_dict().keys() == names
     assert len({value.data_ptr() for value in quantized.state_dict().values()}) == len(quantized.state_dict())
@@ -115,7 +115,9 @@ def test_a_layer_that_a_model_holds_twice_has_its_steps_once(plan):
     calibrate_(model, [EXAMPLE])
     assert further_names(model).keys() == {
         "other.weight_quantizer.step",
+        "other.weight_quantizer.saved_bits",
         "other.input_quantizer.step",
+        "other.input_quantizer.saved_bits",
         "other.input_quantizer.signed",
     }
     assert model.state_dict().keys() - twice().state_dict().keys() == {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bitplan.core.defaults import END, NARROW, NARROW_AT
+from bitplan.core.defaults import END, NARROW
 
 Target = Annotated[
     str, typer.Argument(help="A zoo name, package.module:factory, a checkpoint, or a graph file (.json).")
@@ -37,7 +37,9 @@ First = Annotated[str | None, typer.Option(help=f"Precision of the first layer, 
 Last = Annotated[str | None, typer.Option(help=f"Precision of the last layer, or 'free'. {_UNSAID}")]
 Narrow = Annotated[
     int | None,
-    typer.Option(min=0, help=f"Fix layers with fewer input features at {NARROW_AT}; 0 for none. [default: {NARROW}]"),
+    typer.Option(
+        min=0, help=f"Fix layers with fewer input features at the highest choice; 0 for none. [default: {NARROW}]"
+    ),
 ]
 Choices = Annotated[str, typer.Option(help="Precisions to choose from, ascending.")]
 Cost = Annotated[list[str], typer.Option(help="A cost by name, or a table (.csv, .json). Repeats.")]

@@ -18,7 +18,7 @@ NARROW = 128
 """Layers with fewer input features are fixed …"""
 
 NARROW_AT = "w4a4"
-"""… at this precision."""
+"""… at the highest choice, or at this precision if the choices are not known."""
 
 INSIDE = "w8a8"
 """The precision of embeddings and of products of activations."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StrictInt, model_validator
 
-from bitplan.core.precision import LEFT_ALONE, Precision
+from bitplan.core.precision import Precision
 from bitplan.core.record import Value
-from bitplan.core.rules import RuleName
+from bitplan.core.rules import RuleName, precision_beside
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
@@ -53,6 +53,12 @@ class Layer(Value):
         """Whether it is fixed by a rule that nobody wrote."""
         return self.fixed is not None and self.rule != "pattern" and not self.written
 
+    def fixed_beside(self, choices: Sequence[Precision]) -> Precision:
+        """Return the precision of a fixed layer beside such choices."""
+        assert self.fixed is not None
+        assert self.rule is not None
+        return precision_beside(self.rule, self.fixed, choices) if self.usual else self.fixed
+
 
 class Link(Value):
     """Layers that read one and the same tensor, and where that tensor comes from."""
@@ -77,11 +83,11 @@ class Group(Value):
         return self.layers[0].fixed
 
     def fixed_beside(self, choices: Iterable[Precision]) -> Precision | None:
-        """The same beside such choices: where none of them quantizes inputs, no rule does that nobody wrote."""
-        if self.fixed is None or not any(layer.usual for layer in self.layers):
-            return self.fixed
-        beside = self.fixed.beside(choices)
-        return beside if self.weights or beside == self.fixed else LEFT_ALONE
+        """Return the same beside such choices, as `precision_beside` says of rules that nobody wrote."""
+        if self.fixed is None:
+            return None
+        offered = list(choices)
+        return max((layer.fixed_beside(offered) for layer in self.layers), key=Precision.height)
 
     @property
     def weights(self) -> int:

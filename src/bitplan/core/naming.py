@@ -16,7 +16,8 @@ Trace, quantize, checkpoints, EAGL and exporters all go by this table, so that a
     an addition of activations in a (¹)   a.add        -                                    a.call_quantizers.add
 
 At such a place are the modules `weight_quantizer` and `input_quantizer`, at that of a product one module per operand,
-each with its learned `step`: the key of the step of a's weight in a state dict is `a.weight_quantizer.step`.
+each with its learned `step`: the key of the step of a's weight in a state dict is `a.weight_quantizer.step`. Beside it
+stands the number of bits, `a.weight_quantizer.saved_bits`, so that no model of another plan loads it.
 
 (¹) No layer: it has no precision in a plan, but its quantizers of 8 bits have a place in a network made for integers.
 Products are numbered per function, in the order of their calls, within one run of `a`; a call that is given a parameter

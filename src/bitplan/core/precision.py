@@ -76,9 +76,15 @@ class Precision(Value):
         """Weights of so many bits, inputs left alone."""
         return cls(weight_bits=bits, act_bits=LEFT_ALONE_BITS)
 
-    def beside(self, choices: Iterable[Precision]) -> Precision:
-        """What a rule that nobody wrote means beside such choices: where none quantizes inputs, it does not either."""
-        return self if any(choice.quantizes_inputs for choice in choices) else self.weights_only(self.weight_bits)
+    def at_least(self, other: Precision) -> Precision:
+        """Return this precision with both fields raised to those of another one where they are lower."""
+        return Precision(
+            weight_bits=max(self.weight_bits, other.weight_bits), act_bits=max(self.act_bits, other.act_bits)
+        )
+
+    def height(self) -> tuple[int, int]:
+        """Return a key that sorts precisions by the bits of weights, then of inputs."""
+        return self.weight_bits, self.act_bits
 
     def above(self, other: Precision) -> bool:
         """Tell whether neither field is lower than the other's and one is higher."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 from pydantic_core import from_json
 
 from bitplan.core.errors import Damaged, FileError, RecordError, suggestion
+from bitplan.core.frozen import MAY_HOLD, freeze
 from bitplan.core.parsing import parse_json
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
@@ -20,7 +21,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Value(BaseModel):
-    """A frozen part of a record, compared by its fields."""
+    """A frozen part of a record, compared by its fields; what they hold is frozen too (`core/frozen.py`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # a start builds what it uses
     unless_usual: ClassVar[frozenset[str]] = frozenset()
@@ -45,7 +46,15 @@ class Value(BaseModel):
         fresh = super().model_copy(update=update, deep=deep)
         for name in set(fresh.__dict__) - set(type(self).model_fields):
             del fresh.__dict__[name]
+        fresh.model_post_init(None)
         return fresh
+
+    def model_post_init(self, _: Any) -> None:
+        """Freeze mappings and lists, once all fields are validated."""
+        fields = self.__dict__
+        for name, value in fields.items():
+            if type(value) in MAY_HOLD:
+                fields[name] = freeze(value)
 
     @model_serializer(mode="wrap")
     def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -99,6 +99,18 @@ class Graph(_Used):
         beside = [(group, group.fixed_beside(choices)) for group in self.groups]
         return {layer.name: fixed for group, fixed in beside if fixed for layer in group.layers}
 
+    def describe_rules(self, fixed: Mapping[str, Precision]) -> tuple[str, ...]:
+        """Return a line for each rule that fixed layers: which, and at which of these precisions."""
+        ruled: dict[str, list[str]] = {}
+        for layer in self.layers:
+            if layer.rule is not None:
+                ruled.setdefault(layer.rule, []).append(layer.name)
+        return tuple(
+            f"rule {rule!r} fixes {', '.join(names) if len(names) < 3 else f'{names[0]} and {len(names) - 1} more'} at "
+            f"{', '.join(dict.fromkeys(str(fixed[name]) for name in names))}"
+            for rule, names in ruled.items()
+        )
+
     def link_of(self, layer: str) -> Link | None:
         """The link a layer belongs to, if any."""
         return next((link for link in self.links if layer in link.layers), None)
@@ -297,6 +309,7 @@ class Plan(_Used):
             sources={"graph": graph.id},
             uses=graph.uses,
             integers=graph.integers,
+            notes=graph.describe_rules(fixed),
         )
 
 

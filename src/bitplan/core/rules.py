@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializationInfo, field_validator, model_serializer
@@ -20,13 +20,25 @@ RuleName = Literal["first", "last", "narrow", "embedding", "product", "pattern",
 FREE = "free"
 """Written instead of a precision, it switches a rule off."""
 
+_PRECISIONS: Mapping[str, RuleName] = {
+    "first": "first",
+    "last": "last",
+    "narrow_at": "narrow",
+    "embeddings": "embedding",
+    "products": "product",
+}
+"""The fields of `Rules` that are the precision of a rule, and that rule."""
+
 _ALWAYS_WRITTEN = ("first", "last", "narrow", "fix", "free")
 
 
 class Rules(Value):
     """The paper's rules by default. None, or "free", switches a precision rule off, `narrow=0` the one on width.
 
-    That one is left out of its own accord where it would leave no choice, unless somebody wrote it: `narrow=128` holds.
+    A precision that nobody wrote follows the choices (`for_choices`). Layers with few inputs get the highest of them,
+    which is w4a4 in the paper. No other rule then gives fewer bits than the lowest choice.
+
+    The rule on width is left out where it would leave no choice, unless somebody wrote it: `narrow=128` holds.
 
     `fix` and `free` hold shell wildcards on layer names: `fix={"stem.*": "w8a8"}`, or as the command line writes it
     `fix=["stem.*=w8a8"]`. They come before the other rules, `free` before `fix`.
@@ -47,20 +59,17 @@ class Rules(Value):
         return cls.model_validate(written)
 
     def for_choices(self, written: str | Iterable[PrecisionLike]) -> Self:
-        """These rules beside such choices: where no choice quantizes inputs, no rule does that was not said.
+        """Return these rules with every precision that was not said as it is beside such choices (`precision_beside`).
 
-        A first layer is w8a16 beside w2a16 and w4a16; products of activations are left alone. Patterns are as written.
+        Beside w2a16 and w4a16 a first layer is w8a16, and products of activations are left alone. Patterns are as
+        written.
         """
         parts = [part.strip() for part in written.split(",")] if isinstance(written, str) else list(written)
         choices = [Precision.parse(part) for part in parts]
-        if not choices or any(choice.quantizes_inputs for choice in choices):
+        unsaid = {name: getattr(self, name) for name in _PRECISIONS if name not in self.model_fields_set}
+        if not choices or not unsaid:
             return self
-        unsaid = set(type(self).model_fields).difference(self.model_fields_set)
-        usual = {name: getattr(self, name) for name in unsaid}
-        ruled = {name: value for name, value in usual.items() if isinstance(value, Precision)}
-        changed = {name: value.beside(choices) for name, value in ruled.items()}
-        if "products" in unsaid:
-            changed["products"] = LEFT_ALONE
+        changed = {name: precision_beside(_PRECISIONS[name], usual, choices) for name, usual in unsaid.items()}
         return self.model_construct(self.model_fields_set, **dict(self) | changed)  # what was said stays told apart
 
     def settled(self, choices: tuple[Precision, ...]) -> Self:
@@ -91,6 +100,18 @@ class Rules(Value):
         changed = {name for name in type(self).model_fields if getattr(self, name) != getattr(usual, name)}
         shown = changed if info.exclude_defaults else changed.union(_ALWAYS_WRITTEN)
         return {name: _written(getattr(self, name)) for name in type(self).model_fields if name in shown}
+
+
+def precision_beside(rule: RuleName, usual: Precision, choices: Sequence[Precision]) -> Precision:
+    """Return the precision that a rule means, which nobody wrote, beside the choices that the other layers have.
+
+    Narrow layers get the highest choice. All others keep what is usual, unless the lowest choice has more bits. If no
+    choice quantizes inputs, products of activations are therefore left alone.
+    """
+    if rule == "narrow" and len(choices) > 1:
+        return choices[-1]
+    raised = usual.at_least(choices[0])
+    return raised if rule != "product" or raised.quantizes_inputs else LEFT_ALONE
 
 
 def _read_pair(text: str) -> tuple[str, PrecisionLike]:

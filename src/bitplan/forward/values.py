@@ -28,7 +28,8 @@ class Values:
         self._activations: set[int] = set()
         self._origins: dict[int, Any] = {}
 
-    def _storage(self, tensor: torch.Tensor) -> int:
+    def storage(self, tensor: torch.Tensor) -> int:
+        """Return a number that only this tensor and its views have."""
         storage = tensor.untyped_storage()
         address: int = storage._cdata
         self._kept.setdefault(address, storage)
@@ -36,7 +37,7 @@ class Values:
 
     def key(self, tensor: torch.Tensor) -> Key:
         """What tells this value from others, following copies back to their source."""
-        storage = self._storage(tensor)
+        storage = self.storage(tensor)
         writes = self._writes.get(storage, 0)
         covered = _covered(tensor)
         in_one_piece = covered == ((tensor.numel(), 1),)
@@ -52,25 +53,25 @@ class Values:
 
     def is_activation(self, tensor: torch.Tensor) -> bool:
         """Tell whether the tensor depends on the model's input or is the output of a layer."""
-        return self._storage(tensor) in self._activations
+        return self.storage(tensor) in self._activations
 
     def sources(self, tensor: torch.Tensor) -> frozenset[str]:
         """The parameters that a tensor was computed from, if it is not an activation."""
-        return self._sources.get(self._storage(tensor), frozenset())
+        return self._sources.get(self.storage(tensor), frozenset())
 
     def origin(self, tensor: torch.Tensor) -> Any:
         """What was noted of how a tensor came about that is not an activation; None of a parameter."""
-        return self._origins.get(self._storage(tensor))
+        return self._origins.get(self.storage(tensor))
 
     def add_parameter(self, tensor: torch.Tensor, name: str) -> None:
         """Start to follow a parameter, or anything else under a name of its own."""
-        self._activations.discard(self._storage(tensor))
-        self._sources[self._storage(tensor)] = frozenset({name})
+        self._activations.discard(self.storage(tensor))
+        self._sources[self.storage(tensor)] = frozenset({name})
 
     def add_input(self, tensor: torch.Tensor, label: str) -> None:
         """Start to follow an input of the model."""
-        self._activations.add(self._storage(tensor))
-        self._producers[(self._storage(tensor), 0)] = label
+        self._activations.add(self.storage(tensor))
+        self._producers[(self.storage(tensor), 0)] = label
 
     def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Note that `target` holds the same numbers as `source`."""
@@ -86,10 +87,10 @@ class Values:
         origin: Any = None,
     ) -> None:
         """Note new tensors: activations if an input is one (or a layer made them), else still parameters."""
-        read = [self._storage(tensor) for tensor in inputs]
+        read = [self.storage(tensor) for tensor in inputs]
         active = layer or self._any_active(read)
         sources = self._sources_of(read)
-        new = {self._storage(tensor) for tensor in outputs}.difference(read)  # others are views of what was read
+        new = {self.storage(tensor) for tensor in outputs}.difference(read)  # others are views of what was read
         for storage in new:
             self._producers[(storage, 0)] = by
             self._origins[storage] = origin
@@ -99,10 +100,10 @@ class Values:
         self, targets: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], by: str, origin: Any = None
     ) -> None:
         """Note that tensors were written to in place: every view of them has a new value."""
-        read = [self._storage(tensor) for tensor in inputs]
+        read = [self.storage(tensor) for tensor in inputs]
         active = self._any_active(read)
         sources = self._sources_of(read)
-        for storage in {self._storage(tensor) for tensor in targets}:
+        for storage in {self.storage(tensor) for tensor in targets}:
             writes = self._writes.get(storage, 0) + 1
             self._writes[storage] = writes
             self._producers[(storage, writes)] = by

@@ -20,10 +20,10 @@ _READ_IN_PARTS = ("embedding", "recurrent", "parameter")
 
 
 class Ends(NamedTuple):
-    """The names of the first and the last layer of a network; None where one is not known."""
+    """The names of the layers that read a network's input and of its heads; none where they are not known."""
 
-    first: str | None
-    last: str | None
+    first: frozenset[str]
+    last: frozenset[str]
 
 
 class Sizes(NamedTuple):
@@ -49,10 +49,14 @@ class Sizes(NamedTuple):
 def find_ends(layers: Sequence[Sizes], linked: Iterable[str], *, in_order: bool) -> Ends:
     """The ends of these layers; `linked` ones read their tensor together with others, so none of them is the last."""
     if in_order:
-        return Ends(_first_in_order(layers), _last_in_order(layers))
+        return Ends(_names(_first_in_order(layers)), _names(_last_in_order(layers)))
     names = [layer.name for layer in layers]
     first, last = _readers_of_the_input(layers), _makers_of_the_output(layers, frozenset(linked))
-    return Ends(_only(first, _lowest_numbers(names)), _only(last, _highest_numbers(names)))
+    return Ends(_names(_only(first, _lowest_numbers(names))), _names(_only(last, _highest_numbers(names))))
+
+
+def _names(end: str | None) -> frozenset[str]:
+    return frozenset() if end is None else frozenset({end})
 
 
 def _first_in_order(layers: Sequence[Sizes]) -> str | None:

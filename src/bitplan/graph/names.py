@@ -90,7 +90,7 @@ def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names:
     graph, ends = _read(checkpoint, names or Names())
     _say_what_is_left_out(checkpoint, names or Names())
     used = rules or Rules()
-    lacking = [end for end in ("first", "last") if getattr(ends, end) is None and getattr(used, end) is not None]
+    lacking = [end for end in ("first", "last") if not getattr(ends, end) and getattr(used, end) is not None]
     if lacking:
         _log.warning(
             "%s does not tell which layer is the %s one, so none is fixed as that: name it, --fix 'LAYER=%s' "
@@ -204,7 +204,7 @@ def _sizes(weight: _Found, names: Names, single: list[str]) -> Sizes:
 def _place(layer: Layer, ends: Ends) -> tuple[int, list[tuple[int, int, str]]]:
     """Where a layer comes in a file that does not say: the ends, embeddings, then by name, encoders before decoders."""
     by_name = natural(layer.name.replace("decoder", "encoder~"))
-    rank = 0 if layer.name == ends.first else 3 if layer.name == ends.last else 1 if layer.kind == "embedding" else 2
+    rank = 0 if layer.name in ends.first else 3 if layer.name in ends.last else 1 if layer.kind == "embedding" else 2
     return rank, by_name
 
 

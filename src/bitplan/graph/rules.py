@@ -35,7 +35,7 @@ def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
     """
     _check_patterns(rules, graph)
     weighted = [layer.name for layer in graph.layers if layer.weights]
-    used = ends or (Ends(weighted[0], weighted[-1]) if weighted else Ends(None, None))
+    used = ends or Ends(frozenset(weighted[:1]), frozenset(weighted[-1:]))
 
     def ruled(by: Rules) -> Graph:
         return _ruled(graph, {layer.name: _ruling(layer, by, used, graph) for layer in graph.layers})
@@ -135,9 +135,9 @@ def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | No
 
 def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
     said = rules.model_fields_set
-    if layer.name == ends.first and rules.first:
+    if layer.name in ends.first and rules.first:
         return Ruling(rules.first, "first", "first layer", "first" in said)
-    if layer.name == ends.last and rules.last:
+    if layer.name in ends.last and rules.last:
         return Ruling(rules.last, "last", "last layer", "last" in said)
     if layer.kind == "embedding":
         return Ruling(rules.embeddings, "embedding", "embedding", "embeddings" in said) if rules.embeddings else None
@@ -167,11 +167,7 @@ def _ruling_of_product(layer: Layer, rules: Rules) -> Ruling:
 
 def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
     """A link with a fixed member is fixed as a whole, at the highest precision among its members."""
-
-    def height(layer: Layer) -> tuple[int, int]:
-        return (layer.fixed.weight_bits, layer.fixed.act_bits) if layer.fixed else (0, 0)
-
-    leader = max(members, key=height)
+    leader = max(members, key=lambda layer: layer.fixed.height() if layer.fixed else (0, 0))
     if leader.fixed is None:
         return {}
     shared = {

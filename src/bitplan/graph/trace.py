@@ -13,7 +13,6 @@ from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.records import Graph, Layer
 from bitplan.core.rules import Rules
 from bitplan.forward.shadow import Shadow
-from bitplan.graph.ends import Ends
 from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import apply_rules
@@ -72,8 +71,7 @@ def trace(
         uses=told_uses(shadow.model, watch),
         integers=integers.found,
     )
-    weighted = next((layer.name for layer in graph.layers if layer.weights), None)
-    return apply_rules(graph, rules or Rules(), Ends(weighted, watch.last_weighted))
+    return apply_rules(graph, rules or Rules(), watch.ends)
 
 
 def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> None:

@@ -19,6 +19,7 @@ from bitplan.core.uses import Use
 from bitplan.forward.operations import Operations, tensors_in, written
 from bitplan.forward.products import Product, product_of
 from bitplan.forward.values import Key, Values
+from bitplan.graph.ends import Ends
 from bitplan.quant.functions import (
     LAYER_FUNCTIONS,
     MOVES,
@@ -35,6 +36,9 @@ from bitplan.quant.recurrence import OPENED, FewSteps, Products, plain
 aten = torch.ops.aten
 
 _UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
+_FILLS = {getattr(aten, f"{kind}_like") for kind in ("zeros", "ones", "empty", "full", "rand", "randn", "randint")} | {
+    getattr(aten, f"new_{kind}") for kind in ("zeros", "ones", "empty", "full")
+}
 _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
 
 
@@ -69,6 +73,54 @@ class _Origin:
     within: tuple[_ModuleCall, ...]
 
 
+class _Flow:
+    """Finds the first layers and the heads: follows what each layer with weights makes, past all that is no such layer.
+
+    A first layer reads something that comes from the network's input and from no layer. A head makes something that no
+    layer reads. A table is neither, unless it is the layer that is called first.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._called: list[str] = []  # in the order of calls
+        self._unread: set[int] = set()  # the calls whose result no layer has read yet
+        self._results: dict[
+            int, frozenset[int]
+        ] = {}  # storage → the calls whose results are in it, until they are read
+        self._no_input: set[int] = set()  # storages that come from a layer, or were filled with a constant
+        self._first: dict[str, None] = {}
+        self._running: list[int] = []  # the calls that the operation which runs now belongs to
+
+    def read(self, layers: list[SeenLayer], given: torch.Tensor, kind: str) -> None:
+        """Note that layers are called on a tensor."""
+        storage, is_table = self._values.storage(given), kind == "embedding"
+        if self._values.is_activation(given) and storage not in self._no_input and not (is_table and self._called):
+            self._first |= {layer.name: None for layer in layers}
+        self._unread -= self._results.get(storage, frozenset())
+        calls = range(len(self._called), len(self._called) + len(layers))
+        self._called += [layer.name for layer in layers]
+        self._running += calls
+        self._unread.update(() if is_table else calls)
+
+    def ran(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], *, fills: bool) -> None:
+        """Note what an operation made or changed; one that `fills` uses the shape of its input only."""
+        read = {self._values.storage(tensor) for tensor in inputs}
+        before = set[int]().union(*(self._results.get(storage, ()) for storage in read))
+        results = frozenset() if fills else frozenset(self._unread.intersection(before.union(self._running)))
+        no_input = fills or bool(self._running) or not self._no_input.isdisjoint(read)
+        self._running.clear()
+        for storage in {self._values.storage(tensor) for tensor in outputs}:
+            self._results[storage] = results
+            if no_input:
+                self._no_input.add(storage)
+
+    @property
+    def ends(self) -> Ends:
+        """The first layers and the heads, or the layers called first and last where there are none."""
+        heads = frozenset(self._called[call] for call in self._unread)
+        return Ends(frozenset(self._first or self._called[:1]), heads or frozenset(self._called[-1:]))
+
+
 class Watch:
     """The layers of one forward pass, in the order of their first call."""
 
@@ -78,7 +130,7 @@ class Watch:
         self._times = 1
         self.values = Values()
         self.layers: dict[str, SeenLayer] = {}
-        self.last_weighted: str | None = None
+        self._flow = _Flow(self.values)
         self.touched: set[str] = set()
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
@@ -101,6 +153,11 @@ class Watch:
     def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
+
+    @property
+    def ends(self) -> Ends:
+        """The layers that read the network's input, and its heads."""
+        return self._flow.ends
 
     @property
     def where(self) -> tuple[str, nn.Module]:
@@ -175,7 +232,9 @@ class Watch:
         multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
         origin = self._origin(inputs, moves=self._moves and not multiplies)
         self.values.made(outputs, inputs, by, is_layer, origin)
-        self.values.wrote(written(operation, arguments), inputs, by, origin)
+        changed = written(operation, arguments)
+        self.values.wrote(changed, inputs, by, origin)
+        self._flow.ran(inputs, outputs + changed, fills=operation.overloadpacket in _FILLS)
         if operation.overloadpacket in _COPIES:
             self.values.copied(inputs[0], outputs[0])
 
@@ -194,7 +253,7 @@ class Watch:
         given, weight = self._roles(product)
         if weight is not None:
             layers = self._weighted_layers(product, weight)
-            self.last_weighted = layers[-1].name
+            self._flow.read(layers, given, product.kind)
             if product.kind not in ("embedding", "bilinear"):  # what they read are indices, or is never quantized
                 for seen in layers:
                     seen.inputs.append(self.values.key(given))

@@ -247,7 +247,8 @@ def make_plan(
         for group, pick in zip(graph.selectable, picks, strict=True)
         for layer in group.layers
     }
-    precisions = chosen | graph.fixed_beside(problem.choices)
+    fixed = graph.fixed_beside(problem.choices)
+    precisions = chosen | fixed
     return Plan(
         model=graph.model,
         precisions={layer.name: precisions[layer.name] for layer in graph.layers},
@@ -278,7 +279,13 @@ def make_plan(
         uses=graph.uses,
         integers=graph.integers,
         target=next((cost.target for cost in costs if cost.target), ""),
-        notes=(*graph.notes, *gains.notes, *_elsewhere(gains, budgets), *_shared_places(costs)),
+        notes=(
+            *graph.describe_rules(fixed),
+            *graph.notes,
+            *gains.notes,
+            *_elsewhere(gains, budgets),
+            *_shared_places(costs),
+        ),
     )
 
 
