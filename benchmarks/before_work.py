@@ -125,7 +125,10 @@ def eight_budgets() -> Answer:
     """ResNet-50 at eight budgets: in one call where there is one."""
     graph = bitplan.trace(network("resnet50", 1000).eval(), torch.zeros(1, 3, 224, 224))
     gains, cost = drawn(graph, "w2a2,w4a4"), bitplan.price("bmac", graph, choices="w2a2,w4a4")
-    from bitplan.plan import base
+    try:
+        from bitplan.selection import base
+    except ImportError:  # the code of before
+        from bitplan.plan import base
 
     together = getattr(base, "select_each", None)
     if together is not None:

@@ -20,8 +20,8 @@ import bitplan
 from benchmarks.rows import Row, table
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Gains, Graph, Layer, Link
-from bitplan.plan.frontier import select_all
 from bitplan.reports.document import report_plan
+from bitplan.selection.frontier import select_all
 
 LAYERS = 20_000
 SECONDS, MEMORY = 10.0, 500.0  # the most that a selection may take, and MB

@@ -45,7 +45,7 @@ from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.engines.local import Local
 from bitplan.gains.base import Context, estimate
-from bitplan.plan.base import select
+from bitplan.selection.base import select
 from bitplan.study.setting import Setting
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import trials

@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     from bitplan.models.pretrained import load_pretrained as load_pretrained
     from bitplan.models.tensors import file_cost as file_cost
     from bitplan.models.zoo import load_model as load_model
-    from bitplan.plan.base import select as select
-    from bitplan.plan.confidence import Confidence as Confidence
-    from bitplan.plan.confidence import confidence as confidence
-    from bitplan.plan.frontier import Frontier as Frontier
-    from bitplan.plan.frontier import select_all as select_all
     from bitplan.quant.calibrate import calibrate_ as calibrate_
     from bitplan.quant.checkpoint import load_checkpoint as load_checkpoint
     from bitplan.quant.checkpoint import save_checkpoint as save_checkpoint
@@ -74,6 +69,11 @@ if TYPE_CHECKING:
     from bitplan.quant.tuned import tune_ as tune_
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
+    from bitplan.selection.base import select as select
+    from bitplan.selection.confidence import Confidence as Confidence
+    from bitplan.selection.confidence import confidence as confidence
+    from bitplan.selection.frontier import Frontier as Frontier
+    from bitplan.selection.frontier import select_all as select_all
     from bitplan.stats.agreement import rank_correlation as rank_correlation
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
@@ -97,10 +97,10 @@ _HOMES = {
     "Budget": "core.budget",
     "Cell": "stats.compare",
     "Comparison": "stats.compare",
-    "Confidence": "plan.confidence",
+    "Confidence": "selection.confidence",
     "Costs": "core.records",
     "Exporter": "exporters.base",
-    "Frontier": "plan.frontier",
+    "Frontier": "selection.frontier",
     "Gain": "gains.base",
     "Gains": "core.records",
     "Graph": "core.records",
@@ -132,7 +132,7 @@ _HOMES = {
     "compensate_": "quant.finish",
     "tune_": "quant.tuned",
     "compare": "stats.compare",
-    "confidence": "plan.confidence",
+    "confidence": "selection.confidence",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",
@@ -162,8 +162,8 @@ _HOMES = {
     "report": "reports.document",
     "save": "core.store",
     "save_checkpoint": "quant.checkpoint",
-    "select": "plan.base",
-    "select_all": "plan.frontier",
+    "select": "selection.base",
+    "select_all": "selection.frontier",
     "speed": "exporters.speed",
     "sweep": "study.sweep",
     "task": "tasks.loaded",

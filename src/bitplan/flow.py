@@ -18,8 +18,8 @@ from bitplan.forward.batches import accepted_by
 from bitplan.gains.base import Context, Gain, estimate
 from bitplan.gains.started import with_data
 from bitplan.graph.trace import trace
-from bitplan.plan.aim import Aim
-from bitplan.plan.base import select
+from bitplan.selection.base import select
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 if TYPE_CHECKING:
     from bitplan.core.records import Plan
@@ -50,6 +50,6 @@ def choose(
     graph = trace(model, shown, rules=(rules or Rules()).for_choices(precisions))
     written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
     costs = price_for([Budget.parse(one) for one in written], [cost], graph, precisions)
-    aimed = replace(context, aim=Aim.of(graph, precisions, costs, written))
+    aimed = replace(context, aim=BudgetConstraint.of(graph, precisions, costs, written))
     gains = estimate(gain, model, graph, choices=precisions, context=aimed)
     return select(graph, gains, costs, budget=written)

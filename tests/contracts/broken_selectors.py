@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 
-from bitplan.plan.exact import exact
-from bitplan.plan.problem import Selection
+from bitplan.selection.exact import exact
+from bitplan.selection.problem import Selection
 from bitplan.testing import check_selector
 
 CALLS = itertools.count()

@@ -101,7 +101,10 @@ def test_means_are_over_rounds_in_context_alone(start, monkeypatch):
     """The first table, of groups lowered alone, leads to a first plan and no further."""
     seen = []
     best = type(bench_of(start)[0]).best
-    monkeypatch.setattr("bitplan.plan.aim.Aim.best", lambda aim, gains: seen.append(gains) or best(aim, gains))
+    monkeypatch.setattr(
+        "bitplan.selection.budget_constraint.BudgetConstraint.best",
+        lambda aim, gains: seen.append(gains) or best(aim, gains),
+    )
     settled(start, rounds=2)
     aim, bench = bench_of(start)
     assert np.array_equal(seen[0], bench.around(aim.top, 0))

@@ -13,8 +13,8 @@ from toys import Stripes, quantized
 import bitplan
 from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context
-from bitplan.plan.aim import Aim
 from bitplan.quant.blend import Shares, blended
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 CHOICES = parse_choices("w2a2,w3a3,w4a4")
 RECIPE = bitplan.Recipe(steps=6, batch_size=16, lr=0.02, schedule="constant")
@@ -79,13 +79,13 @@ def mixed(start, rows, choices=CHOICES):
 
 
 def aimed(graph, budget="80%", choices=CHOICES):
-    return Aim.of(graph, choices, bitplan.price("bmac", graph, choices), budget)
+    return BudgetConstraint.of(graph, choices, bitplan.price("bmac", graph, choices), budget)
 
 
 def by_hand(costs, capacity, choices=CHOICES):
     """An aim of one budget; costs (G, C)."""
     whole = np.array([costs])
-    return Aim(
+    return BudgetConstraint(
         tuple(f"g{place}" for place in range(whole.shape[1])), choices[: whole.shape[2]], whole, np.array([capacity])
     )
 

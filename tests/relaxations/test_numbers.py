@@ -9,13 +9,13 @@ import torch
 from relaxing import by_hand
 
 from bitplan.core.errors import InputError
-from bitplan.plan.exact import exact
-from bitplan.plan.problem import Problem
 from bitplan.relaxations.base import Mix
 from bitplan.relaxations.fracbits import FracBits
 from bitplan.relaxations.hardening import as_values, used_up
 from bitplan.relaxations.learning import LearnedShares
 from bitplan.relaxations.mixture import ChoiceMixture, barrier, gumbel, lean_, pressure, prob_one
+from bitplan.selection.exact import exact
+from bitplan.selection.problem import Problem
 
 AIM = by_hand([[2, 3, 4], [20, 30, 40], [4, 6, 8]], 40)
 

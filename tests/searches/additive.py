@@ -9,9 +9,9 @@ import numpy as np
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer
 from bitplan.core.spend import PassMeter, Spend
-from bitplan.plan.aim import Aim
 from bitplan.searches.base import search
 from bitplan.searches.judging import Bench, Judged
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 PRICE = Spend(forwards=10, evaluations=1)
 
@@ -20,7 +20,7 @@ PRICE = Spend(forwards=10, evaluations=1)
 class Additive(Bench):
     """Every group is worth a number at each choice; `seen` are the plans that it was asked for."""
 
-    aim: Aim
+    aim: BudgetConstraint
     worth: np.ndarray  # (G, C)
     price: Spend = PRICE
 
@@ -49,7 +49,7 @@ def problem(groups, choices="w2a2,w4a4", share=0.7, seed=0):
     graph = Graph(model="additive", layers=layers)
     costs = np.array([[[layer.macs * bits.weight_bits for bits in precisions] for layer in layers]])
     capacity = int(share * costs[0, :, -1].sum())
-    aim = Aim(tuple(layer.name for layer in layers), precisions, costs, np.array([capacity]), ("a share",))
+    aim = BudgetConstraint(tuple(layer.name for layer in layers), precisions, costs, np.array([capacity]), ("a share",))
     steps = [[0.0, *(draw.random() for _ in precisions[1:])] for _ in layers]
     return graph, aim, Additive(aim, np.cumsum(steps, axis=1))
 

@@ -8,7 +8,7 @@ import pytest
 
 from bitplan.core.runs import RunFolder
 from bitplan.gains.base import Context, estimate
-from bitplan.plan.base import select
+from bitplan.selection.base import select
 from bitplan.study.setting import Setting
 
 STUDIES = Path(__file__).parents[2] / "studies"

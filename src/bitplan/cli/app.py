@@ -225,7 +225,7 @@ def select(
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.core.store import load
     from bitplan.costs.base import add_limited
-    from bitplan.plan.base import select as select_plan
+    from bitplan.selection.base import select as select_plan
 
     records = [load(file, Record) for file in files]
     graph, gains = only(records, Graph), only(records, Gains)

@@ -164,7 +164,7 @@ def _as_task(task: str | None, option: list[str], text: Path | None, data: str |
 
 def _selected(graph: Graph, gains: Gains, costs: Sequence[Costs], html: Path | None, **asked: Any) -> Plan:
     """The plan, and its page where one is wanted."""
-    from bitplan.plan.base import select as select_plan
+    from bitplan.selection.base import select as select_plan
 
     chosen = select_plan(graph, gains, costs, **asked)
     reporting.write_page(chosen, graph, gains, costs, html)
@@ -248,7 +248,7 @@ def frontier(
 ) -> None:
     """Show the best plans for many budgets, all found in one pass."""
     from bitplan.cli.show import show_frontier
-    from bitplan.plan.frontier import select_all
+    from bitplan.selection.frontier import select_all
 
     form, choices, quantizer = _form(for_, choices, quantizer, at.split(","))
     task, task_option = _as_task(task, task_option, text, data)

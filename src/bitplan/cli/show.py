@@ -19,8 +19,8 @@ from bitplan.core.units import Account
 from bitplan.costs.totals import total
 
 if TYPE_CHECKING:
-    from bitplan.plan.confidence import Confidence
-    from bitplan.plan.frontier import Frontier
+    from bitplan.selection.confidence import Confidence
+    from bitplan.selection.frontier import Frontier
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDE = 120  # from here on there is room for everything

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from bitplan.core.records import Costs, Gains, Graph
     from bitplan.core.rules import Rules
     from bitplan.gains.base import Context
-    from bitplan.plan.aim import Aim
-    from bitplan.plan.confidence import Confidence
+    from bitplan.selection.budget_constraint import BudgetConstraint
+    from bitplan.selection.confidence import Confidence
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def refuse_rules(rules: Rules, why: str, *, but: Collection[str] = ()) -> None:
 
 def weights_and_graph(target: Typed, rules: Rules, link: Sequence[str], wanted: Wanted) -> tuple[Any, Graph]:
     """Build and trace; weights are loaded only where the method looks at them."""
-    from bitplan.plan.feasible import check_selectable
+    from bitplan.selection.base import check_selectable
 
     needed = wanted.looks_at(target)
     if needed:
@@ -138,7 +138,7 @@ def check_asked(
     """See that there is the selector and that the budgets can be met, before gains are estimated for hours."""
     from bitplan.core.registry import SELECTORS
     from bitplan.gains.base import estimate as estimate_gains
-    from bitplan.plan.base import pose
+    from bitplan.selection.base import pose
 
     if selector is not None:
         SELECTORS.get(selector)
@@ -174,7 +174,7 @@ def on_device(weights: Any, device: str) -> Any:
     return weights.to(place) if hasattr(weights, "to") else weights
 
 
-def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using, aim: Aim | None = None) -> Gains:
+def estimated(wanted: Wanted, weights: Any, graph: Graph, setting: Using, aim: BudgetConstraint | None = None) -> Gains:
     """Estimate, telling how far it is; what takes long says first how long."""
     from bitplan.gains.base import estimate as estimate_gains
     from bitplan.gains.base import looks_at_model
@@ -214,12 +214,12 @@ def refuse_bound(wanted: Wanted) -> None:
         )
 
 
-def aimed(graph: Graph, costs: Sequence[Costs], budgets: Sequence[str], choices: str) -> Aim:
+def aimed(graph: Graph, costs: Sequence[Costs], budgets: Sequence[str], choices: str) -> BudgetConstraint:
     """What must be met, for methods that choose within a budget."""
     from bitplan.core.precision import parse_choices
-    from bitplan.plan.aim import Aim
+    from bitplan.selection.budget_constraint import BudgetConstraint
 
-    return Aim.of(graph, parse_choices(choices), costs, budgets)
+    return BudgetConstraint.of(graph, parse_choices(choices), costs, budgets)
 
 
 def priced(
@@ -249,7 +249,7 @@ def sureness(
     asked: bool = True,
 ) -> Confidence | None:
     """How sure each choice is, where that was asked for and the gains carry standard errors."""
-    from bitplan.plan.confidence import confidence
+    from bitplan.selection.confidence import confidence
 
     if not asked or gains.errors is None:
         return None

@@ -14,7 +14,7 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import EPOCH, PassMeter
 from bitplan.costs.base import price_for
-from bitplan.plan.aim import Aim
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 if TYPE_CHECKING:
     from bitplan.gains.base import Context
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 def aim_within(
     graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike], cost: str = COST
-) -> Aim:
+) -> BudgetConstraint:
     """What a budget, or several at once, allows by the cost of that name, or those that budgets name themselves."""
     written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
-    return Aim.of(graph, choices, price_for([Budget.parse(one) for one in written], [cost], graph, choices), written)
+    return BudgetConstraint.of(
+        graph, choices, price_for([Budget.parse(one) for one in written], [cost], graph, choices), written
+    )
 
 
 def with_aim(
@@ -55,7 +57,9 @@ def meter_for(spend: float | None, context: Context, usual: float) -> PassMeter:
     return PassMeter(usual if spend is None else spend)
 
 
-def check_aim(aim: Aim | None, method: str, graph: Graph, choices: tuple[Precision, ...]) -> Aim:
+def check_aim(
+    aim: BudgetConstraint | None, method: str, graph: Graph, choices: tuple[Precision, ...]
+) -> BudgetConstraint:
     """The aim, where there is one, for these groups and choices."""
     if aim is None:
         raise InputError(

@@ -27,8 +27,8 @@ from bitplan.engines.base import Engine
 from bitplan.engines.keeping import keeping_workers
 from bitplan.gains.aims import check_aim, with_aim
 from bitplan.gains.auto import taken_for
-from bitplan.plan.aim import Aim
-from bitplan.plan.feasible import check_selectable
+from bitplan.selection.base import check_selectable
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 if TYPE_CHECKING:
     from bitplan.gains.finetuned import Expected
@@ -53,7 +53,7 @@ class Context:
     engine: Engine | None = None
     store: str | Path | Shelf[Record] | None = None
     progress: Progress | None = None
-    aim: Aim | None = None
+    aim: BudgetConstraint | None = None
     epochs: float | None = None
     quantizer: str | None = None
     announce: Callable[[Expected], None] | None = None

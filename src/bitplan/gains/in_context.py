@@ -22,7 +22,7 @@ from bitplan.gains.drop import lowered_jobs, one_at_a_time
 from bitplan.gains.finetuned import seconds_of
 from bitplan.gains.lowering import by_first_layer, check_top, is_float, layers_of
 from bitplan.gains.measuring import check_task, finish
-from bitplan.plan.aim import Aim, Picks
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.tasks.base import WithAnswers
 
 Table = NDArray[np.float64]
@@ -89,7 +89,9 @@ class DriftInContext(Gain):
 class _Around:
     """Plans and their neighbours, run on samples, and what that took."""
 
-    def __init__(self, method: DriftInContext, model: Any, graph: Graph, context: Context, aim: Aim) -> None:
+    def __init__(
+        self, method: DriftInContext, model: Any, graph: Graph, context: Context, aim: BudgetConstraint
+    ) -> None:
         self._method, self._model, self._graph, self._context, self._aim = method, model, graph, context, aim
         self._work = Compare(model, context.task)
         self._float = is_float(model, graph)

@@ -13,11 +13,10 @@ from bitplan.core.budget import Budget
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.costs.base import price_for
-from bitplan.plan.aim import Aim
-from bitplan.plan.base import spent_by
-from bitplan.plan.exact import exact
-from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Problem
+from bitplan.selection.base import spent_by
+from bitplan.selection.budget_constraint import BudgetConstraint
+from bitplan.selection.exact import exact
+from bitplan.selection.problem import Problem, to_integers
 
 Floats = NDArray[np.float64]
 
@@ -44,13 +43,13 @@ class Weighed:
 class Scales:
     """What will be asked for, one at a time: each a budget, or several that must hold at once."""
 
-    aims: tuple[Aim, ...]
+    aims: tuple[BudgetConstraint, ...]
 
     @classmethod
     def of(cls, graph: Graph, choices: tuple[Precision, ...], budgets: Sequence[Budget], cost: str) -> Scales:
         """Price what the budgets name, and refuse those that cannot be met."""
         priced = price_for(budgets, [cost], graph, choices)
-        return cls(tuple(Aim.of(graph, choices, priced, [budget]) for budget in budgets))
+        return cls(tuple(BudgetConstraint.of(graph, choices, priced, [budget]) for budget in budgets))
 
     def weigh(self, values: Floats, errors: Floats) -> Weighed:
         """Choose by gains (G, C) with standard errors (G, C)."""

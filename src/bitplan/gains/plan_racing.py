@@ -19,7 +19,7 @@ from bitplan.gains.aims import check_aim
 from bitplan.gains.base import Context, Gain, LayerGains, as_record, make_gain, usual_for
 from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
 from bitplan.gains.lowering import by_first_layer
-from bitplan.plan.aim import Aim, Picks
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.tasks.choosing import judged_by, samples_per_epoch
 
 _PLANS = ("drift", "drift_in_context", "fisher", "eagl", "uniform")
@@ -102,12 +102,12 @@ class PlanRacing(Gain):
         recipe = recipe_for("plan_racing", context, epochs=None, steps=None, lr_factor=self.lr_factor)
         return Tuner.of("plan_racing", model, graph, choices, context, recipe)
 
-    def _allowed(self, tuner: Tuner, aim: Aim) -> float:
+    def _allowed(self, tuner: Tuner, aim: BudgetConstraint) -> float:
         """The passes of all that this method does."""
         epoch = _passes_of_a_sample(tuner) * samples_per_epoch(tuner.work.task)
         return self.spend * epoch * len(aim.groups) * (len(aim.choices) - 1)
 
-    def _samples(self, tuner: Tuner, aim: Aim) -> int:
+    def _samples(self, tuner: Tuner, aim: BudgetConstraint) -> int:
         """How many samples methods may look at: drift runs each once for every group and lower choice.
 
         So does drift in context in each of four rounds, on a quarter of them, and it decides on all of them.
@@ -121,7 +121,7 @@ class PlanRacing(Gain):
             )
         return samples
 
-    def _selected(self, model: Any, graph: Graph, aim: Aim, context: Context, samples: int) -> _Selected:
+    def _selected(self, model: Any, graph: Graph, aim: BudgetConstraint, context: Context, samples: int) -> _Selected:
         """What each method selects; methods that agree are one plan."""
         plans: dict[Picks, list[str]] = {}
         left_out, seconds = list[str](), 0.0
@@ -156,7 +156,7 @@ class _PlanRace:
     """Plans, as picks, that are fine-tuned in rounds, of which each takes its part of the passes."""
 
     tuner: Tuner
-    aim: Aim
+    aim: BudgetConstraint
     passes: float
     rounds: int
     spend: float

@@ -22,12 +22,12 @@ from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected, Tuner, shortened
 from bitplan.gains.lowering import by_first_layer
 from bitplan.gains.measuring import check_task, finish
-from bitplan.plan.aim import Aim
 from bitplan.relaxations.halves import check_halves
 from bitplan.relaxations.hardening import as_values, used_up
 from bitplan.relaxations.learning import Mix as Mix
 from bitplan.relaxations.learning import Relax
 from bitplan.relaxations.learning import price_of as price_of
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.choosing import samples_per_epoch
 from bitplan.tune.pace import steps_of
 
@@ -57,19 +57,19 @@ class Relaxation(Gain):
         check_positive(self._name, rate=self.rate)
 
     @abstractmethod
-    def start(self, aim: Aim, seed: int) -> Tensor:
+    def start(self, aim: BudgetConstraint, seed: int) -> Tensor:
         """θ to begin with, (G, …)."""
 
     @abstractmethod
-    def shares(self, theta: Tensor, aim: Aim, progress: float) -> Tensor:
+    def shares(self, theta: Tensor, aim: BudgetConstraint, progress: float) -> Tensor:
         """How much of each choice each group has, (G, C), not below 0, 1 in all; gradients flow to θ."""
 
     @abstractmethod
-    def objective(self, loss: Tensor, mix: Mix, aim: Aim) -> Tensor:
+    def objective(self, loss: Tensor, mix: Mix, aim: BudgetConstraint) -> Tensor:
         """What is minimized: the loss, and what the mixture costs."""
 
     @abstractmethod
-    def values(self, theta: Tensor, aim: Aim) -> Tensor:
+    def values(self, theta: Tensor, aim: BudgetConstraint) -> Tensor:
         """What θ says of each choice, (G, C): more is better, and the best plan within the budget has the most."""
 
     @property
@@ -77,7 +77,7 @@ class Relaxation(Gain):
         """Whether weights learn from one half of the training data and θ from the other, in turn."""
         return False
 
-    def computed(self, theta: Tensor, aim: Aim) -> Tensor:
+    def computed(self, theta: Tensor, aim: BudgetConstraint) -> Tensor:
         """Which choices of each group need to be computed, (G, C): all, unless θ cannot learn from some now."""
         return theta.new_ones(len(aim.groups), len(aim.choices)) > 0
 
@@ -85,7 +85,7 @@ class Relaxation(Gain):
         """Which groups are from now on at the choice that has most, (G)."""
         return shares.new_zeros(len(shares)) > 0
 
-    def confine_(self, theta: Tensor, aim: Aim) -> None:
+    def confine_(self, theta: Tensor, aim: BudgetConstraint) -> None:
         """Put θ back where it may be, after each step."""
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -142,7 +142,7 @@ class FoundShares(NamedTuple):
     seconds: float
 
 
-def relax(method: Relaxation, tuner: Tuner, aim: Aim, meter: PassMeter) -> FoundShares:
+def relax(method: Relaxation, tuner: Tuner, aim: BudgetConstraint, meter: PassMeter) -> FoundShares:
     """Train θ and the weights of a copy, by the tuner's recipe; one job, which a store keeps and a killed one goes on.
 
     It is done in this process: there is nothing to share with others.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.plan.aim import Aim
 from bitplan.relaxations.base import Mix, Relaxation, check_positive
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 Penalty = Literal["target", "linear"]
 _HALVINGS = 50
@@ -50,7 +50,7 @@ class FracBits(Relaxation):
         if self.penalty not in get_args(Penalty):
             raise InputError(f"fracbits: penalty is target or linear, not {self.penalty!r}")
 
-    def start(self, aim: Aim, seed: int) -> Tensor:
+    def start(self, aim: BudgetConstraint, seed: int) -> Tensor:
         """λ, (G, 1): the same for all."""
         low, high = 0.0, float(len(aim.choices) - 1)
         for _ in range(_HALVINGS if self.penalty == "target" else 0):
@@ -59,31 +59,31 @@ class FracBits(Relaxation):
             low, high = (middle, high) if meets else (low, middle)
         return _alike(aim, low if self.penalty == "target" else high)
 
-    def shares(self, theta: Tensor, aim: Aim, progress: float) -> Tensor:
+    def shares(self, theta: Tensor, aim: BudgetConstraint, progress: float) -> Tensor:
         """1 − f and f, of two neighbours."""
         return between(theta, aim)
 
-    def computed(self, theta: Tensor, aim: Aim) -> Tensor:
+    def computed(self, theta: Tensor, aim: BudgetConstraint) -> Tensor:
         """The two neighbours, also where one of them has nothing."""
         place, lower = torch.arange(len(aim.choices), device=theta.device), _lower(theta, len(aim.choices))
         return (place == lower) | (place == lower + 1)
 
-    def objective(self, loss: Tensor, mix: Mix, aim: Aim) -> Tensor:
+    def objective(self, loss: Tensor, mix: Mix, aim: BudgetConstraint) -> Tensor:
         """Loss and penalty."""
         worst = mix.cost.max()
         return loss + self.weight * ((worst - 1).abs() if self.penalty == "target" else worst)
 
-    def values(self, theta: Tensor, aim: Aim) -> Tensor:
+    def values(self, theta: Tensor, aim: BudgetConstraint) -> Tensor:
         """2λc − c²."""
         place = torch.arange(len(aim.choices), dtype=torch.float64)
         return 2 * theta.double() * place - place**2
 
-    def confine_(self, theta: Tensor, aim: Aim) -> None:
+    def confine_(self, theta: Tensor, aim: BudgetConstraint) -> None:
         """Between the lowest and the highest choice."""
         theta.clamp_(0, len(aim.choices) - 1)
 
 
-def between(theta: Tensor, aim: Aim) -> Tensor:
+def between(theta: Tensor, aim: BudgetConstraint) -> Tensor:
     """λ, (G, 1) → shares of the choices, (G, C)."""
     choices = len(aim.choices)
     if choices == 1:
@@ -99,5 +99,5 @@ def _lower(theta: Tensor, choices: int) -> Tensor:
     return theta.detach().floor().clamp(0, max(choices - 2, 0)).long()
 
 
-def _alike(aim: Aim, level: float) -> Tensor:
+def _alike(aim: BudgetConstraint, level: float) -> Tensor:
     return torch.full((len(aim.groups), 1), level)

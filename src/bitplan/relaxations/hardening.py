@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bitplan.plan.aim import Aim
-from bitplan.plan.exact import exact
-from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Problem
+from bitplan.selection.budget_constraint import BudgetConstraint
+from bitplan.selection.exact import exact
+from bitplan.selection.problem import Problem, to_integers
 
 Values = NDArray[np.float64]
 """(G, C): what each choice of each group is worth."""
@@ -24,7 +23,7 @@ def as_values(told: Tensor) -> Values:
     return values - values[:, :1]
 
 
-def used_up(values: Values, aim: Aim) -> Values:
+def used_up(values: Values, aim: BudgetConstraint) -> Values:
     """The same, and as much for every choice more as it takes that the best selection leaves nothing of the budgets.
 
     A penalty pushes groups that are alike past the middle between two choices, all of them: the plan that is nearest
@@ -46,7 +45,7 @@ def used_up(values: Values, aim: Aim) -> Values:
     return values + high * more
 
 
-def _leaves_nothing(values: Values, aim: Aim) -> bool:
+def _leaves_nothing(values: Values, aim: BudgetConstraint) -> bool:
     """Whether no group of the best selection could have one choice more."""
     codes = to_integers([tuple(row) for row in values.tolist()]).values
     picks = exact(Problem(aim.groups, aim.choices, codes, aim.costs, aim.capacities)).picks

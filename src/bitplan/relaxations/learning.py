@@ -15,9 +15,9 @@ from bitplan.core.places import Places
 from bitplan.core.progress import Progress
 from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
-from bitplan.plan.aim import Aim
 from bitplan.quant.blend import Shares, blended
 from bitplan.relaxations.halves import InTurn
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.base import Task
 from bitplan.tune.anew import begun_anew
 from bitplan.tune.log import TrainLog
@@ -45,7 +45,7 @@ class LearnedShares(Shares):
 
     fixed: Tensor
 
-    def __init__(self, method: Relaxation, aim: Aim, theta: Tensor) -> None:
+    def __init__(self, method: Relaxation, aim: BudgetConstraint, theta: Tensor) -> None:
         super().__init__()
         self.method, self.aim, self.rate = method, aim, method.rate
         self.theta = nn.Parameter(theta.detach().clone())
@@ -115,7 +115,7 @@ class Relax:
     method: Relaxation
     model: nn.Module
     task: Task
-    aim: Aim
+    aim: BudgetConstraint
     teacher: nn.Module | None = None
     running: Places | None = None
     progress: Progress | None = None

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.plan.aim import Aim
 from bitplan.relaxations.base import Mix, Relaxation, check_positive
+from bitplan.selection.budget_constraint import BudgetConstraint
 
 Style = Literal["ssps", "dnas", "bpnas"]
 
@@ -70,14 +70,14 @@ class ChoiceMixture(Relaxation):
         """As its option says."""
         return self.halves
 
-    def start(self, aim: Aim, seed: int) -> Tensor:
+    def start(self, aim: BudgetConstraint, seed: int) -> Tensor:
         """α, (G, C): all choices alike; before a barrier as far down as there is room on both sides."""
         alpha = torch.zeros(len(aim.groups), len(aim.choices))
         if self.style == "bpnas":
             lean_(alpha, aim, room=0.5)
         return alpha
 
-    def shares(self, theta: Tensor, aim: Aim, progress: float) -> Tensor:
+    def shares(self, theta: Tensor, aim: BudgetConstraint, progress: float) -> Tensor:
         """Chances; in training, those of dnas are drawn."""
         if self.style == "dnas" and torch.is_grad_enabled():
             theta = theta + gumbel(theta)
@@ -89,7 +89,7 @@ class ChoiceMixture(Relaxation):
             return _HOTTEST * math.exp(-_COOLING * progress)
         return _COLDEST**progress if self.style == "ssps" else 1.0
 
-    def objective(self, loss: Tensor, mix: Mix, aim: Aim) -> Tensor:
+    def objective(self, loss: Tensor, mix: Mix, aim: BudgetConstraint) -> Tensor:
         """Loss and cost, as its style has them."""
         if self.style == "dnas":
             return loss * pressure(mix.cost, aim)
@@ -97,7 +97,7 @@ class ChoiceMixture(Relaxation):
             return loss + _BARRIER * self.weight * (barrier(mix.cost) + prob_one(mix.shares) / len(mix.shares))
         return loss + self.weight * (mix.cost.max() - 1).clamp_min(0)
 
-    def values(self, theta: Tensor, aim: Aim) -> Tensor:
+    def values(self, theta: Tensor, aim: BudgetConstraint) -> Tensor:
         """log p at the end."""
         return torch.log_softmax(theta.double() / self.temperature(1.0), dim=1)
 
@@ -105,7 +105,7 @@ class ChoiceMixture(Relaxation):
         """Groups of which a choice has enough."""
         return (shares.max(dim=1).values >= self.certain) & (self.style == "ssps")
 
-    def confine_(self, theta: Tensor, aim: Aim) -> None:
+    def confine_(self, theta: Tensor, aim: BudgetConstraint) -> None:
         """Before the barrier."""
         if self.style == "bpnas":
             lean_(theta, aim, room=_MARGIN)
@@ -128,14 +128,14 @@ def prob_one(shares: Tensor) -> Tensor:
     return (1 - shares).prod(dim=1).sum()
 
 
-def pressure(cost: Tensor, aim: Aim) -> Tensor:
+def pressure(cost: Tensor, aim: BudgetConstraint) -> Tensor:
     """(log cost / log budget)^0.9 of the budget that is met worst, in its own unit: 1 where it is just met."""
     budgets = torch.as_tensor(aim.capacities, dtype=cost.dtype, device=cost.device).clamp_min(math.e)
     return ((cost * budgets).log() / budgets.log()).clamp_min(0).max() ** _POWER
 
 
 @torch.no_grad()
-def lean_(alpha: Tensor, aim: Aim, *, room: float) -> None:
+def lean_(alpha: Tensor, aim: BudgetConstraint, *, room: float) -> None:
     """Lean α to the lower choices until E leaves that share of the way from the cheapest mixture to the budget."""
     place = torch.arange(alpha.shape[1], dtype=alpha.dtype, device=alpha.device)
     cheapest = float(

@@ -13,10 +13,9 @@ from bitplan.core.errors import BudgetError
 from bitplan.core.records import Costs, Plan
 from bitplan.costs.base import price
 from bitplan.costs.totals import FLOAT_BITS
-from bitplan.plan.base import select
-from bitplan.plan.frontier import Frontier, Point, select_all
-from bitplan.plan.points import Points
 from bitplan.reports.subject import Candidate, Subject
+from bitplan.selection.base import select
+from bitplan.selection.frontier import Frontier, Point, Points, select_all
 
 LIMIT = 200
 LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a search of its own

@@ -9,8 +9,8 @@ from bitplan.core.budget import Budget
 from bitplan.core.records import Plan
 from bitplan.core.runs import RunFolder
 from bitplan.costs.base import add_limited
-from bitplan.plan.base import select_each
 from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.selection.base import select_each
 from bitplan.stats.agreement import rank_correlation
 from bitplan.stats.compare import Place
 

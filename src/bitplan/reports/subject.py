@@ -17,8 +17,8 @@ from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
 from bitplan.core.units import Account
 from bitplan.costs.base import add_limited
-from bitplan.plan.base import cost_of, select
 from bitplan.reports.spending import spends_of
+from bitplan.selection.base import cost_of, select
 from bitplan.stats.spending import MethodSpend
 
 

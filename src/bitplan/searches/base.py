@@ -17,8 +17,8 @@ from bitplan.gains.aims import check_aim, check_spend, meter_for
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuned import Expected
 from bitplan.gains.lowering import by_first_layer
-from bitplan.plan.aim import Aim, Picks, Repair
 from bitplan.searches.judging import Bench, judge_of
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks, Repair
 from bitplan.tasks.choosing import samples_per_epoch
 
 Scored = Sequence[tuple[Picks, float]]
@@ -64,7 +64,7 @@ class Search(Gain):
         check_spend(self._name, self.spend)
 
     @abstractmethod
-    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+    def start(self, aim: BudgetConstraint, graph: Graph, seed: int) -> Proposer:
         """Begin, for an aim."""
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
@@ -126,7 +126,7 @@ class FoundPlan:
 
 def search(
     method: Search,
-    aim: Aim,
+    aim: BudgetConstraint,
     graph: Graph,
     bench: Bench,
     meter: PassMeter,

@@ -10,8 +10,8 @@ from typing import ClassVar
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph
-from bitplan.plan.aim import Aim, Picks
 from bitplan.searches.base import Proposer, Scored, Search
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 
 _TRIES = 20  # at a child that nobody has seen
 
@@ -31,7 +31,7 @@ class RandomSearch(Search):
         super().__post_init__()
         _check("random_search", together=self.together)
 
-    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+    def start(self, aim: BudgetConstraint, graph: Graph, seed: int) -> Proposer:
         """Nothing is learned."""
         return _Lots(aim, random.Random(seed), self.together)
 
@@ -57,7 +57,7 @@ class Evolution(Search):
         super().__post_init__()
         _check("evolution", population=self.population, tournament=self.tournament, together=self.together)
 
-    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+    def start(self, aim: BudgetConstraint, graph: Graph, seed: int) -> Proposer:
         """With nobody yet."""
         return _Evolving(aim, random.Random(seed), self)
 
@@ -70,7 +70,7 @@ def _check(method: str, **counts: int) -> None:
 
 @dataclass
 class _Lots(Proposer):
-    aim: Aim
+    aim: BudgetConstraint
     draw: random.Random
     together: int
 
@@ -83,7 +83,7 @@ class _Lots(Proposer):
 
 @dataclass
 class _Evolving(Proposer):
-    aim: Aim
+    aim: BudgetConstraint
     draw: random.Random
     options: Evolution
     living: dict[Picks, float] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class _Evolving(Proposer):
         return self.aim.raised(self.aim.lowered(child, order), order)
 
 
-def drawn(aim: Aim, draw: random.Random) -> Picks:
+def drawn(aim: BudgetConstraint, draw: random.Random) -> Picks:
     """A random plan: groups in a random order lowered until it fits, then others raised as far as the budget goes."""
     groups = range(len(aim.groups))
     picks = [draw.randrange(len(aim.choices)) for _ in groups]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph
-from bitplan.plan.aim import Aim, Picks
 from bitplan.searches.base import Proposer, Scored, Search
 from bitplan.searches.evolution import shuffled
 from bitplan.searches.haq import states_of
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 
 _TRIES = 3  # rounds that bring nothing new, before one is drawn from flatter chances
 _FLATTER = 4.0  # what the logarithms of those are divided by
@@ -64,7 +64,7 @@ class Generator(Search):
                 f"{self.rate}, {self.weight} and {self.entropy}"
             )
 
-    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+    def start(self, aim: BudgetConstraint, graph: Graph, seed: int) -> Proposer:
         """A generator whose first chances are nearly alike."""
         draw = torch.Generator().manual_seed(seed)
         emitter = Emitter.of(self.hidden, states_of(graph, aim), len(aim.choices), draw)
@@ -135,7 +135,7 @@ class _Generating(Proposer):
     """Rounds of draws: what becomes of them within the budget is judged, and the chances of the better ones rise."""
 
     options: Generator
-    aim: Aim
+    aim: BudgetConstraint
     emitter: Emitter
     draw: torch.Generator
     order: random.Random

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph
-from bitplan.plan.aim import Aim, Picks, Repair
 from bitplan.searches.base import Proposer, Scored, Search
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks, Repair
 
 _REMEMBERED = 128  # episodes
 _AT_ONCE = 256  # steps of walks that are learned from at once
@@ -69,7 +69,7 @@ class Haq(Search):
                 f"haq needs a rate above 0 and a discount from 0 to 1, not {self.rate} and {self.discount}"
             )
 
-    def start(self, aim: Aim, graph: Graph, seed: int) -> Proposer:
+    def start(self, aim: BudgetConstraint, graph: Graph, seed: int) -> Proposer:
         """An agent that knows nothing yet."""
         features, draw = states_of(graph, aim), torch.Generator().manual_seed(seed)
         agent = Agent.of(self, len(features), features.shape[1], draw)
@@ -81,7 +81,7 @@ def choice_of(action: float, choices: int) -> int:
     return min(max(round(action * choices - 0.5), 0), choices - 1)
 
 
-def states_of(graph: Graph, aim: Aim) -> Tensor:
+def states_of(graph: Graph, aim: BudgetConstraint) -> Tensor:
     """What is known of each group, (G, features), every column from 0 to 1."""
     groups = [group for group in graph.selectable if group.name in aim.groups]
     rows = []
@@ -108,7 +108,7 @@ class _Walking(Proposer):
     """Episodes: walk through the groups, and learn from what the plan was worth."""
 
     options: Haq
-    aim: Aim
+    aim: BudgetConstraint
     features: Tensor
     draw: torch.Generator
     agent: Agent

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from bitplan.plan.additive import AdditiveModel, Floats
-from bitplan.plan.aim import Aim, Picks
+from bitplan.searches.additive_model import AdditiveModel, Floats
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 
 By = Literal["method", "random", "model", "draw", "swap", "again"]
 """Why a plan is tried: a method chose it, at random, the model's best, the best of a draw, near the best, once more."""
@@ -27,7 +27,7 @@ class Swaps:
     best of the plans that are a swap away from the best so far; and once more the one that may be best of those tried.
     """
 
-    aim: Aim
+    aim: BudgetConstraint
     seed: int
     given: Sequence[Proposal] = ()
     randoms: int = 0

@@ -24,8 +24,8 @@ from bitplan.core.studies import Study, Trained, Training
 from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.engines.keeping import keeping_workers
-from bitplan.plan.aim import Aim, Picks
 from bitplan.searches.swaps import Proposal, Swaps
+from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.study.controls import with_controls
 from bitplan.study.forecast import forecast
 from bitplan.study.jobs import Train
@@ -152,7 +152,7 @@ class _Quest:
         )
         aim = self.setting.aim((self.budget,))
         assert aim is not None
-        self.aim: Aim = aim
+        self.aim: BudgetConstraint = aim
         unknowns = len(aim.groups) * (len(aim.choices) - 1)
         self.swaps = Swaps(aim, self.effort.seed, self._given(), min(unknowns, self.effort.trainings // 3))
         self.count, self.total = 0, self.effort.in_all(self.study)

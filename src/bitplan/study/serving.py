@@ -10,7 +10,7 @@ from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.run_files import title_at
 from bitplan.core.studies import Estimation, Method, Study, Trained, Training
 from bitplan.core.trials import Recipe, Result, Trial
-from bitplan.plan.base import select_each
+from bitplan.selection.base import select_each
 from bitplan.study.trials import all_starts, estimations
 
 

@@ -29,10 +29,10 @@ from bitplan.costs.base import add_limited, price
 from bitplan.engines.base import Engine, make_engine
 from bitplan.graph.trace import trace
 from bitplan.models.zoo import load_model
-from bitplan.plan.aim import Aim
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.quant.integer_copy import integer
 from bitplan.quant.root import is_quantized
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.study.trials import all_starts
 from bitplan.tasks.base import Task, load_task
 from bitplan.tasks.choosing import choosing_task
@@ -104,12 +104,12 @@ class Setting:
         budgets = [Budget.parse(budget) for budget in self.study.budgets]
         return add_limited([own], budgets, graph, self.study.choices)
 
-    def aim(self, budgets: tuple[str, ...], graph: Graph | None = None) -> Aim | None:
+    def aim(self, budgets: tuple[str, ...], graph: Graph | None = None) -> BudgetConstraint | None:
         """What a method that chooses within these budgets must meet; None without budgets."""
         if not budgets:
             return None
         traced = graph or self.graph
-        return Aim.of(traced, self.study.choices, self.costs(traced), budgets)
+        return BudgetConstraint.of(traced, self.study.choices, self.costs(traced), budgets)
 
     def start(self, trial: str) -> nn.Module:
         """A copy of the network that a start's trial left."""

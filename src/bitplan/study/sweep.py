@@ -18,7 +18,7 @@ from bitplan.engines.base import Engine, Failure
 from bitplan.engines.jobs import run_jobs
 from bitplan.engines.keeping import keeping_workers
 from bitplan.gains.base import estimate
-from bitplan.plan.base import select_each
+from bitplan.selection.base import select_each
 from bitplan.study.clean import left_by_killed
 from bitplan.study.controls import with_controls
 from bitplan.study.jobs import Estimate, Train

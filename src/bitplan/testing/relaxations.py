@@ -14,9 +14,9 @@ from bitplan.core.registry import RELAXATIONS
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
 from bitplan.gains.base import Context, estimate
-from bitplan.plan.aim import Aim
-from bitplan.plan.base import select
 from bitplan.relaxations.base import Relaxation, price_of
+from bitplan.selection.base import select
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import Made, branching
@@ -33,13 +33,13 @@ def check_relaxation(relaxation: Relaxation) -> None:
     limited = dataclasses.replace(relaxation, spend=_STEPS * price_of(_RECIPE).passes + 1)
     made, setting = branching(), Context(task=load_task("digits"), recipe=_RECIPE, seed=1)
     for budget in ("50%", "70%", "100%"):
-        aim = Aim.of(made.graph, _CHOICES, price("bmac", made.graph, _CHOICES), budget)
+        aim = BudgetConstraint.of(made.graph, _CHOICES, price("bmac", made.graph, _CHOICES), budget)
         _check_numbers(contract, limited, aim)
         with contract.leaves_as_it_was(made.model):
             _check(contract, limited, made, dataclasses.replace(setting, aim=aim))
 
 
-def _check_numbers(contract: Contract, relaxation: Relaxation, aim: Aim) -> None:
+def _check_numbers(contract: Contract, relaxation: Relaxation, aim: BudgetConstraint) -> None:
     """Shares and values at the start: of numbers alone, without a network."""
     with contract.works("it begins somewhere"):
         theta = relaxation.start(aim, 1).requires_grad_()

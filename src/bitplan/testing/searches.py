@@ -13,10 +13,10 @@ from bitplan.core.registry import JUDGES, SEARCHES
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
 from bitplan.gains.base import Context, estimate
-from bitplan.plan.aim import Aim
-from bitplan.plan.base import select
 from bitplan.searches.base import Search
 from bitplan.searches.judging import PlanJudge
+from bitplan.selection.base import select
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import Made, branching
@@ -34,7 +34,7 @@ def check_search(search: Search) -> None:
     limited = dataclasses.replace(search, judge=_JUDGE, spend=_EVALUATIONS * _PASSES + 1)
     made, setting = branching(), Context(task=load_task("digits"), seed=1)
     for budget in ("50%", "70%", "100%"):
-        aim = Aim.of(made.graph, _CHOICES, price("bmac", made.graph, _CHOICES), budget)
+        aim = BudgetConstraint.of(made.graph, _CHOICES, price("bmac", made.graph, _CHOICES), budget)
         with contract.leaves_as_it_was(made.model):
             _check(contract, limited, made, dataclasses.replace(setting, aim=aim))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bitplan.core.errors import InputError
 from bitplan.costs.base import price
 from bitplan.gains.base import estimate
-from bitplan.plan.base import checked, make_problem
-from bitplan.plan.problem import Problem, Selection, Selector
+from bitplan.selection.base import checked, make_problem
+from bitplan.selection.problem import Problem, Selection, Selector
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import hand_made_graph
 

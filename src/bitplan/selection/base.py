@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -10,15 +11,13 @@ from operator import getitem
 import numpy as np
 
 from bitplan.core.budget import Budget, BudgetLike
-from bitplan.core.errors import BudgetError, InputError, RecordError, suggestion
+from bitplan.core.errors import BudgetError, InputError, NothingToChoose, RecordError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Limit, Plan
 from bitplan.core.registry import SELECTORS
 from bitplan.core.units import WEIGHT_BITS, Account
-from bitplan.plan.exact import exact, exact_together
-from bitplan.plan.feasible import check_feasible, check_selectable
-from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Integers, Problem, Selection, Selector
+from bitplan.selection.exact import exact, exact_each
+from bitplan.selection.problem import Integers, Problem, Selection, Selector, to_integers
 
 
 def select(
@@ -53,7 +52,7 @@ def select_each(
     name, solve = selector_of(selector, gains)
     posed = _pose_each(graph, gains, priced, budgets, levels)
     problems = [one.problem for one in posed]
-    selections = exact_together(problems) if solve is exact else [solve(problem) for problem in problems]
+    selections = exact_each(problems) if solve is exact else [solve(problem) for problem in problems]
     plans = []
     for one, selection in zip(posed, selections, strict=True):
         more = more_of(checked(selection, one.problem, name), one.problem, solve)
@@ -305,3 +304,70 @@ def _elsewhere(gains: Gains, budgets: Sequence[Budget]) -> tuple[str, ...]:
     if not gains.budgets or held == asked:
         return ()
     return (f"gains: {gains.method} chose for {held}, and this plan is what {asked} leaves of that: estimate again",)
+
+
+def check_selectable(graph: Graph) -> None:
+    """Raise when the rules leave nothing to choose, saying which rule took how many layers."""
+    if graph.selectable:
+        return
+    narrow = [layer for layer in graph.layers if layer.rule == "narrow"]
+    reasons = ["the rule on input features"] * len(narrow)
+    reasons += [layer.why for layer in graph.layers if layer.rule != "narrow"]
+    shown = ", ".join(f"{count} by {reason}" for reason, count in Counter(reasons).items())
+    ends = all(layer.is_end for layer in graph.layers)
+    hint = (
+        "relax that rule with --narrow 0 (Rules(narrow=0))"
+        if narrow
+        else "choose for its ends too, --first free --last free (Rules(first=None, last=None))"
+        if ends
+        else "free some with --free PATTERN (Rules(free=…))"
+    )
+    raise NothingToChoose(
+        f"nothing left to choose in {graph.model}: all {len(graph.layers)} layers are fixed, {shown}; {hint}"
+    )
+
+
+def check_feasible(budgets: Sequence[Budget], costs: Sequence[Costs], graph: Graph, problem: Problem) -> None:
+    """Raise unless each budget alone can be met, saying the least that is possible and what would lower it."""
+    for index, (budget, cost) in enumerate(zip(budgets, costs, strict=True)):
+        least = int(problem.costs[index].min(axis=1).sum())
+        if least > problem.capacities[index]:
+            raise BudgetError(_impossible(budget, cost, Account.of(graph, cost), least))
+
+
+def _impossible(budget: Budget, cost: Costs, account: Account, least: int) -> str:
+    """Why a budget cannot be met: `least` is what the choosable layers cost at the lowest choice."""
+    unit, lowest = budget.unit, cost.choices[0]
+    aside = unit.aside(account)
+    if cost.target:
+        return _impossible_file(budget, cost, account, least)
+    whole, part, hint = "", "", ""
+    if aside is not None:
+        whole = " of the whole network"
+        part = f", {unit.told(0, account)} of it for the {len(cost.fixed)} fixed layers"
+        hint = ", or fix fewer layers" if aside else ""
+    return (
+        f"budget {budget} cannot be met: with every layer at its lowest precision ({lowest}) the {cost.name}{whole} is "
+        f"{unit.told(least, account)}{part}. Raise the budget to at least {unit.enough(least, account)}, or add a "
+        f"precision below {lowest}{hint}"
+    )
+
+
+def _impossible_file(budget: Budget, cost: Costs, account: Account, least: int) -> str:
+    """The same of a target's file, whose fixed part is mostly one table."""
+    unit, lowest = budget.unit, cost.choices[0]
+    part, hints = "", [f"add a choice below {lowest}"] if lowest.weight_bits > 2 else []
+    if unit.aside(account):
+        part = f", {unit.told(0, account)} of it for what is not chosen"
+        largest = max(cost.fixed, key=lambda name: cost.fixed[name])
+        taken = unit.text(cost.fixed[largest] / unit.one(account))
+        hints.append(f"store {largest} ({taken}) in fewer bits, such as --free '{largest}' or --fix '{largest}=w4a16'")
+    if "size" in cost.target or cost.target.startswith(("vllm", "matmulnbits", "packed")):
+        hints.append("take larger groups (--for …:size=128)")
+    if cost.places:
+        hints.append(f"{len(cost.places)} of {len(cost.rows)} groups have rows for which {cost.name} stores no less")
+    lower = f"; {'; '.join(hints)}" if hints else ""
+    return (
+        f"budget {budget} cannot be met: with every layer at its lowest precision the {cost.name} takes "
+        f"{unit.told(least, account)}{part}. Raise the budget to at least {unit.enough(least, account)}{lower}"
+    )

@@ -13,8 +13,8 @@ from bitplan.core.budget import BudgetLike
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph
-from bitplan.plan.base import checked, pose, selector_of
-from bitplan.plan.problem import Problem, Selector
+from bitplan.selection.base import checked, pose, selector_of
+from bitplan.selection.problem import Problem, Selector
 
 STABLE = 0.95
 _FINE = 2.0**40  # whole values of a resample add up to this: far finer than any standard error

@@ -8,7 +8,7 @@ import bitplan
 from bitplan.core.errors import BudgetError
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Gains, Graph, Layer
-from bitplan.plan.points import Points
+from bitplan.selection.frontier import Points
 
 CHOICES = parse_choices("w2a2,w3a3,w4a4")
 

@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.plan.aim import Picks
+from bitplan.selection.budget_constraint import Picks
 
 Floats = NDArray[np.float64]
 _STEPS = tuple(10 ** (power / 2) for power in range(-4, 9))  # variances of a step, in those of the noise

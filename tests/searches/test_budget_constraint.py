@@ -13,7 +13,7 @@ import bitplan
 from bitplan.core.errors import BudgetError
 from bitplan.core.precision import parse_choices
 from bitplan.core.spend import PassMeter, Spend
-from bitplan.plan.aim import Aim
+from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.testing.networks import hand_made_graph
 
 CHOICES = parse_choices("w2a2,w3a3,w4a4")
@@ -21,7 +21,9 @@ CHOICES = parse_choices("w2a2,w3a3,w4a4")
 
 def aimed(*budgets):
     graph = hand_made_graph()
-    return Aim.of(graph, CHOICES, [bitplan.price(name, graph, CHOICES) for name in ("bmac", "memory")], budgets)
+    return BudgetConstraint.of(
+        graph, CHOICES, [bitplan.price(name, graph, CHOICES) for name in ("bmac", "memory")], budgets
+    )
 
 
 def test_it_is_made_of_budgets_and_costs():
@@ -73,13 +75,13 @@ def test_repairs_fit_and_leave_alone_what_does(seed, groups, share, data):
 def test_from_the_last_group_backwards_and_again():
     """HAQ's: each group one choice less before any is lowered twice."""
     costs = np.array([[[2, 3, 4]] * 4])
-    aim = Aim(("a", "b", "c", "d"), CHOICES, costs, np.array([11]))
+    aim = BudgetConstraint(("a", "b", "c", "d"), CHOICES, costs, np.array([11]))
     assert aim.repair(aim.top, "last") == (1, 1, 1, 0)
     assert aim.repair((0, 2, 0, 2), "last") == (0, 2, 0, 1)
 
 
 def test_where_the_lowest_is_not_the_cheapest_a_repair_still_fits():
-    aim = Aim(("a", "b"), CHOICES, np.array([[[9, 2, 4], [9, 2, 4]]]), np.array([5]))
+    aim = BudgetConstraint(("a", "b"), CHOICES, np.array([[[9, 2, 4], [9, 2, 4]]]), np.array([5]))
     assert aim.fits(aim.repair((2, 2), "last"))
 
 

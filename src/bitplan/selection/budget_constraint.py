@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from bitplan.core.budget import BudgetLike
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph
-from bitplan.plan.base import pose
-from bitplan.plan.exact import exact
-from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Integers, Problem
+from bitplan.selection.base import pose
+from bitplan.selection.exact import exact
+from bitplan.selection.problem import Integers, Problem, to_integers
 
 Picks = tuple[int, ...]
 """For each group, the place of its choice among the choices."""
@@ -23,7 +22,7 @@ Repair = Literal["exact", "last"]
 
 
 @dataclass(frozen=True, eq=False)
-class Aim:
+class BudgetConstraint:
     """Groups in execution order, choices ascending, what they cost, (K, G, C), and what that must not exceed, (K).
 
     `budgets` is what was asked for, in words.
@@ -39,7 +38,7 @@ class Aim:
     def of(
         cls, graph: Graph, choices: tuple[Precision, ...], costs: Costs | Iterable[Costs],
         budget: BudgetLike | Sequence[BudgetLike],
-    ) -> Aim:  # fmt: skip
+    ) -> BudgetConstraint:  # fmt: skip
         """What a budget, or several at once, leaves of costs that are priced; one that cannot be met is refused."""
         rows = {group.name: (0.0,) * len(choices) for group in graph.selectable}
         posed = pose(graph, Gains(method="aim", choices=choices, rows=rows, graph=graph.id), costs, budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitplan.plan.problem import Problem, Selection
+from bitplan.selection.problem import Problem, Selection
 
 
 def greedy(problem: Problem) -> Selection:

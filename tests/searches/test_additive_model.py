@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitplan.plan.additive import AdditiveModel
+from bitplan.searches.additive_model import AdditiveModel
 
 
 def plans(groups, choices, count, seed=0):

@@ -1,7 +1,8 @@
-"""select_all: the best selection for every budget, in one pass where that is possible."""
+"""select_all: the best selection for every budget; and selections at many capacities of one budget."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.budget import Budget, BudgetLike, what_fits
-from bitplan.core.errors import InputError
+from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.units import Account
-from bitplan.plan.base import check_provenance, gain_of, make_plan, make_problem, spent_by
-from bitplan.plan.exact import searched
-from bitplan.plan.feasible import check_feasible, check_selectable
-from bitplan.plan.problem import Integers, Problem, Selection
-from bitplan.plan.relaxation import hull
-from bitplan.plan.states import Complete, list_all
+from bitplan.selection.base import (
+    Posed,
+    check_feasible,
+    check_provenance,
+    check_selectable,
+    checked,
+    gain_of,
+    make_plan,
+    make_problem,
+    more_of,
+    pose,
+    selector_of,
+    spent_by,
+    stored,
+)
+from bitplan.selection.exact import StateList, list_all, search
+from bitplan.selection.hull import Hull
+from bitplan.selection.problem import Integers, Problem, Selection, Selector
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,7 @@ class Frontier:
     costs: Integers
     values: NDArray[np.float64]
     _problem: Problem
-    _listed: Complete | None
+    _listed: StateList | None
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -86,7 +99,7 @@ class Frontier:
         return self._problem.within(np.array([capacity], dtype=np.int64))
 
     def _best(self, problem: Problem) -> Selection:
-        return searched(problem) if self._listed is None else self._listed.selection(problem)
+        return search(problem) if self._listed is None else self._listed.selection(problem)
 
 
 def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = None) -> Frontier:
@@ -95,5 +108,39 @@ def select_all(graph: Graph, gains: Gains, cost: Costs, *, levels: int | None = 
     check_provenance(graph, gains, [cost])
     problem = make_problem(graph, gains, [cost], [2**62], levels)
     listed = list_all(problem, 2**62)
-    costs, values = hull(problem) if listed is None else (listed.costs, listed.values)
+    costs, values = Hull.of(problem).points() if listed is None else (listed.costs[0], listed.values)
     return Frontier(graph, gains, cost, costs, np.asarray(values * problem.unit, dtype=np.float64), problem, listed)
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a selector takes where the capacity of the first budget varies; the numbers are those of its plans."""
+
+    graph: Graph
+    gains: Gains
+    selector: str
+    _solve: Selector
+    _posed: Posed
+
+    @classmethod
+    def of(
+        cls, graph: Graph, gains: Gains, costs: Sequence[Costs], budgets: Sequence[BudgetLike], selector: str
+    ) -> Points:
+        """Under these budgets, of which the first is any that can be met; a BudgetError where the others cannot be."""
+        return cls(graph, gains, *selector_of(selector, gains), pose(graph, gains, costs, budgets))
+
+    def at(self, capacity: int) -> Point | None:
+        """The selection within so many units of the first budget; None where there is none."""
+        posed, whole = self._posed, self._posed.problem
+        capacities = whole.capacities.copy()
+        capacities[0] = capacity
+        problem = whole.within(capacities)
+        try:
+            check_feasible(posed.budgets, posed.costs, self.graph, problem)
+            selection = self._solve(problem)
+        except BudgetError:
+            return None
+        more = more_of(checked(selection, problem, self.selector), problem, self._solve)
+        picks = stored(selection.picks, problem.groups, posed.costs)
+        gain = gain_of(self.gains, problem, picks)
+        return Point(picks, spent_by(problem, picks)[0], gain, more[0] * problem.unit)

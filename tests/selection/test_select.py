@@ -11,8 +11,7 @@ from bitplan.core.errors import BudgetError, InputError, NothingToChoose, Record
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link
 from bitplan.core.store import load, save
-from bitplan.plan.integers import to_integers
-from bitplan.plan.problem import Selection
+from bitplan.selection.problem import Selection, to_integers
 
 TWO = parse_choices("w2a2,w4a4")
 
