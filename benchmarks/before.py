@@ -62,7 +62,6 @@ LINES = (
     Line("onnx", "ResNet-44 exported for ONNX Runtime"),
     Line("hawq", "HAWQ's Hessian traces, digits_resnet, 64 samples, 8 probes"),
     Line("drift", "drift, digits_resnet, 256 samples"),
-    Line("rank sum", "an exact rank-sum test of 100 scores against 100"),
 )
 
 

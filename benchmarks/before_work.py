@@ -224,15 +224,6 @@ def _first(batches: Any) -> Tensor:
     return found
 
 
-def ranking() -> Answer:
-    """One exact rank-sum test of 100 scores against 100."""
-    from bitplan.stats.ranksum import rank_sum
-
-    draw = random.Random(0)
-    first, second = ([draw.gauss(mean, 1) for _ in range(100)] for mean in (0, 0.1))
-    return taken(lambda: rank_sum(first, second))
-
-
 TASKS: dict[str, Callable[[], Answer]] = {
     "step": lambda: step(fused=False),
     "fused": lambda: step(fused=True),
@@ -250,7 +241,6 @@ TASKS: dict[str, Callable[[], Answer]] = {
     "onnx": lambda: exporting("resnet44"),
     "hawq": lambda: estimating("hawq", probes=8, samples=64),
     "drift": lambda: estimating("drift", samples=256),
-    "rank sum": ranking,
 }
 
 

@@ -225,32 +225,27 @@ def test_memory_stays_bounded(tmp_path, dtype, width):
     assert int(done.stdout) < 250
 
 
-def test_without_numba_and_without_a_place_for_its_cache(tmp_path):
-    """A missing numba means numpy; a read-only install and home means compiling anew: the same answer."""
+def test_without_a_place_for_numbas_cache(tmp_path):
+    """A read-only install and home means compiling anew: the same answer."""
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     save_file({"a.weight": torch.from_numpy(values.reshape(10, 100))}, tmp_path / "m.safetensors")
     program = textwrap.dedent("""
         import sys
-        if sys.argv[2] == "absent":
-            sys.modules["numba"] = None
         if sys.argv[2] == "readonly":
             import numba.core.caching as caching
             def refuse(*_):
                 raise RuntimeError("cannot cache function: no locator available")
             caching.FunctionCache.__init__ = refuse
         from bitplan.core.precision import parse_choices
-        from bitplan.gains.counting import histogram
         from bitplan.gains.eagl import Eagl
         from bitplan.graph.names import read_graph
         gains = Eagl().layer_gains(sys.argv[1], read_graph(sys.argv[1]), parse_choices("w2a2,w4a4"))
-        print(histogram.loops.__name__, gains.histograms)
+        print(gains.histograms)
     """)
-    said = {}
-    for way in ("present", "absent", "readonly"):
+    said = set()
+    for way in ("present", "readonly"):
         command = [sys.executable, "-W", "error", "-c", program, str(tmp_path / "m.safetensors"), way]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        said[way] = done.stdout.split(maxsplit=1)
-    assert said["present"][0] == said["readonly"][0] == "bitplan.gains.counting.compiled"
-    assert said["absent"][0] == "bitplan.gains.counting.plain"
-    assert said["present"][1] == said["absent"][1] == said["readonly"][1]
+        said.add(done.stdout)
+    assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Histograms equal the paper's snippet, bin for bin, whatever the weights; compiled and plain loops alike."""
+"""Histograms equal the paper's snippet, bin for bin, for any weights."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.gains.counting import compiled, histogram, plain
-from bitplan.gains.counting.scheme import Scheme, Weights, count_weights
+from bitplan.gains import histogram
+from bitplan.gains.histogram import Scheme, Weights, count_weights
 from bitplan.weights.tensors import Tensor
 from bitplan.weights.torch_tensors import as_tensor
 
-LOOPS = {"numba": compiled, "numpy": plain}
 
-
-@pytest.fixture(params=sorted(LOOPS))
-def loops(request, monkeypatch):
-    monkeypatch.setattr(histogram, "loops", LOOPS[request.param])
-    return request.param
+def count(values: np.ndarray, step: float, bits: int, name: str = "w") -> np.ndarray:
+    """The histogram of fp32 weights that learned one step."""
+    weights = Weights(Tensor(name, "F32", values.shape, values), learned=np.array([step], np.float32), bits=bits)
+    [[counts]] = count_weights([weights], [bits], Scheme())
+    return counts
 
 
 def snippet(tensor: torch.Tensor, scale: torch.Tensor, precision: int) -> list[int]:
@@ -48,13 +48,9 @@ STEPS = st.floats(min_value=2.0**-130, max_value=2.0**100, width=32)
 
 @settings(max_examples=60, deadline=None)
 @given(step=STEPS, bits=st.integers(2, 8), seed=st.integers(0, 999), cut=st.integers(0, 300))
-@pytest.mark.parametrize("name", sorted(LOOPS))
-def test_equal_to_the_snippet_on_adversarial_weights(name, step, bits, seed, cut):
+def test_equal_to_the_snippet_on_adversarial_weights(step, bits, seed, cut):
     values = adversarial(step, bits, seed)[cut:]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(histogram, "loops", LOOPS[name])
-        counts = histogram.count_flat(values, np.float32(step), bits)
-    assert counts.tolist() == snippet(torch.from_numpy(values), torch.tensor(step), bits)
+    assert count(values, step, bits).tolist() == snippet(torch.from_numpy(values), torch.tensor(step), bits)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
@@ -62,36 +58,36 @@ def test_the_reciprocal_would_not_be_exact(bits):
     """The adversarial weights do their job: multiplying by 1/s moves codes."""
     step = np.float32(0.07)
     values = adversarial(float(step), bits, 1)
-    low, high = histogram.code_range(bits)
+    low, high = code_range(bits)
     with np.errstate(over="ignore"):
         wrong = np.rint(np.clip(values * (np.float32(1) / step), low, high)).astype(int) - low
-    right = histogram.count_flat(values, step, bits)
+    right = count(values, step, bits)
     assert np.bincount(wrong, minlength=2**bits).tolist() != right.tolist()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8, 12, 16])
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 2_047, 2_048, 2_177, 16_128, 200_001])
-def test_every_size_and_precision(loops, bits, size):
+def test_every_size_and_precision(bits, size):
     values = np.random.default_rng(size).standard_normal(size).astype(np.float32)
-    counts = histogram.count_flat(values, np.float32(0.3), bits)
-    low, high = histogram.code_range(bits)
+    counts = count(values, 0.3, bits)
+    low, high = code_range(bits)
     codes = np.rint(np.clip(values / np.float32(0.3), low, high)).astype(int) - low
     assert counts.tolist() == np.bincount(codes, minlength=2**bits).tolist()
 
 
-def test_counters_do_not_overflow(loops):
+def test_counters_do_not_overflow():
     """All weights in one code: the fullest counters there are."""
-    counts = histogram.count_flat(np.full(3_000_000, 7.0, np.float32), np.float32(1), 4)
+    counts = count(np.full(3_000_000, 7.0, np.float32), np.float32(1), 4)
     assert counts.tolist() == [0] * 15 + [3_000_000]
 
 
 @pytest.mark.parametrize("at", [0, 63, 64, 200, 999])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_nan_is_an_error_that_names_the_tensor(loops, at, bits):
+def test_nan_is_an_error_that_names_the_tensor(at, bits):
     values = np.ones(1000, np.float32)
     values[at] = np.nan
     with pytest.raises(InputError, match=r"'layer3\.conv'.*NaN"):
-        histogram.count_flat(values, np.float32(0.1), bits, "layer3.conv")
+        count(values, np.float32(0.1), bits, "layer3.conv")
 
 
 def patterns(dtype: torch.dtype, *, nan: bool = False) -> torch.Tensor:
@@ -104,7 +100,7 @@ def patterns(dtype: torch.dtype, *, nan: bool = False) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("step", [1e-39, 6e-8, 0.0123, 1.0, 700.0])
-def test_sixteen_bit_weights_are_widened_first(loops, dtype, bits, step):
+def test_sixteen_bit_weights_are_widened_first(dtype, bits, step):
     every = patterns(dtype)
     weights = Weights(as_tensor("w", every), learned=np.array([step], np.float32), bits=bits)
     [[counts]] = count_weights([weights], [bits], Scheme())
@@ -112,14 +108,14 @@ def test_sixteen_bit_weights_are_widened_first(loops, dtype, bits, step):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bit_nan_is_found(loops, dtype):
+def test_sixteen_bit_nan_is_found(dtype):
     weights = Weights(as_tensor("gone", patterns(dtype, nan=True)), learned=np.ones(1, np.float32), bits=4)
     with pytest.raises(InputError, match=r"'gone'.*NaN"):
         count_weights([weights], [4], Scheme())
 
 
 @pytest.mark.parametrize("shift", range(9))
-def test_sixteen_bit_weights_at_any_address(loops, shift):
+def test_sixteen_bit_weights_at_any_address(shift):
     """An odd or unaligned place in a file changes nothing."""
     values = np.random.default_rng(0).standard_normal(1003).astype(np.float16)
     room = np.zeros(4096, np.uint8)
@@ -131,7 +127,7 @@ def test_sixteen_bit_weights_at_any_address(loops, shift):
 
 
 @pytest.mark.parametrize("shift", [0, 1, 2, 3])
-def test_fp32_weights_at_any_address(loops, shift):
+def test_fp32_weights_at_any_address(shift):
     values = np.random.default_rng(0).standard_normal(1003).astype(np.float32)
     room = np.zeros(8192, np.uint8)
     room[shift : shift + values.nbytes] = values.view(np.uint8)
@@ -145,7 +141,7 @@ def test_fp32_weights_at_any_address(loops, shift):
 @pytest.mark.parametrize(
     ("shape", "layout"), [((7, 200), "out_in"), ((200, 7), "in_out"), ((3, 40, 5), "stacked_in_out")]
 )
-def test_learned_steps_per_output_channel(loops, shape, layout):
+def test_learned_steps_per_output_channel(shape, layout):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     rows = weight if layout == "out_in" else weight.transpose(-1, -2).reshape(-1, shape[-2])
     learned = torch.rand(len(rows), 1, generator=torch.Generator().manual_seed(1)) + 0.1
@@ -158,7 +154,7 @@ def test_learned_steps_per_output_channel(loops, shape, layout):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(5, 128), (5, 300), (4, 200, 3, 3), (1, 1), (3, 127)])
 @pytest.mark.parametrize("kind", ["lsq", "absmax"])
-def test_steps_per_group_of_inputs(loops, dtype, shape, kind):
+def test_steps_per_group_of_inputs(dtype, shape, kind):
     """A group is 128 inputs with all their kernel positions; the last one of a row may be smaller."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = np.zeros(16, int)
@@ -170,8 +166,9 @@ def test_steps_per_group_of_inputs(loops, dtype, shape, kind):
     assert counts.tolist() == expected.tolist()
 
 
-def test_many_tensors_in_pieces():
-    """Tensors longer than a piece, shorter ones together, empty ones; progress ends at the total."""
+def test_many_tensors_in_pieces(monkeypatch):
+    """Tensors longer than a piece, shorter ones, empty ones; progress ends at the total."""
+    monkeypatch.setattr(histogram, "PIECE", 1 << 20)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(n).astype(np.float32) for n in (0, 5, 2_500_000, 1, 0, 400_000, 1_048_576)]
     step = np.array([0.4], np.float32)

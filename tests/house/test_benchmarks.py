@@ -73,7 +73,7 @@ def test_a_whole_run_keeps_the_peers_and_nothing_else_of_the_page_before(tmp_pat
 
 def test_a_commit_works_beside_what_is_here(tmp_path):
     before = importlib.import_module("benchmarks.before")
-    line = before.Line("rank sum", "one test")
+    line = before.Line("select 1", "one test")
     text = before.measure("HEAD", [line, before.Line("no such task", "another")], rounds=1)
     (cells,) = bench()[1].cells_of(text)
     assert cells[0] == "one test"

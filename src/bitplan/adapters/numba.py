@@ -6,6 +6,7 @@ may be anybody's, and unpickles what lies in the cache folder that is named ther
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -72,6 +73,22 @@ def compile_for(signature: Any) -> Callable[[Function], Function]:
         return _compile(function, signature, cache=False)
 
     return compile_function
+
+
+def compile_at_call(function: Function) -> Function:
+    """Return the function; its first call with arguments of some types compiles it for them."""
+    compiled: dict[tuple[Any, ...], Function] = {}
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        signature = tuple(map(numba.typeof, arguments))
+        if signature not in compiled:
+            with _compiling:
+                if signature not in compiled:
+                    compiled[signature] = compile_for(signature)(function)
+        return compiled[signature](*arguments)
+
+    return call
 
 
 def inline(function: Function) -> Function:

@@ -177,7 +177,7 @@ def what_is_there(model: Any, graph: Graph) -> There:
         return "learned steps" if learned and all(learned) else "float weights"
     if any(parameter.is_meta for parameter in model.parameters()):
         return "no weights"
-    from bitplan.gains.counting.modules import module_weights
+    from bitplan.gains.module_weights import module_weights
 
     weights = module_weights(model, layers).values()
     return "learned steps" if weights and all(one.learned is not None for one in weights) else "float weights"

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bitplan.core.about import About
 from bitplan.core.codes import entropies
@@ -16,9 +16,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.counting.bootstrap import bootstrap
-from bitplan.gains.counting.scheme import Histograms, Per, Scheme, Weights, count_weights
-from bitplan.gains.counting.steps import KINDS, Kind
+from bitplan.gains.histogram import KINDS, Histograms, Kind, Per, Scheme, Weights, count_weights
 from bitplan.graph.names import Names
 from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, learned_step, opened_as
 from bitplan.weights.tensors import FLOATS
@@ -83,7 +81,7 @@ class Eagl(Gain):
             opened = opened_as(model)
             weights, path = _file_weights(opened, layers, top), str(opened.path)
         else:
-            from bitplan.gains.counting.modules import module_weights
+            from bitplan.gains.module_weights import module_weights
 
             weights, path = module_weights(model, [layer.name for layer in layers]), ""
         lacking = [name for name, item in weights.items() if item.learned is None]
@@ -106,12 +104,21 @@ class Eagl(Gain):
         return without_steps, kind
 
     def _errors(self, counted: Mapping[str, Histograms], seed: int) -> dict[str, tuple[float, ...]]:
-        """The standard error of every entropy; every histogram is drawn with a seed of its own."""
-        errors: dict[str, tuple[float, ...]] = {}
-        for index, (name, histograms) in enumerate(counted.items()):
-            intervals = [bootstrap(counts, self.bootstrap, (seed, index, counts.size)) for counts in histograms]
-            errors[name] = tuple(interval.error for interval in intervals)
-        return errors
+        """Return the standard error of every entropy; every histogram is drawn with a seed of its own."""
+        return {
+            name: tuple(bootstrap_error(counts, self.bootstrap, (seed, index, counts.size)) for counts in histograms)
+            for index, (name, histograms) in enumerate(counted.items())
+        }
+
+
+def bootstrap_error(counts: ArrayLike, samples: int, seed: int | tuple[int, ...]) -> float:
+    """Return the standard error of a histogram's entropy, from `samples` multinomial draws of its own frequencies."""
+    seen = np.asarray(counts, np.int64)  # (codes,)
+    total = int(seen.sum())
+    if total == 0:
+        return 0.0
+    drawn = np.random.default_rng(seed).multinomial(total, seen / total, size=samples)  # (samples, codes)
+    return float(entropies(drawn.astype(np.float64)).std(ddof=1))
 
 
 def _stacked(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +22,6 @@ from torch.utils._pytree import tree_map
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.spend import Spend, charge
-from bitplan.gains.bilinear import Forms
-from bitplan.gains.twice import short_ways
 from bitplan.quant.sites import find_sites
 from bitplan.tasks.base import Batch, Task
 from bitplan.tasks.choosing import judged_by
@@ -63,7 +61,6 @@ class Curvature:
     task: Task
     data: Data
     weights: Mapping[str, Tensor]
-    _forms: Forms = field(default_factory=Forms)
 
     def gradients(self) -> Iterator[tuple[float, list[Tensor]]]:
         """For each batch its share of the samples, and the gradients by all weights, ready for another derivative."""
@@ -71,7 +68,7 @@ class Curvature:
         device = tensors[0].device
         for batch, size in zip(self.data.batches, self.data.sizes, strict=True):
             here = _moved(batch, device)
-            with sdpa_kernel(SDPBackend.MATH), short_ways(self._forms):  # the fused attention has no second derivative
+            with sdpa_kernel(SDPBackend.MATH):  # the fused attention has no second derivative
                 loss = self.task.loss(self.task.forward(self.model, here), here)
             if not math.isfinite(loss.item()):
                 raise InputError(f"the loss of task {self.task.name} is {loss.item()}: check the data and the weights")
@@ -84,22 +81,17 @@ class Curvature:
             del loss, derivatives, grads  # or this graph would still be held while the next one is made
 
     def product(self, grads: Sequence[Tensor], vectors: Sequence[Tensor], only: int | None = None) -> list[Tensor]:
-        """H·v by all weights for vectors by all weights; or, for one weight, its block of H times its vector."""
+        """Return H·v by all weights for vectors by all weights; or, for one weight, its block of H times its vector."""
         inputs = list(self.weights.values())
         if only is not None:
             inputs, grads = [inputs[only]], [grads[only]]
-        return _filled(_product(grads, inputs, vectors), inputs)
-
-    def forms(self, grads: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        """v·(Hv) of each weight, (weights) in fp64, for which layers leave out what only Hv itself needs."""
-        with self._forms.gathered(vectors) as gathered:
-            rest = _product(grads, list(self.weights.values()), vectors)
-        for vector, product, terms in zip(vectors, rest, gathered, strict=True):
-            if product is not None:
-                terms.append((vector * product).sum(dtype=torch.float64))
-        nothing = vectors[0].new_zeros(())
-        numbers = torch.stack([term for terms in gathered for term in terms or [nothing]]).double()
-        return torch.stack([part.sum() for part in numbers.split([len(terms) or 1 for terms in gathered])])
+        sloped = [(grad, vector) for grad, vector in zip(grads, vectors, strict=True) if grad.requires_grad]
+        if not sloped:  # a constant gradient adds nothing to the product, and torch refuses it
+            return [torch.zeros_like(weight) for weight in inputs]
+        outputs, along = zip(*sloped, strict=True)
+        with _twice_differentiable():
+            products = torch.autograd.grad(outputs, inputs, along, retain_graph=True, allow_unused=True)
+        return _filled(products, inputs)
 
 
 @contextmanager
@@ -119,7 +111,7 @@ def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -
                 weight = site.weight
                 if weight is not None:
                     weights[name] = weight.requires_grad_()
-            yield Curvature(model, task, data, weights, Forms(tuple(weights.values())))
+            yield Curvature(model, task, data, weights)
     finally:
         for parameter, wanted in parameters:
             parameter.requires_grad_(wanted)
@@ -127,16 +119,6 @@ def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
-
-
-def _product(grads: Sequence[Tensor], inputs: Sequence[Tensor], vectors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The derivatives of gradients, each along its vector, by the inputs: None by what had no part in it."""
-    sloped = [(grad, vector) for grad, vector in zip(grads, vectors, strict=True) if grad.requires_grad]
-    if not sloped:  # a constant gradient adds nothing to the product, and torch refuses it
-        return [None] * len(inputs)
-    outputs, along = zip(*sloped, strict=True)
-    with _twice_differentiable():
-        return torch.autograd.grad(outputs, inputs, along, retain_graph=True, allow_unused=True)
 
 
 def _filled(derivatives: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -192,7 +192,9 @@ class _Probing(_OnCurve[Probes, Probed]):
         for share, grads in curve.gradients():
             for row in range(job.count):
                 signs = probe(weights, job.seed, job.first + row)
-                found[row] += share * curve.forms(grads, signs).cpu()
+                products = curve.product(grads, signs)
+                forms = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
+                found[row] += share * torch.stack(forms).cpu()
                 _charge_product(curve, share)
                 done += 1
                 self._tell(done, self.total * batches, "Hessian probes")

@@ -6,7 +6,7 @@ import numpy as np
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Gains
-from bitplan.stats.ranks import doubled_ranks
+from bitplan.stats.ranksum import doubled_ranks
 
 
 def rank_correlation(first: Gains, second: Gains) -> float | None:

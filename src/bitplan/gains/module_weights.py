@@ -11,7 +11,7 @@ import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.naming import OWN_WEIGHT, split, weight_names
-from bitplan.gains.counting.scheme import Weights
+from bitplan.gains.histogram import Weights
 from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
 from bitplan.quant.layers import WeightLayout, kin
 from bitplan.quant.lsq import positive
