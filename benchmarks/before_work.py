@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 import bitplan
-from benchmarks.peer_work import BATCH, Trainer, network, serve
+from benchmarks.peer_work import BATCH, network, serve, trainer
+from benchmarks.training import Trainer
 
 Answer = dict[str, Any]
 BUDGETS = [f"{percent}%" for percent in (95, 90, 85, 80, 75, 70, 65, 60)]
@@ -44,10 +45,10 @@ def trainers(fused: bool) -> tuple[Trainer, Trainer]:
     model = network("resnet18", 10)
     plan = bitplan.Plan.uniform(bitplan.trace(model, BATCH[:1]), "w4a4")
     quantized = bitplan.quantize(model, plan, fused=fused)
-    made = Trainer(model, model.parameters()), Trainer(quantized, bitplan.parameter_groups(quantized, lr=1e-3))
+    made = trainer(model, model.parameters()), trainer(quantized, bitplan.parameter_groups(quantized, lr=1e-3))
     for _ in range(3):
-        for trainer in made:
-            trainer.step()
+        for one in made:
+            one.step()
     return made
 
 
@@ -57,12 +58,6 @@ def step(*, fused: bool) -> Answer:
     rounds = [(floats.step(), ours.step()) for _ in range(7)]
     of, figure = (sorted(seconds)[len(rounds) // 2] for seconds in zip(*rounds, strict=True))
     return {"figure": figure, "of": of}
-
-
-def kept() -> Answer:
-    """MB that a step keeps for its gradients."""
-    floats, ours = trainers(False)
-    return {"figure": ours.saved(), "of": floats.saved()}
 
 
 @cache
@@ -227,7 +222,6 @@ def _first(batches: Any) -> Tensor:
 TASKS: dict[str, Callable[[], Answer]] = {
     "step": lambda: step(fused=False),
     "fused": lambda: step(fused=True),
-    "kept": kept,
     "calibrate": calibrating,
     "eight": eight_budgets,
     "select 1": lambda: selecting(1000, "w2a2,w3a3,w4a4,w8a8", "70%"),

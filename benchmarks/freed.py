@@ -36,7 +36,7 @@ def train(way: str, name: str, batch: int) -> None:
     import torch.nn.functional as F
 
     import bitplan
-    from benchmarks.qat_step import Trainer
+    from benchmarks.training import Trainer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -45,7 +45,8 @@ def train(way: str, name: str, batch: int) -> None:
     plan = bitplan.Plan.uniform(bitplan.trace(model, images[:1], rules=bitplan.Rules(narrow=0)), "w4a4")
     quantized = bitplan.quantize(model, plan)
     bitplan.calibrate_(quantized, [images])
-    trainer = Trainer(quantized.train(), lambda model: F.cross_entropy(model(images), labels))
+    parameters = bitplan.parameter_groups(quantized, lr=1e-3)
+    trainer = Trainer(quantized.train(), parameters, lambda model: F.cross_entropy(model(images), labels))
     for _ in sys.stdin:
         begin = time.process_time()
         for _ in range(STEPS):

@@ -1,6 +1,6 @@
 """What one library does, in an environment of its own: `benchmarks/peers.py` starts it and asks by lines.
 
-It imports nothing of bitplan's but where bitplan itself is asked. A line is the name of a task; the answer is a line of
+It imports bitplan only where bitplan itself is asked. A line is the name of a task; the answer is a line of
 JSON. All libraries are given the same networks, seeds and images, and one thread.
 """
 
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmarks.training import Trainer
 
 IMAGES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))  # to choose by
 BATCH = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))  # to train on
@@ -200,51 +202,24 @@ TRAINING: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 }  # fmt: skip
 
 
-class Trainer:
-    """A network and its optimizer; FP32 and quantized ones are trained alike."""
-
-    def __init__(self, model: nn.Module, parameters: Any) -> None:
-        self.model = model.train()
-        self.optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-
-    def step(self) -> float:
-        """CPU seconds of a step."""
-        start = time.process_time()
-        self.optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(self.model(BATCH), LABELS).backward()
-        self.optimizer.step()
-        return time.process_time() - start
-
-    def saved(self) -> float:
-        """MB kept between forward and backward, each storage once, parameters not counted."""
-        kept: dict[int, torch.UntypedStorage] = {}
-        own = {one.untyped_storage().data_ptr() for one in self.model.parameters()}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = F.cross_entropy(self.model(BATCH), LABELS)
-        del loss
-        return sum(storage.nbytes() for storage in kept.values()) / 1e6
+def trainer(model: nn.Module, parameters: Any) -> Trainer:
+    """Return what trains a network; FP32 and quantized ones are trained alike."""
+    return Trainer(model.train(), parameters, lambda model: F.cross_entropy(model(BATCH), LABELS))
 
 
 def answer(library: str, task: str, state: dict[str, Trainer]) -> dict[str, Any]:
-    """`choose`: CPU seconds. `step`: those of an FP32 step and of a quantized one, and MB kept by both."""
+    """`choose`: CPU seconds. `step` and `memory`: CPU seconds or MB of an FP32 step and of a quantized one."""
     if task == "choose":
         start = time.process_time()
         found = CHOOSING[library]()
         return {"seconds": time.process_time() - start, "found": found}
     if not state:
         model = network("resnet18", 10)
-        state |= {"fp32": Trainer(model, model.parameters()), "quantized": Trainer(*TRAINING[library]())}
+        state |= {"fp32": trainer(model, model.parameters()), "quantized": trainer(*TRAINING[library]())}
         for _ in range(2):  # some compile, observe or set up at first
-            for trainer in state.values():
-                trainer.step()
-    return {name: {"seconds": trainer.step(), "MB": trainer.saved()} for name, trainer in state.items()}
+            for one in state.values():
+                one.step()
+    return {name: one.memory() if task == "memory" else {"seconds": one.step()} for name, one in state.items()}
 
 
 def serve(answer: Callable[[str], dict[str, Any]]) -> None:

@@ -9,7 +9,9 @@ replaced. It takes long, so it is no part of `make bench`.
 
 Choosing: ResNet-50 with random weights, 8 images of 64 × 64, 4 or 8 bits for each layer, each library by its own
 defaults, or by what is cheaper where the default takes minutes. Training: ResNet-18, 64 images of 32 × 32; time and
-what is kept for gradients are told relative to FP32 in the same process, so that what a library sets is on both sides.
+memory are relative to FP32 in the same process, so that what a library sets is on both sides. Memory is measured in
+further processes, which give freed memory back at once: the growth of resident memory until the forward pass ends, and
+at most during a step (`benchmarks/training.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.__main__ import PAGE, PEERS, dated, put
 from benchmarks.asking import Absent, Asked
 from benchmarks.rows import Row, table
+from benchmarks.training import GIVE_BACK
 
 ROOT = Path(__file__).parents[1]
 PINS = {  # what pip installs besides torch and torchvision; some leave out what they import
@@ -42,6 +46,7 @@ PINS = {  # what pip installs besides torch and torchvision; some leave out what
 }
 OURS = "bitplan"
 FAILED = "Did not run here:"
+NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 NO_CHOICE = {"nncf": "chooses no precisions for networks of PyTorch's"}
 WHAT = {
     "modelopt": "both w4a4; its ranges are fixed",
@@ -55,11 +60,13 @@ HOW = {
 }  # fmt: skip
 
 
-def waiting(name: str, python: Path) -> Asked:
+def waiting(name: str, python: Path, environment: Mapping[str, str] = NO_CHANGES) -> Asked:
     """A library in its environment; its own tools come first, since NNCF compiles with ninja at its first step."""
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(python), "-P", str(Path(__file__).with_name("peer_work.py")), name]
-    return Asked.start(name, command, {"PATH": path, "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"})
+    return Asked.start(
+        name, command, {"PATH": path, "PYTHONPATH": str(ROOT), "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"} | environment
+    )
 
 
 def environment(name: str, folder: Path) -> Path:
@@ -97,17 +104,18 @@ def _check(report: Any) -> None:
 
 def measure(names: Sequence[str], folder: Path, rounds: int) -> str:
     """Every library next to ours, as a table; and below it what did not run, and why."""
-    found = Found()
-    peers = [waiting(OURS, Path(sys.executable))]
+    found, pythons = Found(), {OURS: Path(sys.executable)}
     for name in names:
         with found.or_absent(name):
-            peers.append(waiting(name, environment(name, folder)))
+            pythons[name] = environment(name, folder)
+    peers = [waiting(*one) for one in pythons.items()]
     try:
         choose(peers, found)
         train(peers, rounds, found)
     finally:
         for peer in peers:
             peer.stop()
+    measure_memory(pythons, found)
     return "\n\n".join([table(found.rows), *(f"{FAILED} {line}" for line in found.absent)])
 
 
@@ -142,23 +150,41 @@ def choose(peers: Sequence[Asked], found: Found) -> None:
 
 
 def train(peers: Sequence[Asked], rounds: int, found: Found) -> None:
-    """Time and memory of a step, each relative to FP32 in the same process; ours against theirs."""
+    """Time of a step relative to FP32 in the same process; ours against theirs."""
     steps: dict[str, list[Any]] = {peer.name: [] for peer in peers}
     for _ in range(rounds):
         for peer in peers:
             if len(steps[peer.name]) == max(map(len, steps.values())) or not steps[peer.name]:
                 with found.or_absent(f"{peer.name}, a training step"):
                     steps[peer.name].append(peer.ask("step"))
-    for what, figure in (("a training step of ResNet-18", "seconds"), ("kept for its gradients", "MB")):
-        ratios = {name: _ratio(all_, figure) for name, all_ in steps.items() if all_}
-        for name, theirs in ratios.items():
-            if name != OURS:
-                found.rows.append(Row(what, ratios[OURS], theirs, name, "× FP32", 1.0, note=WHAT[name]))
+    _compare("a training step of ResNet-18", {name: _ratio(all_) for name, all_ in steps.items() if all_}, found)
 
 
-def _ratio(steps: Sequence[Any], figure: str) -> float:
+def measure_memory(pythons: Mapping[str, Path], found: Found) -> None:
+    """Memory of a step relative to FP32 in the same process, one library after the other; ours against theirs."""
+    figures: dict[str, Any] = {}
+    for name, python in pythons.items():
+        with found.or_absent(f"{name}, memory"):
+            peer = waiting(name, python, GIVE_BACK)
+            try:
+                figures[name] = peer.ask("memory")
+            finally:
+                peer.stop()
+    for field_, what in (("held", "its memory after the forward pass"), ("peak", "the most memory that it holds")):
+        ratios = {name: one["quantized"][field_] / one["fp32"][field_] for name, one in figures.items()}
+        _compare(what, ratios, found)
+
+
+def _compare(what: str, ratios: Mapping[str, float], found: Found) -> None:
+    """Add a row for each library; there are none where ours did not run."""
+    for name, theirs in ratios.items():
+        if name != OURS and OURS in ratios:
+            found.rows.append(Row(what, ratios[OURS], theirs, name, "× FP32", 1.0, note=WHAT[name]))
+
+
+def _ratio(steps: Sequence[Any]) -> float:
     """The median over rounds of quantized ÷ FP32."""
-    return statistics.median(step["quantized"][figure] / step["fp32"][figure] for step in steps)
+    return statistics.median(step["quantized"]["seconds"] / step["fp32"]["seconds"] for step in steps)
 
 
 def main(arguments: Sequence[str]) -> None:

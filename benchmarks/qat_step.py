@@ -5,16 +5,21 @@
 All variants of a network take turns in one process, so that a busy machine hits them alike; a figure is the
 median over rounds of its time divided by FP32's of the same memory layout in the same round, with quartiles.
 Times are the processor's, in a process that keeps what it frees, as bitplan's own do (`benchmarks/freed.py` says what
-that saves): FP32 and peers keep theirs too. Bytes saved for the backward pass are counted by autograd's own hooks,
-each storage once.
+that saves): FP32 and peers keep theirs too.
+
+Memory is measured in another process, which gives freed memory back at once (`benchmarks/training.py`): the MB by which
+its resident memory grows until the forward pass ends (`held`), and at most during a step (`peak`).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import os
 import statistics
-import time
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -23,7 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bitplan
-from benchmarks.rows import Row
+from benchmarks.rows import Row, table
+from benchmarks.training import GIVE_BACK, Loss, Trainer
 from bitplan.adapters import torchvision
 from bitplan.core.freed import keep_freed_memory
 from bitplan.core.records import Plan
@@ -127,45 +133,13 @@ def torchao(network: Build, example: Tensor) -> nn.Module:
     return prepare_qat_pt2e(exported, quantizer)
 
 
-Loss = Callable[[nn.Module], Tensor]
+def _trainer(model: nn.Module, loss: Loss) -> Trainer:
+    return Trainer(model, parameter_groups(model, lr=1e-3), loss)
 
 
-class Trainer:
-    """A model, its optimizer and one step of training."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = torch.optim.SGD(parameter_groups(model, lr=1e-3), momentum=0.9)
-
-    def step(self) -> float:
-        """Seconds of the processor for one step."""
-        start = time.process_time()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.model).backward()
-        self.optimizer.step()
-        return time.process_time() - start
-
-    def saved(self) -> float:
-        """MB kept between forward and backward, parameters not counted."""
-        kept: dict[int, torch.UntypedStorage] = {}  # held, so that no other storage is given the place of one
-        own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = self.loss(self.model)
-        del loss
-        return sum(storage.nbytes() for storage in kept.values()) / 1e6
-
-
-def on_images(network: Build, batch: int, *, everyone: bool) -> dict[str, Trainer]:
-    """All variants of a network for images of 32 × 32; or only ours in the usual layout, and Brevitas."""
-    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+def on_images(network: Build, batch: int, size: int = 32, *, everyone: bool) -> dict[str, Trainer]:
+    """All variants of a network for images; or only ours in the usual layout, and Brevitas."""
+    images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
     last = images.to(memory_format=torch.channels_last)
     builds: dict[str, Build] = {
         "fp32": network,
@@ -174,10 +148,10 @@ def on_images(network: Build, batch: int, *, everyone: bool) -> dict[str, Traine
     }
     found: dict[str, Trainer] = {}
     for name, build in builds.items():
-        found[name] = Trainer(build(), lambda model: F.cross_entropy(model(images), labels))
+        found[name] = _trainer(build(), lambda model: F.cross_entropy(model(images), labels))
         if everyone:
             moved = build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            found[f"{name}, channels_last"] = Trainer(moved, lambda model: F.cross_entropy(model(last), labels))
+            found[f"{name}, channels_last"] = _trainer(moved, lambda model: F.cross_entropy(model(last), labels))
     others: dict[str, Build] = {"brevitas": lambda: brevitas(network)}
     if everyone:
         others["torchao"] = lambda: torchao(network, images)
@@ -186,7 +160,7 @@ def on_images(network: Build, batch: int, *, everyone: bool) -> dict[str, Traine
             print(f"  ({name} is not installed)")
             continue
         try:
-            found[name] = Trainer(build(), lambda model: F.cross_entropy(model(images), labels))
+            found[name] = _trainer(build(), lambda model: F.cross_entropy(model(images), labels))
             found[name].step()
         except Exception as error:  # a third party's failure is a line in the table, not ours
             found.pop(name, None)
@@ -206,7 +180,16 @@ def on_text(batch: int, tokens: int = 128) -> dict[str, Trainer]:
         return out
 
     networks = {"fp32": model, "bitplan": quantize(model, plan), "bitplan fused": quantize(model, plan, fused=True)}
-    return {name: Trainer(network.train(), loss) for name, network in networks.items()}
+    return {name: _trainer(network.train(), loss) for name, network in networks.items()}
+
+
+NETWORKS: dict[str, Callable[[], dict[str, Trainer]]] = {
+    "ResNet-18 w4a4, 64 images of 32 × 32": lambda: on_images(resnet18, 64, everyone=False),
+    "ResNet-18 w4a4, 32 images of 160 × 160": lambda: on_images(resnet18, 32, 160, everyone=False),
+    "MiniLM-L6 w4a4, 16 × 128 tokens": lambda: on_text(16),
+}
+TIMED = {"ResNet-18 w4a4, 64 images of 32 × 32": (1.20, 1.10), "MiniLM-L6 w4a4, 16 × 128 tokens": (1.20, 1.10)}
+"""The most that a step may take of FP32's time, eager and fused."""
 
 
 def measured(everyone: dict[str, Trainer], rounds: int) -> dict[str, list[float]]:
@@ -221,34 +204,54 @@ def measured(everyone: dict[str, Trainer], rounds: int) -> dict[str, list[float]
     return times
 
 
+def memory(title: str) -> dict[str, dict[str, float]]:
+    """Return `held` and `peak` of every variant, measured in a process that gives freed memory back."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.qat_step", "--memory", title]
+    environment = os.environ | GIVE_BACK | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    figures: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def measure_memory(everyone: dict[str, Trainer]) -> dict[str, dict[str, float]]:
+    """Return `held` and `peak` of every variant, after two steps of each."""
+    measured(everyone, 0)
+    return {name: trainer.memory() for name, trainer in everyone.items()}
+
+
 def show(title: str, everyone: dict[str, Trainer], rounds: int) -> None:
-    """Print a table of one network."""
+    """Print the times of one network."""
     times = measured(everyone, rounds)
     print(f"\n{title}, {torch.get_num_threads()} thread(s)")
-    print(f"{'variant':40} {'ms':>8} {'× FP32':>8} {'quartiles':>15} {'saved MB':>9}")
-    for name, trainer in everyone.items():
+    print(f"{'variant':40} {'ms':>8} {'× FP32':>8} {'quartiles':>15}")
+    for name in everyone:
         base = times["fp32, channels_last" if name.endswith("channels_last") else "fp32"]
         ratios = [mine / fp32 for mine, fp32 in zip(times[name], base, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         median = 1e3 * statistics.median(times[name])
-        print(f"{name:40} {median:8.1f} {middle:8.2f} {f'{low:.2f}-{high:.2f}':>15} {trainer.saved():9.1f}")
+        print(f"{name:40} {median:8.1f} {middle:8.2f} {f'{low:.2f}-{high:.2f}':>15}")
 
 
-def lines(title: str, everyone: dict[str, Trainer], targets: tuple[float, float, float], rounds: int) -> list[Row]:
-    """Time, eager and fused, and memory, each against FP32; and against Brevitas where it runs."""
-    times = measured(everyone, rounds)
-    eager, fused, memory = targets
+def time_rows(title: str, rounds: int) -> list[Row]:
+    """Time, eager and fused, against FP32's; and against Brevitas's where it runs."""
+    (eager, fused), times = TIMED[title], measured(NETWORKS[title](), rounds)
     made = [
         _line(f"{title}, a training step", times, "bitplan", "fp32", eager),
         _line(f"{title}, a training step, fused", times, "bitplan fused", "fp32", fused),
-        Row(
-            f"{title}, kept for gradients", everyone["bitplan"].saved(), everyone["fp32"].saved(), "FP32", "MB", memory
-        ),
     ]
-    if "brevitas" in everyone:
+    if "brevitas" in times:
         made.append(_line(f"{title}, a training step", times, "bitplan", "brevitas", 1.0))
-        theirs = everyone["brevitas"].saved()
-        made.append(Row(f"{title}, kept for gradients", everyone["bitplan"].saved(), theirs, "brevitas", "MB", 1.0))
+    return made
+
+
+def memory_rows(title: str) -> list[Row]:
+    """Memory until the forward pass ends and at most during a step, against FP32's and Brevitas's."""
+    figures, made = memory(title), []
+    for field, what in (("held", "held after the forward pass"), ("peak", "the most that a step holds")):
+        for peer, against, target in (("fp32", "FP32", 1.10), ("brevitas", "brevitas", 1.00)):
+            if peer in figures:
+                ours, theirs = figures["bitplan"][field], figures[peer][field]
+                made.append(Row(f"{title}, {what}", ours, theirs, against, "MB", target))
     return made
 
 
@@ -259,32 +262,36 @@ def _line(what: str, times: dict[str, list[float]], name: str, peer: str, target
 
 
 def rows(rounds: int = 9) -> list[Row]:
-    """ResNet-18 and MiniLM-L6."""
+    """Times, then memory, of ResNet-18 and MiniLM-L6."""
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        images = on_images(resnet18, 64, everyone=False)
-        found = lines("ResNet-18 w4a4, 64 images of 32 × 32", images, (1.20, 1.10, 1.10), rounds)
-        return [*found, *lines("MiniLM-L6 w4a4, 16 × 128 tokens", on_text(16), (1.20, 1.10, 1.15), rounds)]
+        times = [row for title in TIMED for row in time_rows(title, rounds)]
+        return times + [row for title in NETWORKS for row in memory_rows(title)]
 
 
 def main() -> None:
-    """Print tables of all variants."""
+    """Print tables of all variants, or the memory of one network as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", choices=NETWORKS, metavar="NETWORK", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    keep_freed_memory()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
+    if arguments.memory:
+        print(json.dumps(measure_memory(NETWORKS[arguments.memory]())))
+        return
+    keep_freed_memory()
     for title, network in (("CIFAR ResNet-20", resnet20), ("ResNet-18", resnet18)):
         everyone = on_images(network, arguments.batch, everyone=True)
         show(f"{title}, 32×32, batch {arguments.batch}", everyone, arguments.rounds)
     show("MiniLM-L6, 16 × 128 tokens", on_text(16), arguments.rounds)
+    print("\n" + table([row for title in NETWORKS for row in memory_rows(title)]))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.naming import holder_of
 from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replaced
 from bitplan.quant.grids import on_grid
-from bitplan.quant.kept import laid_out, lean, recalled
 from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
 
 
 class WeightedCall(nn.Module):
@@ -162,7 +162,7 @@ class AttentionCall(nn.Module):
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             scores = scores + attn_mask
-        weights = recalled(torch.softmax, self.scores(scores), dim=-1)
+        weights = call_without_saving_result(torch.softmax, self.scores(scores), dim=-1)
         if attn_mask is not None:  # a row that may see nothing attends to nothing, as in torch
             weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
         weights = torch.dropout(weights, dropout_p, dropout_p > 0.0).to(value.dtype)
@@ -170,7 +170,7 @@ class AttentionCall(nn.Module):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    out: Tensor = lean(torch.matmul, laid_out(left), laid_out(right))
+    out: Tensor = call_without_saving(torch.matmul, copy_for_bmm(left), copy_for_bmm(right))
     return out
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bitplan.quant.kept import lean
-from bitplan.quant.lsq import made_by, step_gradient, step_slopes, summed_products
+from bitplan.quant.lsq import find_node, step_gradient, step_slopes, summed_products
+from bitplan.quant.recompute import call_without_saving
 
 EVERY = 1
 """Of so many samples one is looked at; some of them, weighted for all, would estimate the gradient without bias."""
@@ -25,12 +25,12 @@ def convolved(
 ) -> Tensor:
     """The convolution of what a quantizer makes of a batch with a weight."""
     inputs = quantizer(x)
-    node = None if torch.compiler.is_compiling() else made_by(inputs)
+    node = None if torch.compiler.is_compiling() else find_node(inputs)
     if node is None or x.requires_grad or x.dim() != weight.dim():
-        out: Tensor = lean(convolve, inputs, weight, bias)
+        out: Tensor = call_without_saving(convolve, inputs, weight, bias)
         return out
-    out = lean(convolve, inputs.detach(), weight, bias, made={inputs: node})
-    learning: Tensor = lean(_LearnStep.apply, out, quantizer.step, x, weight, node, convolve)
+    out = call_without_saving(convolve, inputs.detach(), weight, bias, nodes={inputs: node})
+    learning: Tensor = call_without_saving(_LearnStep.apply, out, quantizer.step, x, weight, node, convolve)
     return learning
 
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitplan.quant.held import nobody_elses
-
 FLOOR = 2.0**-100
 """The smallest step: far below any real one, far above where v/s or 1/s² would overflow into NaN."""
 
@@ -32,7 +30,6 @@ MASK = -5000.0
 _keep_inside = torch.ops.aten.hardtanh_backward.default
 _keep_inside_to = torch.ops.aten.hardtanh_backward.grad_input
 _FEW = 1 << 11  # up to so many, loops are not worth their call; and numba is loaded for a chunk or more only
-_FEW_TO_COPY = 1 << 16  # up to so many, copying a gradient takes no longer than asking who holds it
 _FLOAT = struct.Struct("f")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -91,9 +88,8 @@ class _Lsq(torch.autograd.Function):
         ctx.unpacked = None
         differentiable = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if ctx.way in _LOOPS and not differentiable:
-            is_free = v.numel() > _FEW_TO_COPY and nobody_elses(grad)  # asked before handing it on, which would count
-            mine, total = _by_loops(ctx, grad, v, is_free=is_free)
-            return mine, step.new_full(step.shape, total), None, None, None, None, None
+            of_v, total = _by_loops(ctx, grad, v)
+            return of_v, step.new_full(step.shape, total), None, None, None, None, None
         wide, incoming, s, low, high = _wide(v), _wide(grad), positive(step), ctx.low, ctx.high
         gradients = gradients_differentiable if differentiable else _GRADIENTS[ctx.way]
         mask = wide < MASK if ctx.masked else None
@@ -118,8 +114,8 @@ def _way(v: Tensor, step: Tensor, *, fused: bool) -> str:
     return "loops" if v.numel() > (_FEW if _loops.cache_info().currsize else CHUNK) else "chunks"
 
 
-def made_by(tensor: Tensor) -> Any:
-    """The node of the graph by which `lsq` made a tensor, None where it did not."""
+def find_node(tensor: Tensor) -> Any:
+    """Return the node of the graph that computed a tensor if it is one of `lsq`, else None."""
     return tensor.grad_fn if is_node(tensor.grad_fn) else None
 
 
@@ -128,10 +124,10 @@ def is_node(function: Any) -> bool:
     return isinstance(function, _Lsq._backward_cls)
 
 
-def remade(node: Any, *, once: bool = False) -> Tensor:
-    """What `lsq` made, once more and bit for bit, from what its node keeps; as long as its graph is there.
+def recompute(node: Any, *, once: bool = False) -> Tensor:
+    """Compute the result of a node of `lsq` again, bit for bit, from the tensors that the node saved.
 
-    With `once` the node asks autograd for it a single time, here and in its own turn: checkpointing allows no more.
+    With `once` the node unpacks them here and keeps them for its own backward pass: checkpointing allows one unpacking.
     """
     kept = node.unpacked or node.saved_tensors
     if once:
@@ -221,11 +217,11 @@ def added_up(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
 
 
-def _by_loops(node: Any, grad: Tensor, v: Tensor, *, is_free: bool) -> tuple[Tensor, float]:
-    """Both gradients; that for v is written over the incoming one where that is free, otherwise over a copy."""
+def _by_loops(node: Any, grad: Tensor, v: Tensor) -> tuple[Tensor, float]:
+    """Return both gradients; the one for v is written over a copy of the incoming one."""
     wide = _wide(v)
     of_v = laid_out_like(_wide(grad), wide)
-    of_v = of_v.clone() if of_v is grad and not is_free else of_v
+    of_v = of_v.clone() if of_v is grad else of_v
     given = of_v, wide, in_use(node.step), node.low, node.high
     if node.way == "fused":
         total = _loops().gradients_and_sum_(*given, below=_mask(node))

@@ -37,9 +37,9 @@ from bitplan.quant.functions import (
     sum_of,
     with_operands_in_place,
 )
-from bitplan.quant.kept import laid_out, lean, recalled
 from bitplan.quant.layers import Adopted
 from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
 from bitplan.quant.recurrence import OPENED, Product, plain
 
 _UNCOMPILED = (
@@ -134,7 +134,7 @@ class _Calls(TorchFunctionMode):
                 return open_attention(*args, **kwargs)
         if func in SOFTMAX and self._softmax is not None and is_own:
             args = args or (kwargs.pop("input"),)
-            return recalled(func, self._softmax(args[0]), *args[1:], **kwargs)
+            return call_without_saving_result(func, self._softmax(args[0]), *args[1:], **kwargs)
         if func is F.scaled_dot_product_attention and is_own:
             site = self._sites.get(self._next(ATTENTION))
             return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
@@ -182,7 +182,7 @@ class _Calls(TorchFunctionMode):
             if held is not None:
                 new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
                 args, kwargs = held.calls[0].with_bias(about, replaced(args, new), kwargs)
-                return lean(func, *args, **kwargs)
+                return call_without_saving(func, *args, **kwargs)
         if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
             return self._followed(func, args, kwargs)  # a weight may be computed so
         site = self._sites.get(self._next(about.name))
@@ -190,8 +190,8 @@ class _Calls(TorchFunctionMode):
             return self._followed(func, args, kwargs)
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         if about.name == "matmul":
-            new = {place: laid_out(operand) for place, operand in new.items()}
-        return lean(func, *replaced(args, new), **kwargs)
+            new = {place: copy_for_bmm(operand) for place, operand in new.items()}
+        return call_without_saving(func, *replaced(args, new), **kwargs)
 
     def _is_computed_by(self, about: Multiplication, held: _Handed, other: Tensor) -> bool:
         """Tell whether a weight is still being computed, as by a spectral norm: multiplied by what no data made."""
@@ -206,7 +206,7 @@ class _Calls(TorchFunctionMode):
         quantized, quantizer = self._operand(weight, held), held.calls[0].input_quantizer
         see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
         multiply = partial(F.linear, weight=quantized, bias=bias)  # all steps use this weight, so it is kept
-        return lambda x: lean(multiply, see(x))
+        return lambda x: call_without_saving(multiply, see(x))
 
     def _weight(self, operand: Any) -> _Handed | None:
         """What an operand holds of the weights of calls."""

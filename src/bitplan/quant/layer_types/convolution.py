@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from bitplan.quant.data_step import convolved
 from bitplan.quant.grids import on_grid
-from bitplan.quant.kept import lean
 from bitplan.quant.kernels import ConvolutionKernel, Kernel, Operands
 from bitplan.quant.layers import Adopted, Channels, LayerType
+from bitplan.quant.recompute import call_without_saving
 
 
 class ConvLayer(Adopted):
@@ -66,7 +66,7 @@ class ConvTransposeLayer(Adopted):
         )
         convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
         quantized = layer.input_quantizer(x)
-        out: Tensor = lean(
+        out: Tensor = call_without_saving(
             convolve,
             quantized,
             layer.weight_quantizer(layer.weight),

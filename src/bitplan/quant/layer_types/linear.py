@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.quant.grids import on_grid
-from bitplan.quant.kept import lean
 from bitplan.quant.kernels import Kernel, LinearKernel, Operands
 from bitplan.quant.layers import Adopted, LayerType, original
+from bitplan.quant.recompute import call_without_saving
 
 
 class LinearLayer(Adopted):
@@ -23,7 +23,7 @@ class LinearLayer(Adopted):
         layer: Any = self
         quantized = layer.input_quantizer(x)
         bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
-        out: Tensor = lean(F.linear, quantized, layer.weight_quantizer(layer.weight), bias)
+        out: Tensor = call_without_saving(F.linear, quantized, layer.weight_quantizer(layer.weight), bias)
         return out
 
 
@@ -54,7 +54,7 @@ class TransformersConv1DLayer(Adopted):
         quantized = layer.input_quantizer(x)
         weight = layer.weight_quantizer(layer.weight)
         bias: Any = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
-        flat: Tensor = lean(torch.addmm, bias, quantized.reshape(-1, quantized.shape[-1]), weight)
+        flat: Tensor = call_without_saving(torch.addmm, bias, quantized.reshape(-1, quantized.shape[-1]), weight)
         return flat.view(*x.shape[:-1], weight.shape[1])
 
 

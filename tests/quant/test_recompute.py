@@ -1,4 +1,4 @@
-"""What layers keep for the backward pass: no copies of quantized tensors, and gradients that do not show it."""
+"""Layers save no quantized tensors for the backward pass, and gradients do not show it."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from bitplan.core.records import Plan
@@ -13,6 +14,7 @@ from bitplan.graph.trace import trace
 from bitplan.quant import compiled, quantizers
 from bitplan.quant.convert import quantize
 from bitplan.quant.lsq import MASK, flat, gradients_differentiable, laid_out_like, lsq, positive
+from bitplan.quant.quantizing import QuantizingModule
 from nets import Net, classifier, dynamo
 
 keep_inside = torch.ops.aten.hardtanh_backward.default
@@ -206,8 +208,35 @@ def test_weights_that_were_written_to_in_between_are_noticed():
         loss.backward()
 
 
+def quantized_storages(model, x):
+    """The storages of all quantized tensors of a forward pass, after it, as weak references; and the result."""
+    storages = []
+
+    def note(module, arguments, result):
+        if result is not arguments[0]:
+            storages.append(StorageWeakRef(result.untyped_storage()))
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, QuantizingModule)]
+    out = model(x)
+    for hook in hooks:
+        hook.remove()
+    return storages, out
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "recurrent"])  # its steps share one weight
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_quantized_tensor_is_alive_after_the_forward_pass(name, fused, as_before):
+    model, x = quantized(name, fused=fused)
+    storages, out = quantized_storages(model, x)
+    assert len(storages) >= 2
+    assert all(storage.expired() for storage in storages)
+    out.sum().backward()
+    before, out = as_before(quantized_storages, model, x)
+    assert not all(storage.expired() for storage in before), "what is counted is there to be counted"
+
+
 def kept_bytes(model, x):
-    """The bytes of all storages that autograd keeps, parameters not counted."""
+    """The bytes of all storages that autograd saves, parameters not counted; it does not see what closures hold."""
     found = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
