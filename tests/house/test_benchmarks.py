@@ -75,8 +75,8 @@ def test_a_process_holds_as_much_as_in_floats():
     """Resident memory, not what hooks count: a closure may keep tensors that no hook sees."""
     qat_step = importlib.import_module("benchmarks.qat_step")
     figures = qat_step.memory("ResNet-18 w4a4, 64 images of 32 × 32")
-    for field in ("held", "peak"):
-        assert 20 < figures["bitplan"][field] <= 1.1 * figures["fp32"][field]
+    for field, most in (("held", 1.1), ("peak", 1.2)):
+        assert 20 < figures["bitplan"][field] <= most * figures["fp32"][field]
 
 
 def test_a_commit_works_beside_what_is_here(tmp_path):
