@@ -33,14 +33,13 @@ import bitplan
 from benchmarks.architectures_page import Examined, write_page
 from benchmarks.catalogue import Candidate, candidates, names
 from bitplan.core.record import Record
-from bitplan.core.shelf import Shelf
-from bitplan.engines.base import Failure
-from bitplan.engines.jobs import run_jobs
-from bitplan.engines.local import Local
 from bitplan.forward.operations import tensors_in
 from bitplan.forward.shadow import arguments_of
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import take_proof_off_
+from bitplan.store.engines import Failure, Local
+from bitplan.store.jobs import run_jobs
+from bitplan.store.record_store import Shelf
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
 LARGE = 150_000_000  # parameters: of these, one at a time is in memory

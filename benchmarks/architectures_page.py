@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from bitplan.core.record import Record
-from bitplan.core.store import write_text
+from bitplan.store.files import write_text
 
 
 class Examined(Record):

@@ -30,7 +30,7 @@ from bitplan.core.precision import parse_choices
 from bitplan.core.rules import Rules
 from bitplan.core.studies import Method, Start, Study, Trained, Training
 from bitplan.core.trials import Recipe
-from bitplan.study.setting import Setting
+from bitplan.study.context import Setting
 from bitplan.study.sweep import sweep
 
 METHODS, BUDGETS, SEEDS = 10, 10, 100

@@ -7,11 +7,10 @@ import time
 
 from benchmarks.rows import Row
 from bitplan.core.record import Record
-from bitplan.core.shelf import Shelf
-from bitplan.engines.base import Engine, Failure
-from bitplan.engines.cluster import Cluster
-from bitplan.engines.jobs import run_jobs
-from bitplan.engines.local import Local
+from bitplan.store.engines import Engine, Failure, Local
+from bitplan.store.jobs import run_jobs
+from bitplan.store.ray_cluster import Cluster
+from bitplan.store.record_store import Shelf
 
 MANY = 2_000  # jobs, of which each should take as long as among a hundred
 

@@ -42,9 +42,9 @@ from benchmarks.exported import (
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.openvino import OpenVinoSession
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
+from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
 SETTINGS = ("1x1", "8x1", "1x2")  # batch and threads
 PLAN = "w2a4,w4a4"

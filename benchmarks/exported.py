@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.onnxscript import graph_of
-from bitplan.exporters.capture import inputs_of
+from bitplan.exporters.capture import graph_of, inputs_of
 
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0)
 

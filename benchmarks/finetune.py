@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import bitplan
 from benchmarks.rows import Row, table
-from bitplan.core.freed import keep_freed_memory
+from bitplan.core.malloc_tuning import keep_freed_memory
 from bitplan.quant.parameters import parameter_groups
 
 BATCH, STEPS, ROUNDS = 64, 24, 3

@@ -3,7 +3,7 @@
     python -m benchmarks.freed
 
 Each is a process of its own, since that holds for a whole process; they take turns, and a figure is the processor's
-time of eight steps (`core/freed.py`).
+time of eight steps (`core/malloc_tuning.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NETWORKS = {
 def train(way: str, name: str, batch: int) -> None:
     """A process that trains for every line that it reads, and answers by the seconds."""
     if way == "kept":
-        from bitplan.core.freed import keep_freed_memory
+        from bitplan.core.malloc_tuning import keep_freed_memory
 
         keep_freed_memory()
     import torch

@@ -2,7 +2,7 @@
 
 python -m benchmarks.gains       ResNet-50 with random weights, 8 images of 64×64, choices w2a2 and w4a4, one thread.
 
-Copies are what each lowering took before (docs/decisions/0040). Other libraries choose precisions for the same network
+Copies are what each lowering took before. Other libraries choose precisions for the same network
 and images in 12.1 CPU seconds (ModelOpt 0.47, gradients), 22 (AIMET 2.42) and 36.7 (MCT 2.6.1), measured on this kind
 of machine in environments of their own, since their pins clash with ours.
 """

@@ -20,8 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import bitplan
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
-from bitplan.gains.hessian import Data, curvature
-from bitplan.gains.spectrum import Traces, probe, traces
+from bitplan.gains.hawq import Data, Traces, curvature, probe, traces
 from bitplan.models.zoo import load_model
 
 PROBES = 8

@@ -29,9 +29,8 @@ from benchmarks.matmulnbits import WIDTH, Stack
 from benchmarks.rows import Row
 from bitplan.exporters.capture import inputs_of
 from bitplan.gains.base import Context
-from bitplan.latency.contestants import Inputs
-from bitplan.latency.runtimes import RUNTIMES
 from bitplan.models.zoo import load_model
+from bitplan.plugins.runtimes.timed_networks import RUNTIMES, Inputs
 
 SHARES = (0.25, 0.5)
 SEEDS = (0, 1, 2)

@@ -31,7 +31,7 @@ import bitplan
 from benchmarks.rows import Row, table
 from benchmarks.training import GIVE_BACK, Loss, Trainer
 from bitplan.adapters import torchvision
-from bitplan.core.freed import keep_freed_memory
+from bitplan.core.malloc_tuning import keep_freed_memory
 from bitplan.core.records import Plan
 from bitplan.quant.convert import quantize
 from bitplan.quant.parameters import parameter_groups

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import bitplan
-from bitplan.tasks.cifar10 import Cifar10
+from bitplan.plugins.data.cifar10 import Cifar10
 
 RULES = bitplan.Rules(narrow=0)  # a ResNet-20 has no layer with 128 input features
 KINDS = {"plain": False, "integer": True}

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import bitplan
-from bitplan.quant import data_step
+from bitplan.plugins.data.cifar10 import Cifar10
+from bitplan.quant import layer_types
 from bitplan.tasks.base import Task
-from bitplan.tasks.cifar10 import Cifar10
 
 EVERY = {"all samples": 1, "every eighth": 8, "fixed": 0}
 
@@ -44,7 +44,7 @@ def main() -> None:
             quantizer = model.get_submodule(first).input_quantizer
             before = quantizer.step.item()
             quantizer.step.requires_grad_(every > 0)
-            data_step.EVERY = every or 1
+            layer_types.EVERY = every or 1
             bitplan.finetune_(model, task, recipe, seed=seed)
             results[key] = [bitplan.evaluate(model, task), quantizer.step.item() / before]
             print(f"{key}: {results[key][0]:.2f}, step × {results[key][1]:.4f}", flush=True)

@@ -41,12 +41,12 @@ from demo_candidates import CANDIDATES
 from scipy.stats import f as f_distribution
 
 from bitplan.core.records import Plan
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
-from bitplan.engines.local import Local
 from bitplan.gains.base import Context, estimate
 from bitplan.selection.base import select
-from bitplan.study.setting import Setting
+from bitplan.store.engines import Local
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.context import Setting
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import trials
 

@@ -24,13 +24,12 @@ import torch
 from torch import nn
 
 import bitplan
-from bitplan.core.freed import keep_freed_memory
+from bitplan.core.malloc_tuning import keep_freed_memory
 from bitplan.core.records import Gains, Graph
-from bitplan.core.shelf import Shelf
 from bitplan.gains.base import Context
-from bitplan.stats.agreement import rank_correlation
-from bitplan.tasks.base import Task
-from bitplan.tasks.choosing import choosing_task
+from bitplan.stats.ranksum import rank_correlation
+from bitplan.store.record_store import Shelf
+from bitplan.tasks.base import Task, choosing_task
 
 METHODS: dict[str, dict[str, Any]] = {"eagl": {}, "hawq": {"probes": 64, "samples": 256}, "drift": {}}
 HOLD_OUT = 0.1

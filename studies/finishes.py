@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 import bitplan
 from bitplan.adapters.torch import inference
-from bitplan.core.store import write_text
-from bitplan.tasks.cifar10 import Cifar10
-from bitplan.tasks.imagenet import ImageNet
+from bitplan.plugins.data.cifar10 import Cifar10
+from bitplan.plugins.data.imagenet import ImageNet
+from bitplan.store.files import write_text
 
 FINISHES = ("round", "compensate", "tune")
 RULES = bitplan.Rules(narrow=0)

@@ -42,10 +42,10 @@ from torch import nn
 
 import bitplan
 from bitplan.adapters.torch import inference
-from bitplan.core.store import write_text
 from bitplan.gains.base import Context
 from bitplan.quant.convert import quantizers_of, weights_of
-from bitplan.stats.agreement import rank_correlation
+from bitplan.stats.ranksum import rank_correlation
+from bitplan.store.files import write_text
 
 CHOICES = "w2a16,w3a16,w4a16"
 RULES = bitplan.Rules(first="w16a16", last="w16a16", embeddings="w16a16", narrow=0).for_choices(CHOICES)

@@ -46,9 +46,9 @@ from torch import nn
 
 import bitplan
 from bitplan.adapters.torch import inference
-from bitplan.core.store import write_text
-from bitplan.exporters.gguf_file import Gguf
 from bitplan.gains.base import Context
+from bitplan.plugins.llm.gguf import Gguf
+from bitplan.store.files import write_text
 
 CHOICES, HIGHER, LOWER = "w2a16,w4a16,w5a16", "w4a16,w5a16", "w2a16,w4a16"
 SIZES, BORROWED = (4.5, 3.9, 4.2, 5.0), "borrowed "

@@ -18,13 +18,12 @@ from torch import nn
 import bitplan
 from benchmarks.fuzz import mutations
 from benchmarks.fuzz.mutations import Mutate
-from bitplan.core import kinds as kinds  # so that every kind of record is known
-from bitplan.core.checkpoints import ABOUT, TENSORS
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.record import Record
+from bitplan.core.records import ABOUT, TENSORS
 from bitplan.core.rules import Rules
-from bitplan.core.store import load, write_text
 from bitplan.core.trials import Recipe, Run
+from bitplan.store.files import load, write_text
 from bitplan.testing.networks import hand_made_graph
 
 
@@ -130,8 +129,8 @@ def _packed(path: Path) -> None:
 
 
 def _resumed(path: Path) -> None:
-    from bitplan.tune.judge import Judge
     from bitplan.tune.resume import TrainingFolder
+    from bitplan.tune.validation import Judge
 
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
     judge = Judge(lambda model: (0.0,), 1, 1)
@@ -147,7 +146,7 @@ def _log(path: Path) -> None:
 
 
 def _lease(path: Path) -> None:
-    from bitplan.engines.lease import SilentHolders, held, read_lease
+    from bitplan.store.lease import SilentHolders, held, read_lease
 
     sign = read_lease(path)
     SilentHolders(patience=0).stale(path)
@@ -160,7 +159,7 @@ def _checkpoint(path: Path) -> None:
 
 
 def _parquet(path: Path) -> None:
-    from bitplan.tasks.encoded import from_parquet
+    from bitplan.plugins.data.encoded_images import from_parquet
 
     from_parquet([path], 10)
 
@@ -172,18 +171,18 @@ def _image(path: Path) -> None:
         pillow.decode_classes(str(path))
     try:
         pillow.decode(str(path))
-    except FileError as error:  # whoever knows its name adds it: `tasks/encoded.py`
+    except FileError as error:  # whoever knows its name adds it: `plugins/data/encoded_images.py`
         raise FileError(f"{path}: {error}") from None
 
 
 def _batch(path: Path) -> None:
-    from bitplan.tasks.batchfile import read_batch
+    from bitplan.plugins.data.cifar10 import read_batch
 
     read_batch(path, 10)
 
 
 def _questions(path: Path) -> None:
-    from bitplan.tasks.squad_files import read_questions
+    from bitplan.plugins.data.squad import read_questions
 
     read_questions(path.parent, "train")
 

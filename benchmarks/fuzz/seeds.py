@@ -14,9 +14,9 @@ from torch import nn
 
 import bitplan
 from benchmarks.fuzz.readers import graph, network, optimizer_of, quantized, training
-from bitplan.core.checkpoints import ABOUT, Checkpoint
-from bitplan.core.store import load, write_bytes, write_text
+from bitplan.core.records import ABOUT, Checkpoint
 from bitplan.core.trials import Recipe
+from bitplan.store.files import load, write_bytes, write_text
 from bitplan.testing.networks import hand_made_graph
 
 _STUDY = """name = "digits"
@@ -126,9 +126,9 @@ def _exported(corpus: Path) -> None:
 
 
 def _trainings(corpus: Path) -> None:
-    from bitplan.tune.judge import Judge, Look
     from bitplan.tune.log import LogFile, LogLine
     from bitplan.tune.resume import Mark, TrainingFolder
+    from bitplan.tune.validation import Judge, Look
     from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))

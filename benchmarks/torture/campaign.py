@@ -14,10 +14,10 @@ from benchmarks.torture.drivers import BROKEN, FULL, Driver, start
 from benchmarks.torture.network import diary_of
 from benchmarks.torture.reader import look, table
 from benchmarks.torture.tally import Tally
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.reports.tables import frontier
-from bitplan.study.check import check
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.status import check
 
 _ROUNDS = 40  # at most, for one run
 _END = 1200.0  # seconds in which a sweep that nobody disturbs must have ended, on cores that others want too

@@ -16,9 +16,8 @@ from typing import Literal
 
 from bitplan.core.errors import BitplanError, WriteError
 from bitplan.core.studies import Study
-from bitplan.engines.base import Engine
-from bitplan.engines.cluster import Cluster
-from bitplan.engines.local import Local
+from bitplan.store.engines import Engine, Local
+from bitplan.store.ray_cluster import Cluster
 from bitplan.study.sweep import sweep
 
 How = Literal["here", "workers", "ray"]

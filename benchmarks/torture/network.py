@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 from bitplan.core.records import Graph
-from bitplan.engines import lease
-from bitplan.quant import first_run
-from bitplan.quant.first_run import take_proof_off_
-from bitplan.study import jobs, starts
-from bitplan.study.setting import Setting
+from bitplan.quant import proof
+from bitplan.quant.proof import take_proof_off_
+from bitplan.store import lease
+from bitplan.study import context, scheduling
+from bitplan.study.context import Setting
 from bitplan.tune import resume
 
 PATIENCE = 1.5  # seconds, where people have sixty: holders that are frozen are given up sooner
@@ -92,9 +92,9 @@ def _traced_once(trace: Callable[[Setting], Graph]) -> Callable[[Setting], Graph
     return traced
 
 
-first_run._prove_once = lambda root, *_: take_proof_off_(root)  # half of the time, and not what is tortured here
+proof._prove_once = lambda root, *_: take_proof_off_(root)  # half of the time, and not what is tortured here
 Setting.trace = _traced_once(Setting.trace)  # type: ignore[method-assign]
-for _module in (starts, jobs):
+for _module in (context, scheduling):
     _module.finetune_ = _noted(_module.finetune_)  # type: ignore[attr-defined]
 resume.SAVE_SECONDS, resume.SAVE_SHARE = 0.0, 1e9  # a checkpoint after every step, so that kills meet them
 lease.PATIENCE = PATIENCE

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from bitplan.core.budget import Budget as Budget
     from bitplan.core.errors import BitplanError as BitplanError
     from bitplan.core.errors import InputError as InputError
-    from bitplan.core.freed import keep_freed_memory as keep_freed_memory
     from bitplan.core.latencies import Latency as Latency
+    from bitplan.core.malloc_tuning import keep_freed_memory as keep_freed_memory
     from bitplan.core.precision import Precision as Precision
     from bitplan.core.records import Costs as Costs
     from bitplan.core.records import Gains as Gains
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from bitplan.core.records import Link as Link
     from bitplan.core.records import Plan as Plan
     from bitplan.core.rules import Rules as Rules
-    from bitplan.core.runs import RunFolder as RunFolder
-    from bitplan.core.store import load as load
-    from bitplan.core.store import save as save
     from bitplan.core.studies import Study as Study
     from bitplan.core.trials import Recipe as Recipe
     from bitplan.core.trials import Result as Result
@@ -39,34 +36,34 @@ if TYPE_CHECKING:
     from bitplan.exporters.base import Exporter as Exporter
     from bitplan.exporters.base import export as export
     from bitplan.exporters.packed import load_packed as load_packed
-    from bitplan.exporters.speed import speed as speed
+    from bitplan.exporters.verify import measure_speed as measure_speed
     from bitplan.exporters.verify import verify as verify
     from bitplan.flow import choose as choose
     from bitplan.gains.base import Gain as Gain
     from bitplan.gains.base import estimate as estimate
     from bitplan.graph.names import Names as Names
     from bitplan.graph.trace import trace as trace
-    from bitplan.latency.measure import measure as measure
+    from bitplan.models.file_tensors import file_cost as file_cost
     from bitplan.models.pretrained import load_pretrained as load_pretrained
-    from bitplan.models.tensors import file_cost as file_cost
     from bitplan.models.zoo import load_model as load_model
+    from bitplan.plugins.ptq.blockwise_tuning import tune_ as tune_
+    from bitplan.plugins.runtimes.latency import measure as measure
     from bitplan.quant.calibrate import calibrate_ as calibrate_
     from bitplan.quant.checkpoint import load_checkpoint as load_checkpoint
+    from bitplan.quant.checkpoint import load_weights_ as load_weights_
     from bitplan.quant.checkpoint import save_checkpoint as save_checkpoint
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
-    from bitplan.quant.finish import compensate_ as compensate_
     from bitplan.quant.integer_copy import IntegerLayers as IntegerLayers
     from bitplan.quant.integer_copy import integer as integer
     from bitplan.quant.integer_copy import integer_layers as integer_layers
     from bitplan.quant.layers import LayerType as LayerType
-    from bitplan.quant.loading import load_weights_ as load_weights_
-    from bitplan.quant.methods.base import Quantizer as Quantizer
+    from bitplan.quant.methods import Quantizer as Quantizer
     from bitplan.quant.parameters import parameter_groups as parameter_groups
     from bitplan.quant.proof import Proof as Proof
     from bitplan.quant.proof import prove as prove
-    from bitplan.quant.tuned import tune_ as tune_
+    from bitplan.quant.ptq import compensate_ as compensate_
     from bitplan.reports.document import report as report
     from bitplan.reports.figures import write_figures as write_figures
     from bitplan.selection.base import select as select
@@ -74,12 +71,15 @@ if TYPE_CHECKING:
     from bitplan.selection.confidence import confidence as confidence
     from bitplan.selection.frontier import Frontier as Frontier
     from bitplan.selection.frontier import select_all as select_all
-    from bitplan.stats.agreement import rank_correlation as rank_correlation
     from bitplan.stats.compare import Cell as Cell
     from bitplan.stats.compare import Comparison as Comparison
     from bitplan.stats.compare import compare as compare
-    from bitplan.stats.paired import Paired as Paired
-    from bitplan.stats.paired import paired as paired
+    from bitplan.stats.ranksum import rank_correlation as rank_correlation
+    from bitplan.stats.windows import Paired as Paired
+    from bitplan.stats.windows import paired as paired
+    from bitplan.store.files import load as load
+    from bitplan.store.files import save as save
+    from bitplan.store.run_folder import RunFolder as RunFolder
     from bitplan.study.spec import read_study as read_study
     from bitplan.study.sweep import sweep as sweep
     from bitplan.tasks.base import Task as Task
@@ -110,18 +110,18 @@ _HOMES = {
     "Latency": "core.latencies",
     "Layer": "core.records",
     "LayerType": "quant.layers",
-    "Quantizer": "quant.methods.base",
+    "Quantizer": "quant.methods",
     "Limit": "core.records",
     "Link": "core.records",
     "Names": "graph.names",
-    "Paired": "stats.paired",
+    "Paired": "stats.windows",
     "Plan": "core.records",
     "Precision": "core.precision",
     "Proof": "quant.proof",
     "Recipe": "core.trials",
     "Result": "core.trials",
     "Rules": "core.rules",
-    "RunFolder": "core.runs",
+    "RunFolder": "store.run_folder",
     "Study": "core.studies",
     "Task": "tasks.base",
     "TrainLog": "tune.log",
@@ -129,42 +129,42 @@ _HOMES = {
     "Verdict": "core.verdicts",
     "calibrate_": "quant.calibrate",
     "choose": "flow",
-    "compensate_": "quant.finish",
-    "tune_": "quant.tuned",
+    "compensate_": "quant.ptq",
+    "tune_": "plugins.ptq.blockwise_tuning",
     "compare": "stats.compare",
     "confidence": "selection.confidence",
     "estimate": "gains.base",
     "evaluate": "tune.loop",
     "export": "exporters.base",
-    "file_cost": "models.tensors",
+    "file_cost": "models.file_tensors",
     "finetune_": "tune.loop",
     "integer": "quant.integer_copy",
     "integer_layers": "quant.integer_copy",
     "integer_weights": "quant.convert",
-    "keep_freed_memory": "core.freed",
-    "load": "core.store",
+    "keep_freed_memory": "core.malloc_tuning",
+    "load": "store.files",
     "load_checkpoint": "quant.checkpoint",
     "load_model": "models.zoo",
     "load_packed": "exporters.packed",
     "load_pretrained": "models.pretrained",
     "load_task": "tasks.base",
-    "load_weights_": "quant.loading",
-    "measure": "latency.measure",
+    "load_weights_": "quant.checkpoint",
+    "measure": "plugins.runtimes.latency",
     "open_checkpoint": "weights.opened",
-    "paired": "stats.paired",
+    "paired": "stats.windows",
     "parameter_groups": "quant.parameters",
     "plan_of": "quant.convert",
     "price": "costs.base",
     "prove": "quant.proof",
     "quantize": "quant.convert",
-    "rank_correlation": "stats.agreement",
+    "rank_correlation": "stats.ranksum",
     "read_study": "study.spec",
     "report": "reports.document",
-    "save": "core.store",
+    "save": "store.files",
     "save_checkpoint": "quant.checkpoint",
     "select": "selection.base",
     "select_all": "selection.frontier",
-    "speed": "exporters.speed",
+    "speed": "exporters.verify",
     "sweep": "study.sweep",
     "task": "tasks.loaded",
     "trace": "graph.trace",

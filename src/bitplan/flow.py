@@ -16,7 +16,7 @@ from bitplan.core.rules import Rules
 from bitplan.costs.base import price_for
 from bitplan.forward.batches import accepted_by
 from bitplan.gains.base import Context, Gain, estimate
-from bitplan.gains.started import with_data
+from bitplan.gains.start_network import with_data
 from bitplan.graph.trace import trace
 from bitplan.selection.base import select
 from bitplan.selection.budget_constraint import BudgetConstraint

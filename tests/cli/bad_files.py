@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import bitplan
-from bitplan.core.store import save
+from bitplan.store.files import save
 from bitplan.testing.networks import hand_made_graph
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reports"))

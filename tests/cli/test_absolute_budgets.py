@@ -8,8 +8,8 @@ import pytest
 
 import bitplan
 from bitplan.core.records import Plan
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
+from bitplan.store.files import save
+from bitplan.store.run_folder import RunFolder
 
 ROWS = {  # of the fixture `graph`, in nanoseconds
     "stem": {"w8a8": 2_500_000},

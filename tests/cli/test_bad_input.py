@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.records import Plan
-from bitplan.core.store import save
+from bitplan.store.files import save
 
 UNIFORM = ("--gain", "uniform", "--budget", "70%")
 

@@ -83,7 +83,7 @@ def filled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("filled")
     folder.chmod(0o700)
     save_file({f"layers.{i}.weight": torch.randn(32, 32) for i in range(4)}, folder.parent / "model.safetensors")
-    load = "from bitplan.cli import main; import bitplan.quant.loops, bitplan.quant.figures; main()"
+    load = "from bitplan.cli import main; import bitplan.quant.numba_loops, bitplan.quant.numba_loops; main()"
     where = environment(folder, NUMBA_CACHE_DIR=str(folder))
     subprocess.run([sys.executable, "-P", "-c", load, *PLAN], cwd=folder.parent, env=where, check=True)
     assert len(list(folder.rglob("*.nbc"))) > 5
@@ -169,9 +169,7 @@ def test_a_payload_that_is_run_would_be_seen(strange, command):
 @pytest.mark.parametrize("text", ["- a list\n", "disable_jit: 1\ncache_locator_classes: payload.Locator\n"])
 def test_settings_of_numba_in_it_change_nothing(strange, filled, text):
     (strange / ".numba_config.yaml").write_text(text)
-    code = (
-        "import bitplan.quant.loops, bitplan.gains.histogram, numba.core.config as c; c.reload_config()"
-    )
+    code = "import bitplan.quant.numba_loops, bitplan.gains.histogram, numba.core.config as c; c.reload_config()"
     code += "; print(c.DISABLE_JIT, c.CACHE_LOCATOR_CLASSES)"
     command = [sys.executable, "-P", "-W", "error", "-c", code]
     where = environment(strange.parent / "home", NUMBA_CACHE_DIR=str(filled))

@@ -14,10 +14,10 @@ from bitplan.cli.door import Beside, Pick, what_is
 from bitplan.cli.run_networks import RunNetwork
 from bitplan.cli.things import BuiltModel, RecordFile
 from bitplan.core.errors import InputError
-from bitplan.core.store import save
 from bitplan.core.studies import Method, Start, Study
 from bitplan.models import zoo
 from bitplan.quant import checkpoint
+from bitplan.store.files import save
 from bitplan.tasks import base
 
 RULES = bitplan.Rules(narrow=0)
@@ -40,7 +40,7 @@ def here(graph, tmp_path, monkeypatch):
     save_file(tensors, "net.safetensors")
     torch.save(tensors, "weights.ckpt")
     recipe = bitplan.Recipe(steps=1)
-    bitplan.core.runs.RunFolder(tmp_path / "run").keep(
+    bitplan.store.run_folder.RunFolder(tmp_path / "run").keep(
         Study(name="s", task="digits", model="digits_resnet", choices=("w2a2", "w4a4"), budgets=("70%",), seeds=(0,),
               methods=(Method(name="uniform"),), start=Start(float_recipe=recipe), recipe=recipe)
     )  # fmt: skip

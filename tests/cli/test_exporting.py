@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import bitplan
-from bitplan.core.store import save
 from bitplan.models.zoo import load_model
+from bitplan.store.files import save
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.precision import Precision
-from bitplan.core.store import load, save
 from bitplan.exporters.base import make_exporter
-from bitplan.exporters.llama_cpp import tensor_of
+from bitplan.plugins.runtimes.llama_cpp import tensor_of
+from bitplan.store.files import load, save
 
 RECIPES = ["compressed-tensors", "torchao", "llama.cpp", "mlx"]
 BLOCK = {

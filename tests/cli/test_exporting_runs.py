@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import bitplan
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load, save
-from bitplan.exporters.compressed_tensors import CompressedTensors
-from bitplan.exporters.qonnx import Qonnx
+from bitplan.plugins.llm.vllm import CompressedTensors
+from bitplan.plugins.runtimes.qonnx import Qonnx
 from bitplan.reports.scores import answer, gather
 from bitplan.reports.subject import run_subject
-from bitplan.study import jobs
+from bitplan.store.files import load, save
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import scheduling
 
 HOME = Path(__file__).parents[1] / "study"
 
@@ -44,7 +44,7 @@ def untrainable(monkeypatch):
         def fail(*_, **__):
             raise AssertionError("something was trained")
 
-        monkeypatch.setattr(jobs, "finetune_", fail)
+        monkeypatch.setattr(scheduling, "finetune_", fail)
 
     return refuse
 

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState
 import bitplan
 from bitplan.adapters import timm, torchvision
 from bitplan.reports.tables import frontier
-from bitplan.tune.prepare import training_on
+from bitplan.tune.loop import training_on
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from bitplan.cli import console, progress, show, show_runs
 from bitplan.core.records import Plan
-from bitplan.core.store import save
 from bitplan.reports.formats import Column, Table, numbers
+from bitplan.store.files import save
 
 BUDGETS = ("90%", "80%", "70%", "60%")
 ROWS = (

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 import bitplan
 from bitplan.cli.console import bar
 from bitplan.cli.terminal import tell_traceback
-from bitplan.core.shown import ShownLines, shown, shown_json
-from bitplan.core.store import load, save
+from bitplan.core.escaping import ShownLines, shown, shown_json
 from bitplan.core.studies import Study
+from bitplan.store.files import load, save
 
 EVIL = "\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
 ESCAPED = r"\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
@@ -167,7 +167,7 @@ def test_a_checkpoint_takes_nothing_else_away(run):
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next(run, graph):
-    imports = "import os; from bitplan.core.store import whole_file"
+    imports = "import os; from bitplan.store.files import whole_file"
     write = "with whole_file('out.json') as half: half.touch(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", f"{imports}\n{write}"], check=False)
     assert len(list(Path().glob(".out.json.*"))) == 1

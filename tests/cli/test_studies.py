@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from bitplan.cli.demo import demo_study, findings
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
 from bitplan.core.studies import Agenda, FailedTrial
 from bitplan.core.trials import Result
 from bitplan.reports.formats import FORMATS, Column, Table, write
-from bitplan.reports.tables import frontier
-from bitplan.reports.versus import versus
+from bitplan.reports.tables import frontier, versus
+from bitplan.store.files import save
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.spec import read_study
 from bitplan.study.trials import trials
 

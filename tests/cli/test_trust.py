@@ -8,11 +8,11 @@ import pytest
 
 import bitplan
 from bitplan.core.errors import Untrusted
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load, save
 from bitplan.core.studies import Study
-from bitplan.engines.local import Local
-from bitplan.study import setting
+from bitplan.store.engines import Local
+from bitplan.store.files import load, save
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import context
 from bitplan.study.networks import trained_network
 
 EVIL = """
@@ -80,7 +80,7 @@ def opened(gift, run, tmp_path):
     shutil.copytree(gift, tmp_path, dirs_exist_ok=True)
     before = list(sys.path)
     sys.path[:] = [entry for entry in before if entry != str(gift)]
-    setting._checkpoint.cache_clear()  # keyed by paths, which are relative here
+    context._checkpoint.cache_clear()  # keyed by paths, which are relative here
     forget()
     yield tmp_path
     forget()

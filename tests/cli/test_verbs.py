@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 import bitplan
 from bitplan.cli.show import show_rows
 from bitplan.core.records import Graph, Plan
-from bitplan.core.store import save
+from bitplan.store.files import save
 
 
 def test_the_flow_as_separate_verbs_equals_plan_in_one_go(run, own_model):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bitplan.engines.base import Failure, attempt
+from bitplan.store.engines import Failure, attempt
 from bitplan.testing import check_engine
 
 

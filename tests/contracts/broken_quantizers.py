@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bitplan.quant.methods.base import Quantizer
-from bitplan.quant.methods.q8bert import LargestWeight
+from bitplan.plugins.quantizers.ternary import LargestWeight
+from bitplan.quant.methods import Quantizer
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.testing import check_quantizer
 

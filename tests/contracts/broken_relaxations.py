@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bitplan.gains.base import LayerGains
-from bitplan.relaxations.fracbits import FracBits
+from bitplan.plugins.methods.relaxations.fracbits import FracBits
 from bitplan.testing import check_relaxation
 
 CALLS = itertools.count()

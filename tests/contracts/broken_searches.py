@@ -8,9 +8,8 @@ import torch
 
 from bitplan.core.spend import Spend
 from bitplan.gains.base import LayerGains
-from bitplan.searches.base import Proposer, Search
-from bitplan.searches.evolution import RandomSearch
-from bitplan.searches.judging import Bench, Judged, PlanJudge
+from bitplan.plugins.methods.searches.base import Bench, Judged, PlanJudge, Proposer, Search
+from bitplan.plugins.methods.searches.evolution import RandomSearch
 from bitplan.testing import check_judge, check_search
 
 CALLS = itertools.count()

@@ -9,15 +9,15 @@ import signal
 import sys
 from pathlib import Path
 
-from bitplan.core import store, swap, temporary
+from bitplan.store import files
 
-OURS = {store.__file__, swap.__file__, temporary.__file__, shutil.__file__}
+OURS = {files.__file__, files.__file__, files.__file__, shutil.__file__}
 os.fsync = lambda _: None  # a kill takes nothing from the disk, and flushing it a thousand times takes long
 TEXT = {"old": "a" * 100, "new": "b" * 100}
 
 
 def fill(path, which):
-    with store.whole_folder(path) as temporary:
+    with files.whole_folder(path) as temporary:
         for name in "xyz":
             (temporary / name).write_text(TEXT[which])
 
@@ -63,7 +63,7 @@ def kill_everywhere(home):
         fill(path, "old")
         killed = replace_until(path, line)
         gone += look(path) is None
-        swap.restore(path)
+        files.restore(path)
         seen.add(found := look(path))
         if found not in TEXT or not (killed or found == "new"):
             wrong.append([line, found])
@@ -77,7 +77,7 @@ def main():
     """Both ways, and what was found."""
     home = Path(sys.argv[1])
     found = {"one step": kill_everywhere(home / "one")}
-    swap.exchange = lambda *_: False
+    files.exchange = lambda *_: False
     found["two steps"] = kill_everywhere(home / "two")
     sys.stdout.write(json.dumps(found))
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitplan.core.budget import Budget
+from bitplan.core.budget import UNITS, WEIGHT_BITS, Account, Budget, Measured
 from bitplan.core.errors import BudgetError
-from bitplan.core.units import UNITS, WEIGHT_BITS, Account, Measured
 
 
 def account(highest=1000, unit="ns", **changes):

@@ -6,7 +6,7 @@ import sys
 _LOOP = """
 import resource
 import numpy as np
-from bitplan.core.freed import keep_freed_memory
+from bitplan.core.malloc_tuning import keep_freed_memory
 
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

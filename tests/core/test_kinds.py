@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import bitplan.core
-from bitplan.core.kinds import HOMES, KINDS
+from bitplan.store.record_types import HOMES, KINDS
 
 SOURCES = sorted(Path(bitplan.core.__file__).parents[1].rglob("*.py"))
 
@@ -31,7 +31,7 @@ def test_every_kind_is_listed():
 
 
 def test_one_import_makes_all_of_them_known():
-    code = "import bitplan.core.kinds, bitplan.core.record as r; print(' '.join(sorted(r.Record.kinds)))"
+    code = "import bitplan.store.record_types, bitplan.core.record as r; print(' '.join(sorted(r.Record.kinds)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == set(KINDS)
     assert {"verdict", "probes", "powers", "probed", "eigenvalues", "checkpoint"} <= set(KINDS)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.memory import VARIABLE, bounded, check_room, memory_for
-from bitplan.core.store import read_bytes, read_text
+from bitplan.core.parsing import VARIABLE, bounded, check_room, memory_for
+from bitplan.store.files import read_bytes, read_text
 
 GB = 1 << 30
 

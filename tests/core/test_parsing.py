@@ -10,11 +10,11 @@ import zlib
 import pytest
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.kinds import KINDS
 from bitplan.core.parsing import parse_json, parse_toml, parsing
 from bitplan.core.record import Record
-from bitplan.core.store import load
-from bitplan.core.tables import read_table
+from bitplan.store.files import load
+from bitplan.store.record_types import KINDS
+from bitplan.store.user_tables import read_table
 
 FAULTS = [
     ValueError("x"), TypeError("x"), KeyError("x"), IndexError("x"), AttributeError("x"), OverflowError("x"),

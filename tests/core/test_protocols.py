@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 from bitplan.core.errors import InputError
-from bitplan.core.protocols import check_is, lacks
+from bitplan.core.registry import check_is, lacks
 
 
 class Named(Protocol):

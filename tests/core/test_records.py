@@ -8,9 +8,9 @@ import bitplan
 from bitplan.core.errors import FileError, InputError, RecordError
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Link, Plan
-from bitplan.core.store import load, save
 from bitplan.core.studies import Trained
 from bitplan.core.trials import Recipe, Result, Trial
+from bitplan.store.files import load, save
 from bitplan.testing.networks import hand_made_graph
 
 CHOICES = ("w2a2", "w4a4")

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from bitplan.core.errors import FileError, WriteError
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Plan
-from bitplan.core.run_files import gains_file
-from bitplan.core.runs import RunFolder
-from bitplan.core.shelf import Shelf
 from bitplan.core.studies import Agenda, Trained
+from bitplan.store.record_store import Shelf
+from bitplan.store.run_folder import RunFolder, gains_file
 
 ALIKE = ("é" * 90, "é" * 91, "a b", "a-b", "a_b", "a+b", "..", ".a", "%2Ea", "a/b")
 WAY_OUT = "sweep its study into a new folder, or read it with that bitplan"

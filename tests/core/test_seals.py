@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.record import Record, is_intact, sealed
-from bitplan.core.runs import RunFolder
 from bitplan.core.trials import Recipe, Result, Trial
+from bitplan.store.run_folder import RunFolder
 
 LOG = tuple({"step": step, "epoch": step / 7, "loss": 1 / (step + 3), "score": None, "lr": 1e-300} for step in range(5))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bitplan.core import swap
 from bitplan.core.errors import FileError, WriteError
 from bitplan.core.records import Graph
-from bitplan.core.store import load, save, whole_file, whole_folder, write_text
+from bitplan.store import files
+from bitplan.store.files import load, save, whole_file, whole_folder, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
-    monkeypatch.setattr(swap, "exchange", lambda *_: False)
+    monkeypatch.setattr(files, "exchange", lambda *_: False)
     with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), whole_folder(path) as temporary:
         fill(temporary, whole_folder, "new")
     assert text_at(path) == "old"
@@ -134,10 +134,10 @@ def test_two_names_are_exchanged_in_one_step_here(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
-    assert swap.exchange(tmp_path / "a", tmp_path / "b")
+    assert files.exchange(tmp_path / "a", tmp_path / "b")
     assert os.listdir(tmp_path / "a") == ["b"]
     with pytest.raises(FileNotFoundError):
-        swap.exchange(tmp_path / "a", tmp_path / "nowhere")
+        files.exchange(tmp_path / "a", tmp_path / "nowhere")
 
 
 def test_killed_at_any_line_a_folder_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path):
@@ -156,12 +156,12 @@ def test_killed_at_any_line_a_folder_that_is_replaced_is_the_old_one_or_the_new_
 def test_what_was_left_half_removed_is_never_restored(tmp_path):
     path = tmp_path / "it"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(swap, "exchange", lambda *_: False)
-        patch.setattr(swap, "remove_quietly", lambda _: None)  # as if killed before
+        patch.setattr(files, "exchange", lambda *_: False)
+        patch.setattr(files, "remove_quietly", lambda _: None)  # as if killed before
         for text in ("first", "second", "third"):
             with whole_folder(path) as temporary:
                 fill(temporary, whole_folder, text)
     assert len(os.listdir(tmp_path)) == 2, "whoever writes there next removes what was left before"
     path.rename(tmp_path / "elsewhere")
-    swap.restore(path)
+    files.restore(path)
     assert not path.exists()

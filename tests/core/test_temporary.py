@@ -9,9 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bitplan.core.processes import birth, is_gone
-from bitplan.core.store import remove, whole_folder
-from bitplan.core.temporary import clear_left, left_behind, temporary_name
+from bitplan.store.files import birth, clear_left, is_gone, left_behind, remove, temporary_name, whole_folder
 
 WRITING = """
 import sys, time
@@ -90,7 +88,7 @@ def test_links_are_removed_and_not_what_they_lead_to(tmp_path):
 
 def test_a_process_that_the_system_hides_is_not_taken_for_gone(monkeypatch):
     """Where /proc shows everybody only their own (hidepid), signals still tell that somebody is there."""
-    monkeypatch.setattr("bitplan.core.processes.birth", lambda _: "")
+    monkeypatch.setattr("bitplan.store.files.birth", lambda _: "")
     assert is_gone(10**7, "123")
 
     def refuse(*_):
@@ -98,5 +96,5 @@ def test_a_process_that_the_system_hides_is_not_taken_for_gone(monkeypatch):
 
     monkeypatch.setattr(os, "kill", refuse)
     assert not is_gone(1, "123")
-    monkeypatch.setattr("bitplan.core.processes.birth", birth)
+    monkeypatch.setattr("bitplan.store.files.birth", birth)
     assert is_gone(os.getpid(), "123"), "that number is another process by now"

@@ -6,8 +6,7 @@ import pytest
 import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
-from bitplan.costs.energy import POWER, energy, mac
-from bitplan.costs.totals import total
+from bitplan.costs.standard import POWER, energy, mac, total
 
 
 def test_bmac_is_bits_times_macs_summed_over_links(graph):

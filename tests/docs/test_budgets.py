@@ -5,7 +5,7 @@ import re
 from pages import ROOT, Reader, blocks_of
 
 import bitplan
-from bitplan.latency import measure as measuring
+from bitplan.plugins.runtimes import latency as measuring
 
 PAGE = ROOT / "docs" / "budgets.md"
 

@@ -29,7 +29,7 @@ ASKED = {
     "is my architecture supported": "architectures.html",
     "does the paper hold": "paper.html",
     "how does it compare with other tools": "comparison.html",
-    "why": "decisions/0009-first-decisions.html",
+    "why": "decisions/two-rings.html",
 }
 FETCHES = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 

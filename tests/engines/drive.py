@@ -5,8 +5,8 @@ from pathlib import Path
 
 from errands import Errand, Square, shelf
 
-from bitplan.engines.base import make_engine
-from bitplan.engines.jobs import run_jobs
+from bitplan.store.engines import make_engine
+from bitplan.store.jobs import run_jobs
 
 
 def main() -> None:

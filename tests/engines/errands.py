@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.record import Record
-from bitplan.core.shelf import Shelf
+from bitplan.store.record_store import Shelf
 
 
 class Errand(Record):

@@ -11,8 +11,8 @@ import pytest
 from errands import Errand, Square, shelf
 
 from bitplan.core.errors import InputError
-from bitplan.engines.cluster import Cluster
-from bitplan.engines.jobs import run_jobs
+from bitplan.store.jobs import run_jobs
+from bitplan.store.ray_cluster import Cluster
 
 HERE = Path(__file__).parent
 
@@ -85,7 +85,7 @@ def test_a_cluster_of_others_on_this_machine_is_not_joined_unasked(environment, 
     """Ray's own default joins the last cluster that anybody started here."""
     import ray
 
-    from bitplan.engines.cluster import _connected
+    from bitplan.store.ray_cluster import _connected
 
     asked = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

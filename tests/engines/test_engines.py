@@ -13,9 +13,7 @@ from errands import Errand, Parameters, Square, Squared, always_dies, threads_of
 from bitplan.adapters.transformers import bert_for_question_answering
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import ENGINES
-from bitplan.engines.base import Failure, make_engine
-from bitplan.engines.keeping import keeping_workers
-from bitplan.engines.local import Local
+from bitplan.store.engines import Failure, Local, keeping_workers, make_engine
 
 OPTIONS = {"local": [{}, {"workers": 2}], "cluster": [{"cpus": 1}]}
 OTHERS = [("local", {"workers": 2}), ("cluster", {})]

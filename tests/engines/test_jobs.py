@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from errands import Errand, Square, Squared, shelf
 
-from bitplan.engines import lease
-from bitplan.engines.base import Failure
-from bitplan.engines.jobs import run_jobs
-from bitplan.engines.lease import Holder, SilentHolders, held, read_lease
+from bitplan.store import lease
+from bitplan.store.engines import Failure
+from bitplan.store.jobs import run_jobs
+from bitplan.store.lease import Holder, SilentHolders, held, read_lease
 
 HERE = Path(__file__).parent
 
@@ -162,7 +162,7 @@ def test_a_silent_holder_is_taken_over_after_some_patience_only(tmp_path):
 
 def test_a_holder_whose_process_ended_is_taken_over_at_once(tmp_path):
     path = tmp_path / "a"
-    imports = "import os; from pathlib import Path; from bitplan.engines.lease import held"
+    imports = "import os; from pathlib import Path; from bitplan.store.lease import held"
     code = f"{imports}\nwith held(Path({str(path)!r})): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert read_lease(path).holder.gone

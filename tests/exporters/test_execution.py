@@ -14,11 +14,11 @@ import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.registry import EXPORTERS
 from bitplan.exporters.base import Execution, Exporter, ReadBack, exporter_of
-from bitplan.exporters.matmulnbits import MatMulNBits
+from bitplan.exporters.onnx import Onnx
 from bitplan.exporters.onnx_graph import Draft
-from bitplan.exporters.onnx_qdq import Onnx
 from bitplan.exporters.packed import Packed
-from bitplan.exporters.qonnx import Qonnx
+from bitplan.plugins.runtimes.matmulnbits import MatMulNBits
+from bitplan.plugins.runtimes.qonnx import Qonnx
 
 EXAMPLE = torch.empty(1, 8)
 BATCH = batch_like(EXAMPLE, 6)

@@ -16,10 +16,9 @@ from bitplan.adapters.torchvision import torchvision
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.costs.files import FORMS, FileCost, aligned, read_form
-from bitplan.exporters.gguf_blocks import BITS, Coded, codes_in
-from bitplan.exporters.gguf_file import Gguf
-from bitplan.exporters.vllm import Vllm
-from bitplan.models.tensors import file_cost
+from bitplan.models.file_tensors import file_cost
+from bitplan.plugins.llm.gguf import BITS, Coded, Gguf, codes_in
+from bitplan.plugins.llm.vllm import Vllm
 from bitplan.quant.convert import quantizers_of, weights_of
 from texts import llama
 

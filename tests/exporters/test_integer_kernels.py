@@ -16,7 +16,7 @@ from torch import nn
 
 import bitplan
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.openvino import OpenVinoSession
+from bitplan.plugins.runtimes.openvino import OpenVinoSession
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.quantizers import InputQuantizer
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.exporters.llama_cpp import LlamaCpp, tensor_of
 from bitplan.graph.names import LinkRule, trace_checkpoint
 from bitplan.graph.rules import Rules
+from bitplan.plugins.runtimes.llama_cpp import LlamaCpp, tensor_of
 
 LLAMA = [name for name in llama_shapes(blocks=12)]
 MODELS = {

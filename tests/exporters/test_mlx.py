@@ -7,7 +7,7 @@ from llms import llama_shapes, plan_for, save_llama, scanned
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.exporters.mlx import Mlx
+from bitplan.plugins.runtimes.mlx import Mlx
 
 
 def quantization(tmp_path, plan, graph, **options):

@@ -15,8 +15,8 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.exporters import onnx_graph
 from bitplan.exporters.divergence import leaves
-from bitplan.exporters.matmulnbits import MatMulNBits
-from bitplan.exporters.onnx_qdq import Onnx
+from bitplan.exporters.onnx import Onnx
+from bitplan.plugins.runtimes.matmulnbits import MatMulNBits
 
 CNN_TO_BERT = ["mixed", "words", "digits_resnet", "digits_transformer", "pspnet", "bert", "vit", "mobilenet"]
 ODD = {"left": "w3a5", "right": "w3a5", "each": "w2a6", "up": "w5a2", "point": "w7a9", "head": "w12a16"}

@@ -14,10 +14,9 @@ from torch import nn
 import bitplan
 from bitplan.adapters import torch as adapter
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.openvino import OpenVinoSession
 from bitplan.core.errors import FileError, InputError, MissingExtra
 from bitplan.core.verdicts import Verdict
-from bitplan.exporters.openvino import OpenVino
+from bitplan.plugins.runtimes.openvino import OpenVino, OpenVinoSession
 
 ALL = ["mixed", "words", "digits_resnet", "digits_transformer", "pspnet", "bert", "vit", "mobilenet"]
 EXAMPLE = torch.empty(1, 64)

@@ -14,7 +14,7 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.exporters.bits import pack, packed_bytes, unpack
+from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
 from bitplan.exporters.packed import Packed, predicted_bytes
 from bitplan.models.zoo import load_model
 from nets import Net

@@ -14,7 +14,7 @@ from torch import nn
 import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
-from bitplan.exporters.qonnx import Qonnx
+from bitplan.plugins.runtimes.qonnx import Qonnx
 
 LAYERS = {
     "Mixed": {"left": "w2a4", "right": "w2a4", "each": "w3a5", "head": "w8a7", "point": "w16a16", "up": "w4a16"},

@@ -17,10 +17,10 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.registry import EXPORTERS
 from bitplan.exporters.base import make_exporter
-from bitplan.exporters.llama_cpp import tensor_of
-from bitplan.exporters.recipes import literal, unliteral
 from bitplan.graph.rules import Rules
-from bitplan.quant.layer_types.linear import Conv1D
+from bitplan.plugins.runtimes.llama_cpp import tensor_of
+from bitplan.plugins.runtimes.recipes import literal, unliteral
+from bitplan.quant.layer_types import Conv1D
 from nets import Net
 
 RECIPES = ["compressed-tensors", "torchao", "llama.cpp", "mlx"]

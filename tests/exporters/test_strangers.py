@@ -10,8 +10,8 @@ from torch import nn
 
 import bitplan
 from bitplan.adapters.onnx import read
-from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.errors import FileError
+from bitplan.plugins.runtimes.qonnx import QuantSession
 
 X = torch.rand(4, 16, generator=torch.Generator().manual_seed(3))
 

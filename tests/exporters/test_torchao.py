@@ -11,7 +11,7 @@ from torchao.quantization import FqnToConfig, quantize_
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.exporters.torchao import torchao_config
+from bitplan.plugins.runtimes.torchao import torchao_config
 
 
 def exported(tmp_path, plan, graph, **options):

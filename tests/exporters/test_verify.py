@@ -12,10 +12,10 @@ from torch import nn
 
 import bitplan
 from bitplan.adapters.onnxruntime import Session
-from bitplan.adapters.qonnx import QuantSession
 from bitplan.core.errors import FileError, InputError, MissingExtra
 from bitplan.core.verdicts import Verdict
 from bitplan.exporters.divergence import Taps
+from bitplan.plugins.runtimes.qonnx import QuantSession
 
 EXAMPLE = torch.empty(1, 8)
 

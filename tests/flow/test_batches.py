@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 import bitplan
 from bitplan.adapters.timm import timm
 from bitplan.core.errors import InputError
-from bitplan.tasks.loaded import Loaded, UserFunction
-from bitplan.tasks.samples import samples_of
+from bitplan.tasks.loaded import Loaded, UserFunction, samples_of
 
 Pair = namedtuple("Pair", "x y")
 

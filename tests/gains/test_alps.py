@@ -19,10 +19,10 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import parse_choices
-from bitplan.core.store import load
 from bitplan.gains.alps import Alps
 from bitplan.gains.base import Context
-from bitplan.gains.finetuned import Finetune
+from bitplan.gains.finetuning import Finetune
+from bitplan.store.files import load
 
 TASK = Stripes()
 STEPS = 6

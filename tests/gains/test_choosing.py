@@ -13,11 +13,10 @@ from bitplan.core.registry import CHOOSERS, RELAXATIONS
 from bitplan.core.spend import metering
 from bitplan.core.studies import Choosing
 from bitplan.core.trials import Recipe
-from bitplan.gains.aims import aim_within
-from bitplan.gains.base import Context, is_bound
-from bitplan.gains.finetuned import held_out_measures
-from bitplan.tasks.choosing import ChoosingTask, choosing_task, judged_by, samples_per_epoch
-from bitplan.tasks.splits import held_out
+from bitplan.gains.base import Context, aim_within, is_bound
+from bitplan.gains.finetuning import held_out_measures
+from bitplan.tasks.base import ChoosingTask, choosing_task, judged_by, samples_per_epoch
+from bitplan.tasks.images import held_out
 
 SHORT = Recipe(steps=2, batch_size=16, lr=0.01)
 CHOICES = bitplan.core.precision.parse_choices("w2a2,w4a4")

@@ -10,16 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.precision import LEFT_ALONE, parse_choices
-from bitplan.core.records import Graph, Layer, Plan
-from bitplan.core.store import save
+from bitplan.core.records import Checkpoint, Graph, Layer, Plan
 from bitplan.gains.base import Context
 from bitplan.gains.eagl import Eagl
 from bitplan.graph.names import read_graph
 from bitplan.quant.convert import quantize
+from bitplan.store.files import save
 from bitplan.weights.opened import open_checkpoint
 
 TWO, THREE = parse_choices("w2a2,w4a4"), parse_choices("w2a2,w4a4,w8a8")

@@ -14,7 +14,7 @@ from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
 from bitplan.gains.fisher import drawn_loss, slopes
-from bitplan.gains.hessian import Data, curvature
+from bitplan.gains.hawq import Data, curvature
 from bitplan.quant.convert import quantizers_of
 
 TASK = Stripes(samples=48)

@@ -5,9 +5,9 @@ import time
 import pytest
 
 import bitplan
-from bitplan.gains import foreseen
+from bitplan.gains import time_estimate
 from bitplan.gains.base import Context
-from bitplan.gains.finetuned import Expected
+from bitplan.gains.finetuning import Expected
 from texts import language_task
 
 CHOICES = "w2a16,w4a16"
@@ -25,7 +25,7 @@ def language(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def everything_is_long(monkeypatch):
-    monkeypatch.setattr(foreseen, "LONG", 0.0)
+    monkeypatch.setattr(time_estimate, "LONG", 0.0)
 
 
 def announced(language, method, store, *, streamed=False, **options) -> list[Expected]:
@@ -79,7 +79,7 @@ def test_seconds_are_those_of_what_is_run(language, tmp_path, monkeypatch):
 
 
 def test_little_work_is_not_announced(language, monkeypatch, tmp_path):
-    monkeypatch.setattr(foreseen, "LONG", 60.0)
+    monkeypatch.setattr(time_estimate, "LONG", 60.0)
     assert announced(language, "drift", tmp_path) == []
 
 

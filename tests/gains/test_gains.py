@@ -10,7 +10,7 @@ from bitplan.core.registry import GAINS
 from bitplan.gains.alps import Alps
 from bitplan.gains.base import Context, Gain, LayerGains, make_gain
 from bitplan.gains.eagl import Eagl
-from bitplan.gains.racing import AlpsRacing
+from bitplan.plugins.methods.racing import AlpsRacing
 
 
 def rows(graph, method, **options):

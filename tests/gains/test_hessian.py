@@ -9,8 +9,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 from bitplan.core.errors import InputError
-from bitplan.gains.hessian import Data, curvature
-from bitplan.gains.spectrum import probe, top_eigenvalues, traces
+from bitplan.gains.hawq import Data, curvature, probe, top_eigenvalues, traces
 
 LAYERS = ("middle", "more")
 

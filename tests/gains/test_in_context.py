@@ -8,9 +8,8 @@ from toys import Stripes, quantized
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
-from bitplan.gains.aims import aim_within
-from bitplan.gains.base import Context
-from bitplan.gains.in_context import DriftInContext, _Around
+from bitplan.gains.base import Context, aim_within
+from bitplan.plugins.methods.drift_in_context import DriftInContext, _Around
 
 TASK = Stripes(samples=256)
 CHOICES = "w2a2,w4a4"

@@ -12,10 +12,10 @@ from bitplan.core.jobs import Drifted
 from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context
 from bitplan.gains.drift import ready
-from bitplan.gains.moments import MomentsGain
 from bitplan.gains.rerun import Draws, Rerun
-from bitplan.gains.started import started
-from bitplan.gains.weight_error import WeightError
+from bitplan.gains.start_network import started
+from bitplan.plugins.methods.moments import MomentsGain
+from bitplan.plugins.methods.weight_error import WeightError
 from bitplan.quant.convert import quantizers_of, weights_of
 from texts import language_task
 

@@ -13,12 +13,12 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Noised
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer
-from bitplan.gains.adaptive import Perturb, noise_borne, row_of
 from bitplan.gains.base import Context
 from bitplan.gains.drop import lowered_jobs
-from bitplan.gains.imprint import pooled
-from bitplan.gains.ompq import importances, orthogonality
-from bitplan.gains.outputs import watching_behind
+from bitplan.plugins.methods.adaptive import Perturb, noise_borne, row_of
+from bitplan.plugins.methods.imprint import pooled
+from bitplan.plugins.methods.layer_outputs import watching_behind
+from bitplan.plugins.methods.ompq import importances, orthogonality
 
 TASK = Stripes(samples=128)
 

@@ -9,15 +9,14 @@ import bitplan
 from bitplan.core.errors import Diverged, InputError, Unfinished, WriteError
 from bitplan.core.jobs import Tuned
 from bitplan.core.precision import parse_choices
-from bitplan.gains.aims import aim_within
-from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.base import Context, LayerGains, aim_within
+from bitplan.gains.baselines import Uniform
 from bitplan.gains.drift import Compare, Drift
 from bitplan.gains.eagl import Eagl
-from bitplan.gains.finetuned import Tuner
+from bitplan.gains.finetuning import Tuner
 from bitplan.gains.fisher import Fisher
 from bitplan.gains.lowering import by_first_layer, layers_of
-from bitplan.gains.order import Uniform
-from bitplan.gains.plan_racing import PlanRacing
+from bitplan.plugins.methods.plan_racing import PlanRacing
 
 TASK = Stripes(samples=256)
 SHORT = RECIPE.model_copy(update={"steps": 4})

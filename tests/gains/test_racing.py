@@ -18,8 +18,7 @@ from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import MeasuredBatches
-from bitplan.gains.margins import Scales
-from bitplan.gains.racing import AlpsRacing, LossTable
+from bitplan.plugins.methods.racing import AlpsRacing, LossTable, Scales
 
 NARROW = (1, 12, 4, 12, 12, 2, 12, 12, 3, 12)  # channels of a network: where there are few, two bits hurt
 

@@ -10,13 +10,12 @@ from torch import nn
 
 import bitplan
 from bitplan.core.registry import QUANTIZERS
-from bitplan.forward.prefix import Prefix
 from bitplan.gains.lowering import layers_of, lower
-from bitplan.gains.rerun import Rerun
+from bitplan.gains.rerun import Prefix, Rerun
 from bitplan.models.resnet import CifarResNet
 from bitplan.quant.convert import plan_of, quantizers_of
-from bitplan.quant.first_run import PROVEN, prove_when_run_
-from bitplan.quant.switching import can_switch, switched
+from bitplan.quant.other_precisions import can_switch, switched
+from bitplan.quant.proof import PROVEN, prove_when_run_
 
 
 class Attention(nn.Module):

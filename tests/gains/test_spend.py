@@ -12,10 +12,10 @@ from bitplan.core.records import Gains
 from bitplan.core.registry import CHOOSERS, GAINS
 from bitplan.core.spend import Spend, charge, metering, uncharged
 from bitplan.core.trials import Recipe
-from bitplan.engines.local import Local
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.hawq import Hawq
-from bitplan.gains.measuring import Metered
+from bitplan.gains.lowering import Metered
+from bitplan.store.engines import Local
 from bitplan.tune.loop import finetune_
 
 SEEN = {"forwards": 0, "backwards": 0, "labels": 0}
@@ -121,7 +121,7 @@ def test_a_search_says_what_its_meter_does_and_that_is_what_ran(start, judge, la
     context = Context(task=Watched(samples=128), recipe=SHORT)
     with metering() as meter:
         gain = CHOOSERS.make("random_search", {"judge": judge, "spend": 300})
-        context = replace(context, aim=bitplan.gains.aims.aim_within(start[1], gain_choices(), "80%"))
+        context = replace(context, aim=bitplan.gains.base.aim_within(start[1], gain_choices(), "80%"))
         found = gain.layer_gains(*start, gain_choices(), context)
     assert found.spend == meter.spent
     assert found.spend.labels is labels

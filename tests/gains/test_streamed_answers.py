@@ -9,7 +9,7 @@ from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
 from bitplan.graph.names import LinkRule, Names, trace_checkpoint
-from bitplan.models.chained import BlockChain
+from bitplan.models.block_sequence import BlockChain
 from bitplan.models.streamed import skeleton_of
 from bitplan.weights.opened import open_checkpoint
 from texts import write_folder, write_text, write_tokenizer

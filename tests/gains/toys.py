@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import bitplan
-from bitplan.tasks.classification import Classification
+from bitplan.tasks.images import Classification
 
 RULES = bitplan.Rules(narrow=0)
 RECIPE = bitplan.Recipe(steps=60, batch_size=16, lr=0.05)

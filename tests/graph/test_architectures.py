@@ -33,7 +33,7 @@ def resnet_links(prefix=""):
 @pytest.mark.parametrize(("name", "expected"), [("resnet50", (54, 48, 41)), ("resnet101", (105, 99, 92))])
 def test_bottleneck_resnets(name, expected):
     graph = traced(name)
-    assert counts(graph) == expected  # layers, groups between first and last, selectable: docs/decisions/0009, 1
+    assert counts(graph) == expected  # layers, groups between first and last, selectable
     assert links(graph) == resnet_links()
     assert graph.layers[0].why == "first layer"
     assert graph.layers[-1].why == "last layer"

@@ -206,22 +206,10 @@ def test_the_readme_shows_public_names_only():
     assert set(re.findall(r"bitplan\.([a-zA-Z_]\w*)\(", text)) <= set(bitplan.__all__)
 
 
-def test_the_tree_and_the_flow_name_every_room():
-    rooms = {path.parent.name for path in (ROOT / "src" / "bitplan").glob("*/__init__.py")}
-    flow = (ROOT / "docs" / "flow.md").read_text()
-    tree = flow.split("\nsrc/bitplan/\n")[1].split("\ntests/")[0]
-    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
-    assert {room for room in rooms - {"core"} if f"`{room}/`" not in flow} == set()
-    assert "`core/" in flow
-
-
-def test_the_flow_says_which_folders_of_tests_there_are():
-    """Every folder of the source has one but those that the page names, and every other one is named too."""
-    source, tests = (
-        {item.name for item in folder.iterdir() if item.is_dir() and item.name != "__pycache__"}
-        for folder in (ROOT / "src" / "bitplan", ROOT / "tests")
-    )
-    told = re.search(r"^.*tests/.*adapters/.*\n?.*\n?.*$", (ROOT / "docs" / "flow.md").read_text(), re.MULTILINE)
-    assert told, "it says nothing of them"
-    assert {name for name in source ^ tests if f"{name}/" not in told[0]} == set()
-    assert {name for name in source & tests if f"{name}/" in told[0]} == set()
+def test_the_page_of_the_architecture_names_every_folder():
+    packages = {path.parent for path in (ROOT / "src" / "bitplan").rglob("__init__.py")}
+    plugins = {path.name for path in packages if path.parent.name == "plugins"}
+    folders = {path.name for path in packages if path.parent == ROOT / "src" / "bitplan"}
+    tree = (ROOT / "docs" / "flow.md").read_text().split("\nsrc/bitplan/\n")[1].split("\ntests/")[0]
+    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == folders - {"plugins"}
+    assert set(re.findall(r"^    (\w+)/ ", tree, re.MULTILINE)) == plugins

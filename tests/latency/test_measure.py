@@ -13,7 +13,7 @@ import bitplan
 from bitplan.cli.app import app
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.latencies import Latency, Rounds
-from bitplan.latency import measure as measuring
+from bitplan.plugins.runtimes import latency as measuring
 
 ALL = bitplan.Rules(first=None, last=None, narrow=0)
 CHOICES = "w4a4,w8a8,w16a16"
@@ -115,7 +115,7 @@ def with_mixed(rounds, seconds):
 
 def test_choices_that_take_the_same_time_cost_the_same():
     from bitplan.core.latencies import Measuring
-    from bitplan.latency.adding_up import latency_of
+    from bitplan.plugins.runtimes.latency import latency_of
 
     model, example = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(1, 4)
     graph = bitplan.trace(model, example, rules=ALL)
@@ -154,7 +154,7 @@ def test_a_killed_measurement_goes_on_where_it_was(network, quick, tmp_path):
     model, example, graph = network
     folder = tmp_path / "kept"
     write = "with whole_file(sys.argv[1]) as half: half.touch(); os.kill(os.getpid(), 9)"
-    imports = "import os, sys; from bitplan.core.store import whole_file"
+    imports = "import os, sys; from bitplan.store.files import whole_file"
     subprocess.run([sys.executable, "-c", f"{imports}\n{write}", folder / "measuring.json"], check=False)
     assert len(list(folder.iterdir())) == 1, "half of a file"
 

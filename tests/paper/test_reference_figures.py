@@ -1,4 +1,4 @@
-"""Figures that follow from structure alone (docs/decisions/0009, 9); docs/paper.md lists them."""
+"""Figures that follow from structure alone; docs/paper.md lists them."""
 
 import time
 from fractions import Fraction
@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 import bitplan
-from bitplan.costs.totals import total
+from bitplan.costs.standard import total
 from bitplan.models.zoo import load_model
 
 BUDGETS = ("95%", "90%", "85%", "80%", "75%", "70%", "65%", "60%")

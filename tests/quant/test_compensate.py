@@ -8,11 +8,11 @@ from torch.nn import functional as F
 import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
-from bitplan.quant.blocks import Grouping, fit
-from bitplan.quant.chains import find_chains
-from bitplan.quant.compensate import Fitted, Fixed, compensated, output_errors
+from bitplan.quant.block_sequence import find_chains
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.quant.moments import watching
+from bitplan.quant.ptq import Fitted, Fixed, compensated, output_errors
+from bitplan.quant.weight_groups import Grouping, fit
 from texts import llama
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -173,7 +173,7 @@ def test_blocks_that_run_one_after_the_other_give_the_same_as_whole_runs(monkeyp
     chained, whole = (bitplan.quantize(model, plan(model, x[:1]), method="groups:size=8").eval() for _ in range(2))
     assert len(find_chains(chained)) == 1
     first = bitplan.compensate_(chained, x.split(16))
-    monkeypatch.setattr("bitplan.quant.finish.find_chains", lambda model: [])
+    monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
     second = bitplan.compensate_(whole, x.split(16))
     assert first == pytest.approx(second, rel=1e-6)
     assert torch.equal(chained(x), whole(x))
@@ -215,7 +215,7 @@ def test_blocks_that_share_more_than_one_tensor_are_not_run_alone(monkeypatch, i
     made, whole = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
     assert len(find_chains(made)) == 1
     first = bitplan.compensate_(made, x.split(16))
-    monkeypatch.setattr("bitplan.quant.finish.find_chains", lambda model: [])
+    monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
     assert first == bitplan.compensate_(whole, x.split(16))
     assert torch.equal(made(x), whole(x))
 

@@ -6,9 +6,9 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.quant.blocks import Grouping, fit
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.layers import Channels
+from bitplan.quant.weight_groups import Grouping, fit
 from bitplan.testing import check_quantizer
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -30,7 +30,7 @@ def quantized(method, precision="w3a16", model=None, images=None):
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_it_keeps_the_contract_of_quantizers(zeros):
-    from bitplan.quant.methods.groups import Groups
+    from bitplan.quant.weight_groups import Groups
 
     check_quantizer(Groups(size=12, zeros=zeros))
 

@@ -19,11 +19,11 @@ from bitplan.core.errors import InputError
 from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
-from bitplan.quant import loops
+from bitplan.quant import numba_loops
 from bitplan.quant.convert import quantizers_of, unquantized
-from bitplan.quant.integer_modules import IntegerLayer
+from bitplan.quant.integer_copy import IntegerLayer
 from bitplan.quant.kernels import why_not_here
-from bitplan.quant.layer_types.linear import Conv1D
+from bitplan.quant.layer_types import Conv1D
 from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
 from bitplan.testing.networks import plan_for
@@ -583,13 +583,13 @@ def test_a_copy_of_a_copy_that_was_quantized_again_has_its_own_weights():
 def test_codes_are_those_of_the_quantizer(low, high, zero_point, step):
     ties = torch.arange(-300, 300) + 0.5
     x = torch.cat([ties * step, torch.randn(1000) * step * high, torch.tensor([torch.inf, -torch.inf, -0.0, 1e-42])])
-    encoded, has_nan = loops.encode(x, step, low, high, zero_point)
+    encoded, has_nan = numba_loops.encode(x, step, low, high, zero_point)
     assert not has_nan
     assert torch.equal(encoded.float() - zero_point, codes(x, torch.tensor(step), low, high))
     for place in (0, 700, len(x) - 1):
         x_with = x.clone()
         x_with[place] = torch.nan
-        assert loops.encode(x_with, step, low, high, zero_point)[1]
+        assert numba_loops.encode(x_with, step, low, high, zero_point)[1]
 
 
 @dynamo

@@ -11,12 +11,10 @@ from torch import nn
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
-from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
+from bitplan.quant.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, options_of, plan_of, unquantized, weight_steps
-from bitplan.quant.fingerprint import fingerprint
-from bitplan.quant.integer import additions_of, settle_
+from bitplan.quant.integer import NormLayer, additions_of, settle_
 from bitplan.quant.layers import Adopted, LayerType, release_
-from bitplan.quant.norms import NormLayer
 from nets import Net, dynamo
 
 FREE = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)

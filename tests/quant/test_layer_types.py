@@ -132,7 +132,7 @@ def test_it_is_saved_packed_and_verified_as_onnx(network, per_channel, tmp_path)
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=X)
     assert bitplan.verify(path, model, [X]).passed
     recipe = bitplan.export(model, tmp_path / "net.json", "torchao", widen=True, group_size=4)
-    held = bitplan.exporters.torchao.Torchao().read(recipe).precisions
+    held = bitplan.plugins.runtimes.torchao.Torchao().read(recipe).precisions
     assert {name: str(one) for name, one in held.items()} == {
         "0": "w4a8", "1": "w4a8", "3.up": "w16a16", "3.down": "w16a16", "4": "w4a8"
     }  # fmt: skip

@@ -11,15 +11,14 @@ from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.registry import QUANTIZERS
 from bitplan.core.rules import Rules
+from bitplan.plugins.quantizers.clipped_input import limited
+from bitplan.plugins.quantizers.lq import fitted, levels_of
+from bitplan.plugins.quantizers.pact import PactInput
 from bitplan.quant.convert import options_of, quantize, weight_steps
-from bitplan.quant.factory import Options
-from bitplan.quant.limits import limited
 from bitplan.quant.lsq import lsq
-from bitplan.quant.methods.base import read_method
-from bitplan.quant.methods.lq import fitted, levels_of
-from bitplan.quant.methods.pact import PactInput
+from bitplan.quant.methods import Options, read_method
 from bitplan.quant.parameters import parameter_groups
-from bitplan.quant.steps import Shared
+from bitplan.quant.scales import Shared
 from bitplan.testing.networks import Branching
 
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from bitplan.graph.trace import trace
 from bitplan.quant import compiled, quantizers
 from bitplan.quant.convert import quantize
 from bitplan.quant.lsq import MASK, flat, gradients_differentiable, laid_out_like, lsq, positive
-from bitplan.quant.quantizing import QuantizingModule
+from bitplan.quant.quantizers import QuantizingModule
 from nets import Net, classifier, dynamo
 
 keep_inside = torch.ops.aten.hardtanh_backward.default
@@ -286,7 +286,7 @@ def test_a_compiled_network_has_no_graph_breaks(name):
 
 def images_and_step(batch, every, monkeypatch):
     """The gradient of the images' step, where the images need none."""
-    monkeypatch.setattr("bitplan.quant.data_step.EVERY", every)
+    monkeypatch.setattr("bitplan.quant.layer_types.EVERY", every)
     model, _ = quantized("convolutions")
     step = model[0].input_quantizer.step
     images = torch.randn(batch, 3, 12, 12, generator=torch.Generator().manual_seed(5))
@@ -315,9 +315,9 @@ def test_parts_of_a_batch_estimate_the_gradient_of_the_images_step_without_bias(
         loss = F.cross_entropy(model(images[order]), labels[order])
         return torch.autograd.grad(loss, step)[0].item()
 
-    monkeypatch.setattr("bitplan.quant.data_step.EVERY", 8)
+    monkeypatch.setattr("bitplan.quant.layer_types.EVERY", 8)
     parts = [gradient(torch.arange(16).roll(shift)) for shift in range(8)]
-    monkeypatch.setattr("bitplan.quant.data_step.EVERY", 1)
+    monkeypatch.setattr("bitplan.quant.layer_types.EVERY", 1)
     assert sum(parts) / 8 == pytest.approx(gradient(torch.arange(16)), rel=1e-4)
     assert max(parts) > min(parts)
 

@@ -9,10 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bitplan.quant.calibrate import calibrate_
-from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
+from bitplan.quant.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from bitplan.quant.convert import quantize, quantizers_of
-from bitplan.quant.fingerprint import fingerprint
-from bitplan.quant.sharing import further_names, state_in_full
+from bitplan.quant.quantizers import further_names, state_in_full
 from nets import Net
 
 EXAMPLE = torch.linspace(-1, 1, 30).view(5, 6)

@@ -7,7 +7,7 @@ from torch import nn
 import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
-from bitplan.quant import tuned
+from bitplan.plugins.ptq import blockwise_tuning
 from bitplan.quant.convert import plan_of
 from texts import llama
 
@@ -63,7 +63,8 @@ def quantized(made, finish="round", **options):
 def apart(model, network, batches):
     with torch.no_grad():
         return sum(
-            float((tuned._joined(network.eval()(one)) - tuned._joined(model(one))).square().sum()) for one in batches
+            float((blockwise_tuning._joined(network.eval()(one)) - blockwise_tuning._joined(model(one))).square().sum())
+            for one in batches
         )
 
 
@@ -78,9 +79,9 @@ def test_it_is_nearer_to_the_float_network_than_the_other_finishes(made):
 def test_blocks_are_trained_one_by_one_whether_or_not_the_network_was_run_before():
     model, run_before, batches = quantized(language)
     fresh = bitplan.quantize(model, plan_of(run_before), method="groups:size=8,zeros=true")
-    left = tuned.tune_(fresh, batches)
+    left = blockwise_tuning.tune_(fresh, batches)
     assert list(left) == ["model.layers.0", "model.layers.1"]
-    assert tuned.tune_(run_before, batches) == left
+    assert blockwise_tuning.tune_(run_before, batches) == left
 
 
 @pytest.mark.parametrize(("made", "parts"), [(images, ["network"]), (language, ["model.layers.0", "model.layers.1"])])

@@ -11,10 +11,9 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.uses import Use
+from bitplan.core.records import Use
 from bitplan.quant.convert import integer_weights, quantizers_of, weight_steps
-from bitplan.quant.first_run import allow_unreached_
-from bitplan.quant.proof import prove
+from bitplan.quant.proof import allow_unreached_, prove
 from bitplan.quant.sites import find_sites
 from nets import Net, dynamo
 

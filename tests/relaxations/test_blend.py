@@ -10,11 +10,11 @@ from torch import nn
 import bitplan
 from bitplan.core.precision import parse_choices
 from bitplan.gains.lowering import layers_of, lower
+from bitplan.plugins.methods.relaxations.base import LearnedShares
+from bitplan.plugins.methods.relaxations.fracbits import FracBits, between
 from bitplan.quant.blend import SHARES, Blend, Shares, blended, shares_of
 from bitplan.quant.parameters import parameter_groups
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.relaxations.fracbits import FracBits, between
-from bitplan.relaxations.learning import LearnedShares
 
 INPUT = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 

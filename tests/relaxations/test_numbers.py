@@ -9,11 +9,9 @@ import torch
 from relaxing import by_hand
 
 from bitplan.core.errors import InputError
-from bitplan.relaxations.base import Mix
-from bitplan.relaxations.fracbits import FracBits
-from bitplan.relaxations.hardening import as_values, used_up
-from bitplan.relaxations.learning import LearnedShares
-from bitplan.relaxations.mixture import ChoiceMixture, barrier, gumbel, lean_, pressure, prob_one
+from bitplan.plugins.methods.relaxations.base import LearnedShares, Mix, as_values, used_up
+from bitplan.plugins.methods.relaxations.fracbits import FracBits
+from bitplan.plugins.methods.relaxations.mixture import ChoiceMixture, barrier, gumbel, lean_, pressure, prob_one
 from bitplan.selection.exact import exact
 from bitplan.selection.problem import Problem
 

@@ -8,8 +8,8 @@ import bitplan
 from bitplan.cli.app import app
 from bitplan.core.records import Plan
 from bitplan.core.registry import RELAXATIONS
-from bitplan.core.store import load
 from bitplan.models.zoo import load_model
+from bitplan.store.files import load
 
 
 def run(*words):

@@ -16,14 +16,13 @@ import bitplan
 import bitplan.tune.resume as resume
 from bitplan.core.errors import InputError
 from bitplan.core.registry import RELAXATIONS
-from bitplan.core.runs import RunFolder
 from bitplan.gains.base import Context
+from bitplan.plugins.methods.relaxations.base import InTurn, LearnedShares
+from bitplan.plugins.methods.relaxations.fracbits import FracBits
+from bitplan.plugins.methods.relaxations.mixture import ChoiceMixture
 from bitplan.quant.blend import blended
-from bitplan.relaxations.fracbits import FracBits
-from bitplan.relaxations.halves import InTurn
-from bitplan.relaxations.learning import LearnedShares
-from bitplan.relaxations.mixture import ChoiceMixture
-from bitplan.tasks.choosing import choosing_task
+from bitplan.store.run_folder import RunFolder
+from bitplan.tasks.base import choosing_task
 
 WAYS = [("fracbits", {}), ("fracbits", {"penalty": "linear"})]
 WAYS += [("mixture", {"style": style}) for style in ("ssps", "dnas", "bpnas")]
@@ -203,7 +202,7 @@ def test_stopped_in_the_middle_it_goes_on_as_if_it_had_not_been(start, method, o
         if done >= 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("bitplan.tune.meter._PAUSE", 0.0)
+    monkeypatch.setattr("bitplan.tune.loop._PAUSE", 0.0)
     with pytest.raises(KeyboardInterrupt):
         estimated(start, method, store=tmp_path, progress=stop, **options)
     (left,) = (tmp_path / "running").iterdir()
@@ -236,7 +235,7 @@ def test_killed_it_goes_on(start, tmp_path):
 
 def test_what_a_killed_training_left_damaged_is_set_aside(start, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr("bitplan.tune.meter._PAUSE", 0.0)
+    monkeypatch.setattr("bitplan.tune.loop._PAUSE", 0.0)
 
     def stop(done, total, text):
         if done >= 3:

@@ -4,7 +4,7 @@ import pytest
 from report_browser import CHROMIUM, DRIVER
 from report_runs import digits_run, write_additivity, write_failure
 
-from bitplan.core.runs import RunFolder
+from bitplan.store.run_folder import RunFolder
 
 collect_ignore = [] if CHROMIUM and DRIVER else ["test_page_in_browser.py"]
 

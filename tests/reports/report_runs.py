@@ -10,10 +10,10 @@ import torch
 import bitplan
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link, Plan
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import FailedTrial, Fit, Method, Pair, Pairs, Start, Study
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.gains.base import Context
+from bitplan.store.run_folder import RunFolder
 
 BUDGETS = ("60%", "70%", "80%", "90%")
 LEVEL = {"eagl": 1.0, "uniform": 0.6, "first_to_last": 0.0, "random": 0.3}

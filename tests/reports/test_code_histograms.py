@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitplan.core.codes import entropy
-from bitplan.reports.weights import lowered
+from bitplan.reports.contents import lowered
 
 
 def counts_of(weights, step, bits):

@@ -13,13 +13,13 @@ import bitplan
 from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link, Plan
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import save
-from bitplan.costs.totals import total
+from bitplan.costs.standard import total
 from bitplan.reports.contents import contents
 from bitplan.reports.document import escaped, render, report, report_plan
 from bitplan.reports.subject import plan_subject, run_subject
 from bitplan.reports.tables import frontier
+from bitplan.store.files import save
+from bitplan.store.run_folder import RunFolder
 
 NASTY = "</script><script>alert('x')</script><!-- &amp; \u2028\u2029 @STYLE@ 'quoted' \"double\""
 

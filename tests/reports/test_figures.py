@@ -9,9 +9,9 @@ from report_runs import digits_run, result_of, study_of, trial_of, write_run
 
 from bitplan.core.errors import MissingExtra
 from bitplan.core.records import Gains
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Method
 from bitplan.reports.figures import write_figures
+from bitplan.store.run_folder import RunFolder
 
 NAMES = {"frontier", "spend", "histograms", "additivity", "regression", "selections"}
 

@@ -7,15 +7,13 @@ import pytest
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.core.results import Alike, RunResults
-from bitplan.core.store import load
 from bitplan.core.trials import Result
-from bitplan.reports.across import methods, methods_values
 from bitplan.reports.contents import contents
-from bitplan.reports.kept import KeptRun, keep_results, look_at
-from bitplan.reports.still import StillRun
+from bitplan.reports.kept_results import KeptRun, StillRun, keep_results, look_at
+from bitplan.reports.regrets import methods, methods_values
 from bitplan.reports.subject import run_subject
-from bitplan.reports.tables import CHOSEN, TABLES, make
-from bitplan.reports.versus import significance
+from bitplan.reports.tables import CHOSEN, TABLES, make, significance
+from bitplan.store.files import load
 
 
 @pytest.fixture

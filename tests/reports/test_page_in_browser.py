@@ -13,8 +13,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 import bitplan
 from bitplan.core.codes import entropy
 from bitplan.core.records import Graph, Layer
+from bitplan.reports.contents import lowered
 from bitplan.reports.document import report, report_plan
-from bitplan.reports.weights import lowered
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 

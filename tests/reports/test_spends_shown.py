@@ -5,14 +5,12 @@ from itertools import pairwise
 import pytest
 from report_runs import digits_run
 
-from bitplan.core.run_files import gains_file
-from bitplan.core.runs import RunFolder
 from bitplan.core.spend import Spend
 from bitplan.reports.contents import contents
-from bitplan.reports.figures import write_figures
-from bitplan.reports.spend_plot import _across
+from bitplan.reports.figures import _across, write_figures
 from bitplan.reports.subject import run_subject
 from bitplan.stats.spending import MethodSpend
+from bitplan.store.run_folder import RunFolder, gains_file
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ from report_runs import digits_graph, result_of, study_of, trial_of, write_run
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.runs import RunFolder
-from bitplan.reports.choice import choose
 from bitplan.reports.contents import axis_label, contents
-from bitplan.reports.figures import write_figures
-from bitplan.reports.plots import draw_frontier
-from bitplan.reports.scores import gather
+from bitplan.reports.figures import draw_frontier, write_figures
+from bitplan.reports.scores import choose, gather
 from bitplan.reports.subject import run_subject
 from bitplan.reports.tables import frontier, make
+from bitplan.store.run_folder import RunFolder
 
 
 def written(folder, costs, graph, model, budgets, **fields):

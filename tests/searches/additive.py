@@ -9,8 +9,7 @@ import numpy as np
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer
 from bitplan.core.spend import PassMeter, Spend
-from bitplan.searches.base import search
-from bitplan.searches.judging import Bench, Judged
+from bitplan.plugins.methods.searches.base import Bench, Judged, search
 from bitplan.selection.budget_constraint import BudgetConstraint
 
 PRICE = Spend(forwards=10, evaluations=1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitplan.searches.additive_model import AdditiveModel
+from bitplan.plugins.methods.ceiling import AdditiveModel
 
 
 def plans(groups, choices, count, seed=0):

@@ -15,7 +15,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.registry import SEARCHES
 from bitplan.gains.base import Context
-from bitplan.searches.judging import judge_of
+from bitplan.plugins.methods.searches.base import judge_of
 
 TASK = Stripes(samples=64)
 RECIPE = bitplan.Recipe(steps=4, batch_size=16, lr=0.01)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 import bitplan
 from bitplan.cli.app import app
 from bitplan.core.records import Gains, Graph, Plan
-from bitplan.core.store import load
 from bitplan.models.zoo import load_model
+from bitplan.store.files import load
 
 
 @pytest.fixture(scope="module")

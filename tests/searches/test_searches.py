@@ -10,9 +10,9 @@ from additive import PRICE, best_of_all, found, problem
 from bitplan.core.errors import InputError
 from bitplan.core.registry import CHOOSERS, GAINS, RELAXATIONS, SEARCHES
 from bitplan.core.spend import PassMeter
-from bitplan.searches.base import search
-from bitplan.searches.generator import Emitter, Generator
-from bitplan.searches.haq import Agent, Haq, Walk, choice_of, states_of
+from bitplan.plugins.methods.searches.base import search
+from bitplan.plugins.methods.searches.generator import Emitter, Generator
+from bitplan.plugins.methods.searches.haq import Agent, Haq, Walk, choice_of, states_of
 
 QUICK = {"haq": {"hidden": 64}, "generator": {"hidden": 16}}
 METHODS = {name: SEARCHES.make(name, QUICK.get(name, {})) for name in SEARCHES}

@@ -11,8 +11,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context
 from bitplan.gains.lowering import layers_of, lower
-from bitplan.searches.judging import judge_of
-from bitplan.tasks.measured import draw, measure_
+from bitplan.plugins.methods.searches.base import judge_of
+from bitplan.tasks.base import draw, measure_
 from bitplan.tune import resume
 
 TASK = Held(samples=64)

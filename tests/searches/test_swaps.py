@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from additive import best_of_all, problem
 
-from bitplan.searches.swaps import Swaps
+from bitplan.plugins.methods.ceiling import Swaps
 
 
 def searched(groups, trainings, *, noise=0.0, seed=0, choices="w2a2,w4a4", given=()):

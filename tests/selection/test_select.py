@@ -10,8 +10,8 @@ import bitplan
 from bitplan.core.errors import BudgetError, InputError, NothingToChoose, RecordError, UnknownName
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link
-from bitplan.core.store import load, save
 from bitplan.selection.problem import Selection, to_integers
+from bitplan.store.files import load, save
 
 TWO = parse_choices("w2a2,w4a4")
 

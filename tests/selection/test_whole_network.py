@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bitplan
+from bitplan.core.budget import UNITS
 from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer
-from bitplan.core.units import UNITS
 
 TWO = parse_choices("w2a2,w4a4")
 

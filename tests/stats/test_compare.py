@@ -6,8 +6,8 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Gains, Plan
 from bitplan.core.studies import Method, Start, Study
 from bitplan.core.trials import Recipe, Result, Trial
-from bitplan.stats.agreement import rank_correlation
 from bitplan.stats.compare import areas, cells, compare, warning
+from bitplan.stats.ranksum import rank_correlation
 
 RECIPE = Recipe(steps=10)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitplan.core.errors import InputError
-from bitplan.stats.paired import paired
+from bitplan.stats.windows import paired
 
 
 def windows(seed=0, count=60):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu, permutation_test, rankdata
 
 from bitplan.core.errors import InputError
-from bitplan.stats.correction import holm, holm_floor
+from bitplan.stats.compare import holm, holm_floor
 from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, floor, rank_sum
 
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)

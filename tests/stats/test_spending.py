@@ -4,11 +4,11 @@ import pytest
 from test_compare import full, study_of
 
 from bitplan.core.records import Gains
-from bitplan.core.run_files import title_at
 from bitplan.core.spend import Spend
 from bitplan.core.studies import Method
 from bitplan.stats.compare import compare, warning
 from bitplan.stats.spending import MethodSpend, spendings, why_unequal
+from bitplan.store.run_folder import title_at
 
 
 def gains_of(method, spend, per_epoch=100, seconds=1.0):

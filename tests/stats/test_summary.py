@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitplan.core.errors import InputError
-from bitplan.stats.summary import area, deviation, mean
+from bitplan.stats.compare import area, deviation, mean
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8)
 

@@ -4,7 +4,7 @@ import pytest
 from test_compare import full, result, study_of
 
 from bitplan.core.trials import Result
-from bitplan.reports.windows import window_sentences
+from bitplan.reports.tables import window_sentences
 from bitplan.stats.windows import window_pairs
 
 EASY, HARD = (1.0, 2.0, 3.0, 4.0) * 5, (1.2, 2.1, 3.3, 4.1) * 5

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from bitplan.study.ceiling import Effort, find_ceiling
+from bitplan.plugins.methods.ceiling import Effort, find_ceiling
 from bitplan.study.spec import read_study
 
 EFFORT = Effort(trainings=9, finalists=2, seed=3)

@@ -102,7 +102,7 @@ def sweep_once(study, run):
 def look(run):
     """Every record by its path, its hash and time (a broken one raises here); and hidden files that were left."""
     from bitplan.core.record import Record
-    from bitplan.core.store import load
+    from bitplan.store.files import load
 
     records, hidden = {}, []
     for path in sorted(run.rglob("*")):
@@ -126,8 +126,8 @@ def swept_in_parts(disk, study, sizes):
             told.append([size, sweep_once(study, run), look(run)])
     with disk.read_only():  # a finished run is only read
         told.append(["finished", sweep_once(study, run), look(run)])
-    from bitplan.core.runs import RunFolder
     from bitplan.reports.tables import frontier
+    from bitplan.store.run_folder import RunFolder
 
     return {"told": told, "table": frontier(RunFolder(run)).texts()}
 

@@ -10,12 +10,12 @@ from torch import nn
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Fit, Pairs
 from bitplan.gains.base import Context
 from bitplan.graph.rules import Rules
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.additivity import HOLDS, correlation, doubts, pair_drops, study_fit, study_pairs
-from bitplan.study.setting import Setting
+from bitplan.study.context import Setting
 from bitplan.study.trials import starts
 
 CHOICES = parse_choices("w2a2,w4a4")

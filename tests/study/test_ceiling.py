@@ -13,21 +13,20 @@ from killed_ceiling import EFFORT, search
 from tiny import diary_of
 
 from bitplan.cli import main
-from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
-from bitplan.reports.across import methods, methods_values
+from bitplan.core.records import Checkpoint
+from bitplan.plugins.methods.ceiling import Effort, find_ceiling, outlook
 from bitplan.reports.document import report
-from bitplan.reports.kept import keep_results, look_at
-from bitplan.reports.regrets import regret, regret_values
+from bitplan.reports.kept_results import keep_results, look_at
+from bitplan.reports.regrets import methods, methods_values, regret, regret_values
 from bitplan.stats.regret import regrets
-from bitplan.study.ceiling import Effort, find_ceiling, outlook
-from bitplan.study.check import check
+from bitplan.store.files import load
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
-from bitplan.study.setting import Setting
+from bitplan.study.context import Setting
+from bitplan.study.status import check
 from bitplan.study.trials import starts
-from bitplan.tasks.choosing import choosing_task
+from bitplan.tasks.base import choosing_task
 
 HERE = Path(__file__).parent
 

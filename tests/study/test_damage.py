@@ -16,19 +16,18 @@ from test_sweep import table
 from tiny import STUDY
 
 from bitplan.cli import main
-from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load, write_text
+from bitplan.core.records import Checkpoint
 from bitplan.core.studies import FailedTrial
-from bitplan.engines.lease import held
-from bitplan.study import check as checking
-from bitplan.study import setting
+from bitplan.store.files import load, write_text
+from bitplan.store.lease import held
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import context
+from bitplan.study import status as checking
 from bitplan.study.additivity import study_pairs
-from bitplan.study.check import check
 from bitplan.study.networks import trained_network
 from bitplan.study.spec import read_study
-from bitplan.study.status import status
+from bitplan.study.status import check, status
 from bitplan.study.sweep import sweep
 from bitplan.tune import resume
 
@@ -234,7 +233,7 @@ MADE_AGAIN = [
 @pytest.mark.parametrize("where", MADE_AGAIN)
 def test_what_can_be_made_again_is_made_again_and_said(run, rich, where, caplog):
     study = RunFolder(run).study
-    setting._checkpoint.cache_clear()
+    context._checkpoint.cache_clear()
     if where.startswith("jobs"):
         for path in (run / "estimates").iterdir():
             path.unlink()
@@ -271,7 +270,7 @@ def become_endless(path):
 def test_what_is_no_file_keeps_nobody_waiting_and_blocks_nothing(run, rich, become, monkeypatch):
     """One of every kind at once: a stranger's archive may hold them, and so may a disk after a repair."""
     study = RunFolder(run).study
-    setting._checkpoint.cache_clear()
+    context._checkpoint.cache_clear()
     wheres = [*MADE_AGAIN[1:], "trials/*.json", "networks/*.json", "networks/*/*", "running/*/*", "failures/*.json"]
     for where in wheres:
         become(random.Random(where).choice(sorted(run.glob(where))))
@@ -367,7 +366,7 @@ def test_what_is_damaged_while_trials_run_is_blamed_on_no_trial(run, rich, where
         told.append(what)
         if when in what and paths:
             paths[-1].write_bytes(flip(paths.pop().read_bytes(), random.Random(0)))
-            setting._checkpoint.cache_clear()
+            context._checkpoint.cache_clear()
 
     summary = sweep(RunFolder(run).study, run, progress=strike, trust=True)
     assert not paths

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bitplan.core.runs import RunFolder
 from bitplan.gains.base import Context, estimate
 from bitplan.selection.base import select
-from bitplan.study.setting import Setting
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.context import Setting
 
 STUDIES = Path(__file__).parents[2] / "studies"
 

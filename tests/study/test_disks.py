@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tiny import STUDY
 
-from bitplan.core.runs import RunFolder
 from bitplan.reports.tables import frontier
+from bitplan.store.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 SIZES = {"mount": [12, 60, 170, 4000], "limits": [1, 10, 4000]}

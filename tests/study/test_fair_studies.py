@@ -11,19 +11,18 @@ from typer.testing import CliRunner
 from bitplan.cli.app import app
 from bitplan.core.errors import InputError
 from bitplan.core.registry import GAINS
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Method
 from bitplan.gains.base import Gain, LayerGains
 from bitplan.reports.figures import write_figures
 from bitplan.reports.tables import make
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
-from bitplan.study.controls import with_controls
+from bitplan.study.context import Setting
 from bitplan.study.forecast import forecast
-from bitplan.study.setting import Setting
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
-from bitplan.study.trials import estimation, trials
-from bitplan.tasks.choosing import ChoosingTask
+from bitplan.study.trials import estimation, trials, with_controls
+from bitplan.tasks.base import ChoosingTask
 
 LIMIT = ("seeds = [0, 1]", "seeds = [0, 1]\nspend = 0.05")
 SEARCH = '[[methods]]\nname = "evolution"\noptions = { judge = "drift:samples=32" }\n'

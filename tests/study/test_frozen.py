@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tiny import begin_again, diary_of
 
-from bitplan.core.runs import RunFolder
-from bitplan.engines import jobs
-from bitplan.engines.lease import SilentHolders
 from bitplan.reports.tables import frontier
+from bitplan.store import jobs
+from bitplan.store.lease import SilentHolders
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.sweep import sweep
 
 

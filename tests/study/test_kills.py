@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tiny import begin_again, diary_of
 
-from bitplan.core.runs import RunFolder
-from bitplan.engines.cluster import Cluster
-from bitplan.engines.lease import read_lease
-from bitplan.engines.local import Local
 from bitplan.reports.tables import frontier
+from bitplan.store.engines import Local
+from bitplan.store.lease import read_lease
+from bitplan.store.ray_cluster import Cluster
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.sweep import sweep
 
 HERE = Path(__file__).parent

@@ -4,13 +4,13 @@ import pytest
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.reports.tables import frontier
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
+from bitplan.study.context import Setting
 from bitplan.study.forecast import forecast
-from bitplan.study.setting import Setting
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import starts, trials

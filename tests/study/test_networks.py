@@ -8,12 +8,12 @@ import torch
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load
 from bitplan.core.studies import Study, Trained
-from bitplan.engines.lease import held
-from bitplan.reports.choice import choose
-from bitplan.study import jobs
+from bitplan.reports.scores import choose
+from bitplan.store.files import load
+from bitplan.store.lease import held
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import scheduling
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.networks import is_kept, trained_network
@@ -37,7 +37,7 @@ def untrainable(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(jobs, "finetune_", refuse)
+    monkeypatch.setattr(scheduling, "finetune_", refuse)
 
 
 def test_a_network_is_trained_again_once_and_scores_as_recorded(run, study, request):

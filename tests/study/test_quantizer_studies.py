@@ -14,15 +14,15 @@ from bitplan.cli.app import app
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
 from bitplan.core.registry import QUANTIZERS
-from bitplan.core.runs import RunFolder
 from bitplan.quant.convert import plan_of
 from bitplan.reports.tables import make
-from bitplan.stats.quantizers import compare_quantizers, quantizer_cells
-from bitplan.study.check import check
+from bitplan.stats.compare import compare_quantizers, quantizer_cells
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.networks import trained_network
 from bitplan.study.spec import read_study
+from bitplan.study.status import check
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import starts, trials
 

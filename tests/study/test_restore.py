@@ -11,11 +11,11 @@ from tiny import STUDY, diary_of
 from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.results import RunResults
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import load, write_text
 from bitplan.core.studies import FailedTrial
-from bitplan.reports.kept import keep_results, look_at
-from bitplan.study.ceiling import find_ceiling
+from bitplan.plugins.methods.ceiling import find_ceiling
+from bitplan.reports.kept_results import keep_results, look_at
+from bitplan.store.files import load, write_text
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.restore import restore
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep

@@ -6,8 +6,8 @@ import pytest
 from tiny import network
 
 import bitplan
-from bitplan.core.runs import RunFolder
 from bitplan.quant.checkpoint import load_checkpoint
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import trials
@@ -19,7 +19,7 @@ def test_networks_are_scored_in_integers(write, monkeypatch, tmp_path):
     monkeypatch.chdir(Path(__file__).parent)
     study = read_study(write(IN_INTEGERS))
     called = []
-    monkeypatch.setattr("bitplan.study.setting.integer", lambda *given: called.append(1) or bitplan.integer(*given))
+    monkeypatch.setattr("bitplan.study.context.integer", lambda *given: called.append(1) or bitplan.integer(*given))
     sweep(study, tmp_path / "run", trust=True)
     run = RunFolder(tmp_path / "run")
     kept = list(run.networks.folder.iterdir())

@@ -6,12 +6,12 @@ import pytest
 from tiny import STUDY
 
 from bitplan.core.errors import FileError
-from bitplan.core.runs import RunFolder
 from bitplan.reports.scores import gather
 from bitplan.reports.subject import run_subject
 from bitplan.reports.tables import frontier
 from bitplan.stats.compare import cells, compare
 from bitplan.stats.ranksum import stratified
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import agenda, all_starts, starts

@@ -1,9 +1,9 @@
 """Relaxations in a study: an estimate for each budget, within what the study allows; everything reads the run."""
 
-from bitplan.core.runs import RunFolder
-from bitplan.study.check import check
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
+from bitplan.study.status import check
 from bitplan.study.sweep import sweep
 
 METHODS = """

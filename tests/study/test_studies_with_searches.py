@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 import bitplan
 from bitplan.cli.app import app
 from bitplan.core.errors import InputError
-from bitplan.core.runs import RunFolder
 from bitplan.reports.tables import make as table
-from bitplan.study.check import check
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
+from bitplan.study.status import check
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import trials
 

@@ -13,12 +13,12 @@ from tiny import diary_of, sweep_telling
 
 from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
-from bitplan.core.runs import RunFolder
-from bitplan.core.shelf import Shelf
-from bitplan.core.store import whole_file
-from bitplan.engines.lease import read_lease
 from bitplan.gains.base import Gain
-from bitplan.study import jobs
+from bitplan.store.files import whole_file
+from bitplan.store.lease import read_lease
+from bitplan.store.record_store import Shelf
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import scheduling
 from bitplan.study.clean import clean_, find_waste
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
@@ -130,7 +130,7 @@ def leave_half_written(run):
     (run / "running" / "x").mkdir(parents=True)
     (run / "leases").mkdir(exist_ok=True)
     (run / "leases" / ".trained-x.t.taken").touch()
-    write = "import sys; from pathlib import Path; from bitplan.core.temporary import temporary_name\n"
+    write = "import sys; from pathlib import Path; from bitplan.store.files import temporary_name\n"
     write += "for path in map(Path, sys.argv[1:]): getattr(temporary_name(path), 'touch' if path.suffix else 'mkdir')()"
     subprocess.run([sys.executable, "-c", write, *(run / name for name in HALF)], check=True)
     return sorted(run.rglob(".*"))
@@ -218,13 +218,13 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
         (run / "trials" / f"{trial}.json").unlink()
     (run / "trained" / f"{failing.training}.json").unlink()
     (run / "trials" / f"{RunFolder(run).results[-1].trial.id}.json").unlink()
-    real, calls = jobs.finetune_, []
+    real, calls = scheduling.finetune_, []
 
     def broken(*given, **options):
         calls.append(options["seed"])
         raise InputError("the disk of the GPU is on fire")
 
-    monkeypatch.setattr(jobs, "finetune_", broken)
+    monkeypatch.setattr(scheduling, "finetune_", broken)
     summary = sweep(study, run, trust=True)
     assert len(calls) == 1
     assert [one.trial.id for one in summary.failed] == list(RunFolder(run).agenda.trainings[failing.training])
@@ -234,7 +234,7 @@ def test_a_failure_is_written_down_and_retried_on_request(swept, tmp_path, study
     assert len(sweep(study, run, trust=True).failed) == len(summary.failed)
     assert len(calls) == 1, "not tried again unless asked"
     assert status(run).failed == summary.failed
-    monkeypatch.setattr(jobs, "finetune_", real)
+    monkeypatch.setattr(scheduling, "finetune_", real)
     again = sweep(study, run, retry_failed=True, trust=True)
     assert (again.done, again.failed, again.trained) == (18, (), 1)
     assert table(run) == table(swept)
@@ -379,7 +379,7 @@ def test_the_forecast_lists_every_trial_and_writes_nothing(swept, tmp_path, writ
 
 
 def test_the_status_tells_done_running_failed_and_waiting(swept, tmp_path, study):
-    from bitplan.engines.lease import held
+    from bitplan.store.lease import held
 
     found = status(swept)
     shared = 16 - len(list((swept / "trained").glob("*.json")))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-from bitplan.core.runs import RunFolder
-from bitplan.study import jobs, starts
+from bitplan.store.run_folder import RunFolder
+from bitplan.study import context, scheduling
 
 TRAININGS_TAKE = 0.2  # seconds more, where they are written down: so that a kill can meet one
 
@@ -63,7 +63,7 @@ def _noted(finetune):
     return noted
 
 
-for module in (starts, jobs):
+for module in (context, scheduling):
     module.finetune_ = _noted(module.finetune_)
 
 

@@ -23,9 +23,8 @@ from torch.utils.data import (
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.engines.local import Local
-from bitplan.tasks.loaded import answers_of
-from bitplan.tasks.samples import samples_of
+from bitplan.store.engines import Local
+from bitplan.tasks.loaded import answers_of, samples_of
 from bitplan.testing import check_task
 
 

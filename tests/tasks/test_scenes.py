@@ -5,7 +5,7 @@ import pytest
 from formats import scene
 
 from bitplan.core.errors import InputError
-from bitplan.tasks.scenes import VOID, Crops, Scene
+from bitplan.plugins.data.segmentation import VOID, Crops, Scene
 
 
 def numbered(height, width):

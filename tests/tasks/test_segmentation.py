@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import bitplan
 from bitplan.adapters.torchvision import torchvision
 from bitplan.core.errors import InputError
+from bitplan.plugins.data.segmentation import Segmentation
 from bitplan.tasks.base import load_task
-from bitplan.tasks.segmentation import Segmentation
 
 torchvision()  # torchmetrics imports it, without helping it
 with warnings.catch_warnings():

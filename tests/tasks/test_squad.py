@@ -15,9 +15,8 @@ from torch import nn
 
 from bitplan.adapters.tokenizers import load_word_pieces
 from bitplan.core.errors import FileError, InputError
+from bitplan.plugins.data.squad import Best, Question, Shape, best_spans, cut, gather, read_questions, windows_of
 from bitplan.tasks.base import load_task
-from bitplan.tasks.spans import Best, Shape, best_spans, cut, gather, windows_of
-from bitplan.tasks.squad_files import Question, read_questions
 
 
 @pytest.fixture(scope="module")

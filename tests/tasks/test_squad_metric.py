@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bitplan.adapters.torchvision import torchvision
-from bitplan.tasks.squad_metric import exact_match, f1, normalized
+from bitplan.plugins.data.squad import exact_match, f1, normalized
 
 
 @pytest.mark.parametrize(

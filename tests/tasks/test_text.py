@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bitplan.core.errors import InputError
+from bitplan.plugins.llm.text import perplexity
 from bitplan.tasks.base import load_task
-from bitplan.tasks.text import perplexity
 from bitplan.testing import check_task
 from bitplan.tune.loop import evaluate_each
 from texts import WORDS, llama, write_folder, write_text, write_tokenizer

@@ -15,8 +15,8 @@ import tiny_bert as tiny
 
 import bitplan
 from bitplan.adapters.torchvision import torchvision
-from bitplan.lightning import Quantization
-from bitplan.transformers import BitplanConfig
+from bitplan.plugins.trainers.lightning import Quantization
+from bitplan.plugins.trainers.transformers import BitplanConfig
 
 torchvision()  # torchmetrics, which Lightning imports, imports it, and it may need help
 import lightning  # noqa: E402

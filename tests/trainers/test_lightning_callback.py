@@ -8,7 +8,7 @@ import torch
 from loops import Module, lightning, lightnings_trainer
 
 import bitplan
-from bitplan.lightning import Quantization, restore_
+from bitplan.plugins.trainers.lightning import Quantization, restore_
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

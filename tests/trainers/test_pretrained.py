@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import bitplan
 from bitplan.adapters.torch import inference
-from bitplan.transformers import BitplanConfig, BitplanQuantizer, carry_plan_
+from bitplan.plugins.trainers.transformers import BitplanConfig, BitplanQuantizer, carry_plan_
 
 transformers = tiny.transformers
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

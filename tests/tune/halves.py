@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bitplan.tasks.classification import Classification
+from bitplan.tasks.images import Classification
 from nets import classifier
 
 

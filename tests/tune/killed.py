@@ -7,7 +7,7 @@ from halves import Halves, quantized
 from safetensors.torch import save_file
 
 from bitplan.core.trials import Recipe
-from bitplan.tune import meter, resume
+from bitplan.tune import loop, resume
 from bitplan.tune.loop import finetune_
 
 
@@ -36,7 +36,7 @@ def tell(done, total, text):
 
 def main():
     folder, optimizer, out = sys.argv[1:]
-    resume.SAVE_SECONDS, resume.SAVE_SHARE, meter._PAUSE = 0.0, 1.0, 0.0
+    resume.SAVE_SECONDS, resume.SAVE_SHARE, loop._PAUSE = 0.0, 1.0, 0.0
     model = quantized(dropout=0.3)
     finetune_(model, Slow(), recipe(optimizer), folder=folder, progress=tell)
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out)

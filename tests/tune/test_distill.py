@@ -9,7 +9,7 @@ from halves import Halves, network
 
 from bitplan.core.errors import InputError
 from bitplan.core.trials import Recipe
-from bitplan.tune.distill import divergence, objective
+from bitplan.tune.distillation import divergence, objective
 from bitplan.tune.loop import finetune_
 
 

@@ -14,10 +14,9 @@ from bitplan.core.trials import Recipe
 from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
-from bitplan.tasks.base import load_task
-from bitplan.tasks.measured import draw, measure_, scores_apart_
-from bitplan.tune.judge import Judge, Look, judge_of
+from bitplan.tasks.base import draw, load_task, measure_, scores_apart_
 from bitplan.tune.loop import finetune_, steps_of
+from bitplan.tune.validation import Judge, Look, judge_of
 
 DIGITS = load_task("digits")
 GOOD, BAD = 0.05, 5.0

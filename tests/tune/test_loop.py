@@ -10,9 +10,8 @@ from torch import nn
 
 from bitplan.core.errors import Diverged, InputError, RecordError
 from bitplan.core.trials import Recipe
-from bitplan.tune import meter
-from bitplan.tune.loop import evaluate, finetune_
-from bitplan.tune.prepare import warn_of_slow_products
+from bitplan.tune import loop
+from bitplan.tune.loop import evaluate, finetune_, warn_of_slow_products
 
 TASK = Halves()
 
@@ -164,13 +163,13 @@ def test_channels_last_changes_rounding_only():
 
 
 def test_progress_shows_loss_score_speed_and_time_left(monkeypatch):
-    monkeypatch.setattr(meter, "_PAUSE", 0.0)
+    monkeypatch.setattr(loop, "_PAUSE", 0.0)
     told = []
     finetune_(network(), TASK, recipe(), progress=lambda *what: told.append(what))
     assert [(done, total) for done, total, _ in told] == [(step, 12) for step in range(1, 13)]
     for part in ("loss ", "score ", "samples/s"):
         assert part in told[-1][2]
-    monkeypatch.setattr(meter, "_PAUSE", 60.0)
+    monkeypatch.setattr(loop, "_PAUSE", 60.0)
     told.clear()
     finetune_(network(), TASK, recipe(), progress=lambda *what: told.append(what))
     assert [done for done, _, _ in told] == [1, 12]

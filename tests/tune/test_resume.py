@@ -19,9 +19,9 @@ from torch import nn
 from bitplan.core.errors import Damaged, FileError
 from bitplan.core.trials import Recipe
 from bitplan.tune import resume
-from bitplan.tune.judge import Judge
 from bitplan.tune.log import read_log
 from bitplan.tune.loop import finetune_
+from bitplan.tune.validation import Judge
 
 TASK = Halves()
 RECIPE = Recipe(epochs=5, batch_size=16, lr=0.05)
@@ -91,7 +91,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
 
 def test_what_another_process_is_writing_stays_and_what_a_killed_one_left_goes(tmp_path, monkeypatch):
     """One that was frozen wakes up, while the one that took over writes its checkpoint."""
-    imports = "import time; from bitplan.core.store import whole_file"
+    imports = "import time; from bitplan.store.files import whole_file"
     write = "half.write_text('half'); print(half, flush=True); time.sleep(99)"
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
     words = [sys.executable, "-c", f"{imports}\nwith whole_file('resume.safetensors') as half: {write}"]

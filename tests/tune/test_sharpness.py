@@ -10,8 +10,7 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.trials import Recipe
 from bitplan.quant.quantizers import WeightQuantizer
-from bitplan.tune.loop import finetune_
-from bitplan.tune.sharpness import at_the_worst, noted
+from bitplan.tune.loop import at_the_worst, finetune_, noted
 
 TASK = Halves()
 RECIPE = {"steps": 8, "batch_size": 16, "lr": 0.05}

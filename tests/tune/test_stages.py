@@ -13,11 +13,10 @@ from test_resume import run_and_kill
 from bitplan.cli.inputs import read_recipe
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.trials import Recipe, on_top
-from bitplan.gains.finetuned import shortened
+from bitplan.gains.finetuning import shortened
+from bitplan.tune.length import samples_of, steps_of
 from bitplan.tune.log import last_step
-from bitplan.tune.loop import finetune_
-from bitplan.tune.pace import samples_of, steps_of
-from bitplan.tune.prepare import mixed
+from bitplan.tune.loop import finetune_, mixed
 from bitplan.tune.resume import check_training
 
 TASK = Halves()

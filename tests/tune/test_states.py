@@ -14,9 +14,8 @@ from bitplan.core.rules import Rules
 from bitplan.core.trials import Recipe
 from bitplan.models.bert import minilm_l6
 from bitplan.models.zoo import load_model
-from bitplan.tune.distill import objective
+from bitplan.tune.distillation import blocks_of, difference, objective, watched
 from bitplan.tune.loop import finetune_
-from bitplan.tune.states import blocks_of, difference, watched
 
 BOTH = Recipe(steps=6, batch_size=8, lr=0.01, distill=1.0, distill_hidden=1.0, distill_attention=1.0)
 RULES = Rules(first=None, last=None, narrow=0)

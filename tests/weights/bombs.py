@@ -278,14 +278,14 @@ def exported(path):
 def record(path):
     """What `validate` does with a file."""
     from bitplan.core.record import Record
-    from bitplan.core.store import load
+    from bitplan.store.files import load
 
     load(path, Record)
 
 
 def table(path):
     """What `imagenet` does with a file."""
-    from bitplan.tasks.encoded import from_parquet
+    from bitplan.plugins.data.encoded_images import from_parquet
 
     from_parquet([path], 10)
 
@@ -299,7 +299,7 @@ def image(path):
 
 def batch(path):
     """What `cifar10` does with a file."""
-    from bitplan.tasks.batchfile import read_batch
+    from bitplan.plugins.data.cifar10 import read_batch
 
     read_batch(path, 10)
 

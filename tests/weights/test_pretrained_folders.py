@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import bitplan
 from bitplan.adapters.gguf import read_header
-from bitplan.adapters.pretrained import is_pretrained
 from bitplan.adapters.tokenizers import load_tokenizer
 from bitplan.core.errors import InputError
+from bitplan.weights.pretrained_folders import is_pretrained
 from texts import llama, turned, with_config, write_folder, write_gguf
 
 TOKENS = torch.arange(20).view(2, 10)

@@ -12,8 +12,7 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
-from bitplan.core.memory import check_available, check_room
-from bitplan.core.parsing import first_line
+from bitplan.core.parsing import check_available, check_room, first_line
 
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")  # as Python says it of an enumeration
 _VALUE = 256  # bytes that the reader takes for a value of an array

@@ -12,9 +12,8 @@ import numpy as np
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.memory import bounded
-from bitplan.core.parsing import first_line, parsing
-from bitplan.core.store import read_bytes
+from bitplan.core.parsing import bounded, first_line, parsing
+from bitplan.store.files import read_bytes
 
 _LARGEST = 2**31  # bytes of a graph as one message
 

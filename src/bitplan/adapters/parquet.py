@@ -9,9 +9,8 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
-from bitplan.core.memory import check_room
-from bitplan.core.parsing import parsing
-from bitplan.core.store import open_file
+from bitplan.core.parsing import check_room, parsing
+from bitplan.store.files import open_file
 
 _ROWS = 256  # read at a time
 _VALUE = 64  # bytes that a value takes in Python beside its content

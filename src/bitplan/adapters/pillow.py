@@ -11,7 +11,7 @@ import numpy as np
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import first_line
-from bitplan.core.store import open_file
+from bitplan.store.files import open_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Image

@@ -9,11 +9,11 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import check_gguf
-from bitplan.adapters.pretrained import is_gguf, refuse_link_out
 from bitplan.adapters.transformers import tokenizer_in_gguf
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import parse_json, parsing
-from bitplan.core.store import read_text
+from bitplan.store.files import read_text
+from bitplan.weights.pretrained_folders import is_gguf, refuse_link_out
 
 TOKENIZER = "tokenizer.json"
 """What a folder of Hugging Face's calls its tokenizer."""

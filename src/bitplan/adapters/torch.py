@@ -11,9 +11,8 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from bitplan.core.errors import InputError
-from bitplan.core.memory import available_memory
 from bitplan.core.naming import layer_of_quantizer
-from bitplan.core.parsing import first_line
+from bitplan.core.parsing import available_memory, first_line
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from bitplan.core.arrivals import BEFORE_WORK
 from bitplan.core.errors import MissingExtra
+from bitplan.core.worker_payload import BEFORE_WORK
 
 # torchvision's Python code refers to these two when it is imported; its library defines them. Where that library
 # does not load (a CPU-only torch under a CUDA build of torchvision), declaring them makes all else work.

@@ -20,11 +20,10 @@ from torch.nn.modules.module import (
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import cut_of, quick_gguf
-from bitplan.adapters.pretrained import CONFIG, refuse_link_out
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.memory import bounded, check_available, memory_for
-from bitplan.core.parsing import first_line, parsing
-from bitplan.core.store import refuse_large_text
+from bitplan.core.parsing import bounded, check_available, first_line, memory_for, parsing
+from bitplan.store.files import refuse_large_text
+from bitplan.weights.pretrained_folders import CONFIG, refuse_link_out
 
 _log = logging.getLogger(__name__)
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code of a file, no network
@@ -62,7 +61,8 @@ def quantization_door() -> QuantizationDoor:
     major = library.__version__.partition(".")[0]
     if not major.isdecimal() or int(major) < 5:
         raise InputError(
-            f"bitplan.transformers needs transformers 5, this is {library.__version__}: pip install -U transformers, "
+            f"bitplan.plugins.trainers.transformers needs transformers 5, this is {library.__version__}: "
+            "pip install -U transformers, "
             "or without it save_checkpoint and load_checkpoint(folder, model)"
         )
     from transformers.quantizers import auto

@@ -16,7 +16,7 @@ def main() -> None:
     from bitplan.cli.app import app
     from bitplan.cli.terminal import tell_error, tell_traceback
     from bitplan.core.errors import InputError
-    from bitplan.core.shown import log_to_terminal
+    from bitplan.core.escaping import log_to_terminal
 
     atexit.register(gc.freeze)  # or Python looks through all that torch imported once more before it ends
     log_to_terminal()

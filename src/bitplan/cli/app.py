@@ -223,9 +223,9 @@ def select(
     from bitplan.core.budget import Budget
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph
-    from bitplan.core.store import load
     from bitplan.costs.base import add_limited
     from bitplan.selection.base import select as select_plan
+    from bitplan.store.files import load
 
     records = [load(file, Record) for file in files]
     graph, gains = only(records, Graph), only(records, Gains)

@@ -17,7 +17,7 @@ from bitplan.core.progress import clock
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
-    from bitplan.study.ceiling import Effort, Outlook
+    from bitplan.plugins.methods.ceiling import Effort, Outlook
 
 
 def add(app: typer.Typer) -> None:
@@ -45,9 +45,9 @@ def ceiling(
     """
     from bitplan.core.budget import Budget
     from bitplan.core.trust import check_code, check_engine
-    from bitplan.study.ceiling import Effort, outlook
-    from bitplan.study.controls import with_controls
+    from bitplan.plugins.methods.ceiling import Effort, outlook
     from bitplan.study.spec import read_study
+    from bitplan.study.trials import with_controls
 
     read = with_controls(read_study(study))
     check_code(read.model, study, trust=trust)
@@ -73,7 +73,7 @@ def _search(
 ) -> None:
     """A ceiling at each budget, with a bar; a disk that is full is one line."""
     from bitplan.cli.progress import showing_progress
-    from bitplan.study.ceiling import find_ceiling
+    from bitplan.plugins.methods.ceiling import find_ceiling
 
     engine = ready_to_train(workers)
     try:
@@ -90,8 +90,8 @@ def results(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file (.json), such as results/NAME.json.")],
 ) -> None:
     """Keep what a run found in one small file, which compare, tables and report take in place of the folder."""
-    from bitplan.core.store import write_text
-    from bitplan.reports.kept import keep_results
+    from bitplan.reports.kept_results import keep_results
+    from bitplan.store.files import write_text
 
     found = keep_results(run)
     path = write_text(output, found.to_json())
@@ -107,8 +107,8 @@ def _in_words(told: Outlook, folder: Path) -> str:
 
 def _show(folder: Path, *, as_json: bool) -> None:
     from bitplan.cli.show_runs import print_tables, show_table
+    from bitplan.reports.kept_results import StillRun
     from bitplan.reports.regrets import regret, regret_values
-    from bitplan.reports.still import StillRun
 
     still = StillRun(folder)
     if as_json:

@@ -8,17 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bitplan.adapters.pretrained import CONFIG
 from bitplan.cli.things import Typed, trace_model
-from bitplan.core.checkpoints import ABOUT
 from bitplan.core.errors import InputError
+from bitplan.core.records import ABOUT
 from bitplan.core.trust import check_code, names_code
+from bitplan.weights.pretrained_folders import CONFIG
 
 _COPIES = 3  # of the network: the float one, one to be lowered, and its lowered weights
 
 if TYPE_CHECKING:
-    from bitplan.core.checkpoints import Checkpoint
-    from bitplan.core.records import Graph, Plan
+    from bitplan.core.records import Checkpoint, Graph, Plan
     from bitplan.core.rules import Rules
 
 
@@ -107,7 +106,7 @@ class PretrainedModel(WeightsFile):
     @cached_property
     def _is_large(self) -> bool:
         """Whether it is run block by block, since memory does not hold what is loaded to lower parts of it."""
-        from bitplan.core.memory import available_memory
+        from bitplan.core.parsing import available_memory
         from bitplan.weights.opened import open_checkpoint
 
         if not self.pretrained.is_dir() or self.beside.runs != "small":
@@ -204,7 +203,7 @@ class OwnCheckpoint(Typed):
 
     @cached_property
     def _about(self) -> Checkpoint:
-        from bitplan.core.checkpoints import Checkpoint
-        from bitplan.core.store import load
+        from bitplan.core.records import Checkpoint
+        from bitplan.store.files import load
 
         return load(Path(self.written) / ABOUT, Checkpoint)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
-from bitplan.core.shown import shown
+from bitplan.core.escaping import shown
 
 _WIDTH = 160  # where the output is on no terminal
 _PADDING = re.compile(r" +$", re.MULTILINE)

@@ -11,8 +11,8 @@ from bitplan.cli.options import Json, TaskOption
 from bitplan.cli.terminal import say, say_json
 from bitplan.cli.words import App, Verbs
 from bitplan.core.errors import UnknownName
+from bitplan.core.option_parsing import read_options
 from bitplan.core.registry import TASKS
-from bitplan.core.written import read_options
 
 
 def add(app: typer.Typer) -> None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from bitplan.cli.show_runs import show_table
 from bitplan.cli.terminal import say, tell
 from bitplan.core.progress import clock
-from bitplan.core.runs import RunFolder
 from bitplan.reports.document import report as write_report
-from bitplan.reports.tables import costs, frontier
-from bitplan.reports.versus import versus
+from bitplan.reports.tables import costs, frontier, versus
 from bitplan.stats.compare import areas, cells, compare
 from bitplan.stats.ranksum import rank_sum
+from bitplan.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study

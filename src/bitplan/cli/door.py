@@ -14,16 +14,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitplan.adapters.pretrained import is_pretrained
 from bitplan.cli.checkpoints import OwnCheckpoint, PretrainedModel, WeightsFile
 from bitplan.cli.run_networks import Pick as Pick
 from bitplan.cli.run_networks import RunNetwork as RunNetwork
 from bitplan.cli.things import Beside as Beside
 from bitplan.cli.things import BuiltModel, RecordFile, Typed
-from bitplan.core.checkpoints import ABOUT, ENDINGS
 from bitplan.core.errors import InputError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import open_file
+from bitplan.core.records import ABOUT, ENDINGS
+from bitplan.store.files import open_file
+from bitplan.store.run_folder import RunFolder
+from bitplan.weights.pretrained_folders import is_pretrained
 
 _PICKLE = b"\x80"  # what a pickle begins with
 _WEIGHTS = (*ENDINGS, ".index.json")

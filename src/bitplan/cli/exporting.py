@@ -55,11 +55,11 @@ def export(
     Of a run it is the network that its page recommends, unless --method, --budget or --seed say otherwise.
     """
     from bitplan.cli.door import Beside, Pick, RunNetwork, what_is
+    from bitplan.core.option_parsing import read_options
     from bitplan.core.records import Graph, Plan
-    from bitplan.core.store import load
-    from bitplan.core.written import read_options
     from bitplan.exporters.base import check_free, make_exporter
     from bitplan.exporters.base import export as write
+    from bitplan.store.files import load
 
     options: dict[str, Any] = read_options(option) | ({"widen": True} if widen else {})
     exporter = make_exporter(to, options)

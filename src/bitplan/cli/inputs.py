@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
+from bitplan.core.option_parsing import read_named, read_options
 from bitplan.core.parsing import parse_toml, parsing
-from bitplan.core.written import read_named, read_options
 
 _SIZE = re.compile(r"[1-9][0-9]{0,8}")
 
 if TYPE_CHECKING:
     from bitplan.cli.things import Runs, Typed
     from bitplan.core.trials import Recipe
-    from bitplan.engines.base import Engine
+    from bitplan.store.engines import Engine
 
 
 def read_shape(shape: str) -> Any:
@@ -89,7 +89,7 @@ def read_data(task: str | None, written: Sequence[str], data: str | None, networ
         raise InputError("--data and --task are both what the network is run on: give one of them")
     from bitplan.core.trust import import_data, names_code
     from bitplan.gains.base import Context
-    from bitplan.gains.started import with_data
+    from bitplan.gains.start_network import with_data
 
     if not names_code(data):
         raise InputError(f"--data {data!r} is not package.module:loader, a DataLoader, Dataset or batches in your code")
@@ -98,8 +98,8 @@ def read_data(task: str | None, written: Sequence[str], data: str | None, networ
 
 def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
     """A recipe from a TOML file (its keys, or a table `recipe` of them), with single values over the file's."""
-    from bitplan.core.store import read_text
     from bitplan.core.trials import Recipe, on_top
+    from bitplan.store.files import read_text
 
     content: dict[str, Any] = {}
     if path is not None:
@@ -113,7 +113,7 @@ def read_recipe(path: Path | None, written: Sequence[str]) -> Recipe:
 
 def read_engine(written: str) -> Engine:
     """Read "local:workers=2,threads=1": an engine and its options."""
-    from bitplan.engines.base import make_engine
+    from bitplan.store.engines import make_engine
 
     return make_engine(*read_named(written, "--engine"))
 

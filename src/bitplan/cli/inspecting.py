@@ -27,7 +27,7 @@ def diff(
     """Show which layers of two plans differ."""
     from bitplan.cli.show import show_difference
     from bitplan.core.records import Plan
-    from bitplan.core.store import load
+    from bitplan.store.files import load
 
     show_difference(load(first, Plan), load(second, Plan), as_json=json)
 
@@ -55,7 +55,7 @@ def list_names(
         return
     if what == "quantizers":
         from bitplan.cli.show import show_quantizers
-        from bitplan.quant.methods.base import described
+        from bitplan.quant.methods import described
 
         show_quantizers(described(), as_json=json)
         return
@@ -70,9 +70,8 @@ def list_names(
 
 def validate(files: Files) -> None:
     """Check record files: readable, complete, of a known format."""
-    from bitplan.core import kinds  # noqa: F401  (so that every kind is known)
     from bitplan.core.record import Record
-    from bitplan.core.store import load
+    from bitplan.store.files import load
 
     bad = 0
     for file in files:

@@ -50,11 +50,10 @@ def measure(
     Killed and typed again, it goes on where it was.
     """
     from bitplan.cli.door import Beside, what_is
+    from bitplan.core.option_parsing import read_options
     from bitplan.core.progress import clock
-    from bitplan.core.written import read_options
-    from bitplan.latency.keeping import forget
-    from bitplan.latency.measure import How
-    from bitplan.latency.measure import measure as measure_layers
+    from bitplan.plugins.runtimes.latency import How, forget
+    from bitplan.plugins.runtimes.latency import measure as measure_layers
 
     rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
     thing = what_is(target, Beside(shape=input, values=values, trust=trust))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bitplan.core.checkpoints import ABOUT, ENDINGS
 from bitplan.core.errors import InputError
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import is_below, is_same, refuse_no_file, through_links
-from bitplan.core.temporary import clear_left
+from bitplan.core.records import ABOUT, ENDINGS
+from bitplan.store.files import clear_left, is_below, is_same, refuse_no_file, through_links
+from bitplan.store.run_folder import RunFolder
 
 
 def checked(output: Path, others: list[Any], *, to_folder: bool) -> Path:

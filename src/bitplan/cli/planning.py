@@ -143,9 +143,8 @@ def _form(
 
 def _tell_of_groups(quantizer: str | None, budgets: Sequence[str]) -> None:
     """Say that a budget in bits or bytes counts weights without the steps of groups, and which one would."""
-    from bitplan.core.budget import Budget
-    from bitplan.core.units import WEIGHT_BITS
-    from bitplan.core.written import read_named
+    from bitplan.core.budget import WEIGHT_BITS, Budget
+    from bitplan.core.option_parsing import read_named
     from bitplan.costs.files import PackedForm
 
     name, options = read_named(quantizer, "--method") if quantizer else ("", {})
@@ -212,7 +211,7 @@ def _file_cost(form: Form, thing: Typed) -> FileCost:
     """The cost that counts the bytes of the target's file."""
     from bitplan.cli.things import RecordFile
     from bitplan.costs.files import FileCost
-    from bitplan.models.tensors import file_cost
+    from bitplan.models.file_tensors import file_cost
 
     if isinstance(thing, RecordFile):
         tell("a graph file tells nothing of norms and biases: the bytes are those of its layers alone")

@@ -12,15 +12,15 @@ from bitplan.cli.terminal import tell
 from bitplan.cli.things import Typed
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.core.trust import check_code
+from bitplan.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from bitplan.core.records import Plan
     from bitplan.core.rules import Rules
     from bitplan.core.trials import Result
-    from bitplan.study.setting import Setting
+    from bitplan.study.context import Setting
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class RunNetwork(Typed):
 
     @cached_property
     def _setting(self) -> Setting:
-        from bitplan.study.setting import Setting
+        from bitplan.study.context import Setting
 
         study, trust = self._run.study, self.beside.trust
         check_code(study.model, self._run.file_of(Study), trust=trust)
@@ -112,7 +112,7 @@ class RunNetwork(Typed):
 
     @cached_property
     def _result(self) -> Result:
-        from bitplan.reports.choice import choose
+        from bitplan.reports.scores import choose
 
         return choose(self._run, method=self.pick.method, budget=self.pick.budget, seed=self.pick.seed)
 

@@ -11,12 +11,11 @@ from rich.text import Text
 
 from bitplan.cli.console import console
 from bitplan.cli.terminal import say, say_json
-from bitplan.core.brief import counted, headline
-from bitplan.core.budget import Budget
+from bitplan.core.budget import Account, Budget
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
-from bitplan.core.units import Account
-from bitplan.costs.totals import total
+from bitplan.core.summaries import counted, headline
+from bitplan.costs.standard import total
 
 if TYPE_CHECKING:
     from bitplan.selection.confidence import Confidence

@@ -16,15 +16,14 @@ from rich.text import Text
 from bitplan.cli.console import console
 from bitplan.cli.show import table
 from bitplan.cli.terminal import say, say_json
+from bitplan.core.escaping import shown
 from bitplan.core.progress import clock
-from bitplan.core.shown import shown
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.reports.formats import Column, Table, to_json
 
 if TYPE_CHECKING:
-    from bitplan.study.check import Checked
     from bitplan.study.forecast import Forecast
-    from bitplan.study.status import Status
+    from bitplan.study.status import Checked, Status
     from bitplan.study.sweep import Summary
 
 _FAILURES_SHOWN = 5

@@ -76,7 +76,7 @@ class Wanted:
     @cached_property
     def options(self) -> dict[str, Any]:
         """What the method takes."""
-        from bitplan.core.written import read_options
+        from bitplan.core.option_parsing import read_options
 
         return read_options(self.option)
 
@@ -266,7 +266,7 @@ def only(records: Sequence[Record], kind: type[Any]) -> Any:
 
 def emit(record: Record, output: Path | None, json: bool) -> bool:
     """Write the record where asked for; tell whether that was the whole answer."""
-    from bitplan.core.store import save
+    from bitplan.store.files import save
 
     if output is not None:
         save(record, output)

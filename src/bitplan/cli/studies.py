@@ -14,7 +14,7 @@ from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
-    from bitplan.engines.base import Engine
+    from bitplan.store.engines import Engine
     from bitplan.study.sweep import Summary
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
@@ -54,8 +54,8 @@ def sweep(
 ) -> None:
     """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
     from bitplan.core.trust import check_code, check_engine
-    from bitplan.study.controls import with_controls
     from bitplan.study.spec import read_study
+    from bitplan.study.trials import with_controls
 
     read = with_controls(read_study(study))
     check_code(read.model, study, trust=trust)
@@ -84,7 +84,7 @@ def sweep(
 
 def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) -> None:
     """Put what other runs found into the folder of this one."""
-    from bitplan.reports.kept import look_at
+    from bitplan.reports.kept_results import look_at
     from bitplan.study.restore import restore
 
     if known and dry_run:
@@ -118,12 +118,18 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare the methods or quantizers of a run: scores, what choosing took, and which differences mean anything."""
-    from bitplan.reports.kept import look_at
-    from bitplan.reports.quantizers import quantizer_scores, quantizers, quantizers_against
+    from bitplan.reports.kept_results import look_at
     from bitplan.reports.spending import score_against_spend, spend_by_budget
-    from bitplan.reports.tables import frontier, scores
-    from bitplan.reports.versus import significance, versus
-    from bitplan.reports.windows import windows
+    from bitplan.reports.tables import (
+        frontier,
+        quantizer_scores,
+        quantizers,
+        quantizers_against,
+        scores,
+        significance,
+        versus,
+        windows,
+    )
 
     folder = look_at(run)
     study = folder.study
@@ -160,7 +166,7 @@ def compare(
 def show_windows(folder: Any, against: str | None) -> None:
     """Where results keep the losses of windows, the differences on the same ones."""
     from bitplan.cli.show_runs import show_table
-    from bitplan.reports.windows import windows
+    from bitplan.reports.tables import windows
 
     table = windows(folder, against)
     if table.rows:
@@ -179,9 +185,9 @@ def additivity(
     """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
     from bitplan.cli.progress import showing_progress
     from bitplan.cli.show_runs import show_additivity
-    from bitplan.core.runs import RunFolder
     from bitplan.core.studies import Study
     from bitplan.core.trust import check_study
+    from bitplan.store.run_folder import RunFolder
     from bitplan.study.additivity import doubts, study_fit, study_pairs
 
     folder = RunFolder(run)
@@ -210,7 +216,7 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
 ) -> None:
     """Show, and with --yes remove, what none of these studies needs, or where none is named, the run's own."""
-    from bitplan.core.runs import RunFolder
+    from bitplan.store.run_folder import RunFolder
     from bitplan.study.clean import clean_, find_waste
     from bitplan.study.spec import read_study
 
@@ -230,7 +236,7 @@ def clean(
 def check(run: RunPath, json: Json = False) -> None:
     """Check every file of a run: what is damaged, exchanged or missing is named, one line each; exit code 1."""
     from bitplan.cli.show_runs import show_check
-    from bitplan.study.check import check as look
+    from bitplan.study.status import check as look
 
     found = look(run)
     show_check(found, as_json=json)
@@ -271,8 +277,8 @@ def run_sweep(
 
 def ready_to_train(workers: int | None) -> Engine | None:
     """The engine that was asked for instead of the study's; this process may train too, and keeps its memory."""
-    from bitplan.core.freed import keep_freed_memory
-    from bitplan.engines.local import Local
+    from bitplan.core.malloc_tuning import keep_freed_memory
+    from bitplan.store.engines import Local
 
     keep_freed_memory()
     return None if workers is None else Local(workers=workers)
@@ -291,9 +297,8 @@ def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> 
 def show_run(folder: Path) -> None:
     """The frontier where there is one, and what is not done."""
     from bitplan.cli.show_runs import show_status, show_table
-    from bitplan.core.runs import RunFolder
-    from bitplan.reports.quantizers import quantizers
-    from bitplan.reports.tables import frontier
+    from bitplan.reports.tables import frontier, quantizers
+    from bitplan.store.run_folder import RunFolder
     from bitplan.study.status import status as look
 
     run = RunFolder(folder)

@@ -65,8 +65,8 @@ def _refuse(*, run: Path | None, budgets: list[str], which: str) -> None:
 
 
 def _across(runs: list[Path], *, plain: bool) -> Table:
-    from bitplan.reports.across import methods, methods_values
-    from bitplan.reports.kept import look_at
+    from bitplan.reports.kept_results import look_at
+    from bitplan.reports.regrets import methods, methods_values
 
     if not runs:
         raise InputError(f"the table {METHODS} is of runs: bitplan tables RUN RUN … --which {METHODS}")
@@ -74,7 +74,7 @@ def _across(runs: list[Path], *, plain: bool) -> Table:
 
 
 def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *, plain: bool) -> Table:
-    from bitplan.reports.kept import look_at
+    from bitplan.reports.kept_results import look_at
     from bitplan.reports.tables import check_name, make
 
     check_name(which, (METHODS, PUBLISHED, TIMES))
@@ -122,6 +122,6 @@ def _give(table: Table, form: str | None, output: Path | None) -> None:
     if output is None:
         say_json(text) if form == "json" else say(text, end="")
         return
-    from bitplan.core.store import write_text
+    from bitplan.store.files import write_text
 
     tell(f"wrote {write_text(output, text)}")

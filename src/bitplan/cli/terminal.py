@@ -6,7 +6,7 @@ import sys
 import traceback
 from types import TracebackType
 
-from bitplan.core.shown import one_line, shown, shown_json
+from bitplan.core.escaping import one_line, shown, shown_json
 
 
 def say(text: str, *, end: str = "\n") -> None:

@@ -187,7 +187,7 @@ class BuiltModel(Typed):
             torch.manual_seed(self.beside.seed)
             model, example = load_model(self.written)
         if self.beside.weights is not None:
-            from bitplan.quant.loading import load_weights_
+            from bitplan.quant.checkpoint import load_weights_
 
             load_weights_(model, self.beside.weights, fresh=self.beside.fresh)
         return model, example
@@ -203,8 +203,8 @@ class RecordFile(Typed):
         """As it was traced, under the rules of then, with further patterns where some were typed."""
         from bitplan.cli.steps import refuse_rules
         from bitplan.core.records import Graph
-        from bitplan.core.store import load
         from bitplan.graph.rules import amend
+        from bitplan.store.files import load
 
         refuse_links(link)
         self.refuse_inputs()
@@ -222,7 +222,7 @@ class RecordFile(Typed):
     def plan(self) -> Plan:
         """As it was selected."""
         from bitplan.core.records import Plan
-        from bitplan.core.store import load
+        from bitplan.store.files import load
 
         return load(self.written, Plan)
 

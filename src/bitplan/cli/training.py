@@ -126,13 +126,12 @@ def finetune(
     """Train by a recipe and score: checkpoint → checkpoint. Run again after a kill, it goes on where it was."""
     from bitplan.cli.door import Beside, teacher_of, what_is
     from bitplan.cli.inputs import read_recipe, read_task
-    from bitplan.core.freed import keep_freed_memory
+    from bitplan.core.malloc_tuning import keep_freed_memory
     from bitplan.quant.checkpoint import check_replaceable
-    from bitplan.quant.first_run import allow_unreached_
-    from bitplan.quant.root import is_quantized
+    from bitplan.quant.proof import allow_unreached_
+    from bitplan.quant.sites import is_quantized
     from bitplan.tune.log import LOG
-    from bitplan.tune.loop import finetune_
-    from bitplan.tune.prepare import training_on
+    from bitplan.tune.loop import finetune_, training_on
 
     limit_threads(threads)
     keep_freed_memory()
@@ -196,7 +195,7 @@ def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None
         raise InputError("give either --plan FILE or --to PRECISION, such as --to w4a4")
     if percentile is not None and method is not None:
         from bitplan.core.registry import QUANTIZERS
-        from bitplan.quant.methods.base import read_method
+        from bitplan.quant.methods import read_method
 
         if not read_method(method).percentile:
             users = [name for name in QUANTIZERS if getattr(QUANTIZERS.get(name), "percentile", False)]
@@ -252,7 +251,7 @@ def _finish_(model: Any, data: tuple[Any, ...], finish: Any, samples: int, *, se
     from functools import partial
 
     from bitplan.cli.inputs import read_data
-    from bitplan.quant.finish import finish_
+    from bitplan.quant.ptq import finish_
 
     task = read_data(*data)
     if task is None:

@@ -29,7 +29,7 @@ Places = Annotated[
 class TriedPlan(Value):
     """A plan that was trained on a part of the training samples, and its score on the others.
 
-    `by` says why it was tried: the titles of the methods that chose it, or what `searches/swaps.py` calls it.
+    `by` says why it was tried: the titles of the methods that chose it, or what `plugins/methods/ceiling.py` calls it.
     """
 
     picks: Places

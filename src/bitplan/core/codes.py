@@ -17,7 +17,7 @@ def code_bits(low: int, high: int) -> int:
 
 
 def entropy(counts: ArrayLike) -> float:
-    """H = −Σ p·log2 p in bits, with 0·log 0 = 0; without the paper's 1e-10 (docs/decisions/0009, 6)."""
+    """H = −Σ p·log2 p in bits, with 0·log 0 = 0; without the paper's 1e-10."""
     return float(entropies(np.asarray(counts, np.float64)[None])[0])
 
 

@@ -152,12 +152,12 @@ class Record(Value):
         return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        from bitplan.core.brief import lines_of
+        from bitplan.core.summaries import lines_of
 
         return "\n".join(lines_of(self))
 
     def _repr_html_(self) -> str | None:
-        from bitplan.core.notebook import html_of
+        from bitplan.core.summaries import html_of
 
         return html_of(self)
 

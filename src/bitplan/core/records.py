@@ -4,24 +4,178 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from bitplan.core.errors import suggestion
-from bitplan.core.integers import Integers
-from bitplan.core.layers import Count as Count
-from bitplan.core.layers import Group as Group
-from bitplan.core.layers import Layer as Layer
-from bitplan.core.layers import Link as Link
-from bitplan.core.layers import Name as Name
+from bitplan.core.naming import inside
 from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
 from bitplan.core.record import Record, Upgrade, Value, identity
+from bitplan.core.rules import RuleName, precision_beside
 from bitplan.core.spend import EPOCH, Spend
-from bitplan.core.uses import Use, Uses, check_uses
+
+# --- What a Graph is made of: layers, links, and the groups that are chosen for at once.
+
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[StrictInt, Field(ge=0)]
+
+
+class Layer(Value):
+    """One operation with weights, or one product of activations; `macs` are those of the example.
+
+    A fixed layer says which `rule` fixed it, `why` in words, and whether somebody wrote that rule's precision. Where it
+    is fixed only because it is linked to another layer, all three are that layer's, which `linked_to` names.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"written"})
+
+    name: Name
+    kind: Name
+    macs: Count
+    weights: Count
+    in_features: Count
+    fixed: Precision | None = None
+    rule: RuleName | None = None
+    linked_to: str = ""
+    why: str = ""
+    written: bool = False
+
+    @model_validator(mode="after")
+    def _reasoned(self) -> Self:
+        if not (self.fixed is None) == (self.rule is None) == (not self.why):
+            raise ValueError(f"layer {self.name!r}: a fixed precision, its rule and its reason go together")
+        if self.linked_to and self.rule is None:
+            raise ValueError(f"layer {self.name!r} shares the rule of {self.linked_to!r} but is not fixed")
+        return self
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
+        return self.rule in ("first", "last") and not self.linked_to
+
+    @property
+    def usual(self) -> bool:
+        """Whether it is fixed by a rule that nobody wrote."""
+        return self.fixed is not None and self.rule != "pattern" and not self.written
+
+    def fixed_beside(self, choices: Sequence[Precision]) -> Precision:
+        """Return the precision of a fixed layer beside such choices."""
+        assert self.fixed is not None
+        assert self.rule is not None
+        return precision_beside(self.rule, self.fixed, choices) if self.usual else self.fixed
+
+
+class Link(Value):
+    """Layers that read one and the same tensor, and where that tensor comes from."""
+
+    layers: Annotated[tuple[Name, ...], Field(min_length=2)]
+    through: str
+
+
+class Group(Value):
+    """What is chosen at once: a layer, or linked layers. Its name is that of its first member."""
+
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+
+    @property
+    def name(self) -> str:
+        """The first member's."""
+        return self.layers[0].name
+
+    @property
+    def fixed(self) -> Precision | None:
+        """The precision that a rule gives to all members, if any."""
+        return self.layers[0].fixed
+
+    def fixed_beside(self, choices: Iterable[Precision]) -> Precision | None:
+        """Return the same beside such choices, as `precision_beside` says of rules that nobody wrote."""
+        if self.fixed is None:
+            return None
+        offered = list(choices)
+        return max((layer.fixed_beside(offered) for layer in self.layers), key=Precision.height)
+
+    @property
+    def weights(self) -> int:
+        """Those of all members."""
+        return sum(layer.weights for layer in self.layers)
+
+
+# --- Where a network uses its layers, as tracing saw it: what `quantize` cannot tell from names
+# .
+
+
+class Use(Value):
+    """One place at which a layer is multiplied: by which function, in the forward of which module.
+
+    `module` is its path, empty for the model itself. `computed` says that a weight is computed there from parameters,
+    where otherwise it is a parameter, a part of one or the same numbers in another order; `softmax` that a product of
+    activations is followed by one before the next product, whose input is quantized too.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"computed", "softmax"})
+
+    module: str
+    function: str
+    computed: bool = False
+    softmax: bool = True
+
+
+Uses = dict[str, tuple[Use, ...]]
+"""Layer → all its uses, for those that are not simply used by their own module; None in a record: nobody looked."""
+
+
+def check_uses(uses: Mapping[str, object] | None, layers: Iterable[str]) -> None:
+    """Raise unless every layer that is said to be used exists."""
+    known = set(layers)
+    for name in uses or ():
+        if name not in known:
+            raise ValueError(f"layer {name!r}, of which uses are told, does not exist{suggestion(name, known)}")
+
+
+# --- What an integer kernel computes beside the layers, as tracing saw it: norms after convolutions, and additions.
+
+
+class Addition(Value):
+    """An addition of two activations of one shape, in the forward of a module, of which a convolution makes one.
+
+    `call` is its name there, numbered like those of products (`core/naming.py`). `left` and `right` say which argument
+    of the module's forward an operand is, empty where it is none; `layers` are the convolutions that make operands,
+    also those before the module that only a norm, ReLU or max pooling lies behind.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"left", "right"})
+
+    module: str
+    call: str
+    left: str = ""
+    right: str = ""
+    layers: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the addition is called."""
+        return inside(self.module, self.call)
+
+
+class Integers(Value):
+    """What `quantize(…, integer=True)` does beside quantizing layers.
+
+    `norms` maps a convolution to the batch normalization that alone reads what it makes. `floats` are the residual
+    additions that stay float, since no convolution makes an operand: an integer kernel would gain nothing there.
+    `feeds` maps a layer to the convolution whose output it reads, as that left a norm, or what only cuts off or picks
+    (ReLU, max pooling): an integer kernel gives 8 bits at most, also to a layer that would take more.
+    """
+
+    unless_usual: ClassVar[frozenset[str]] = frozenset({"additions", "norms", "floats", "feeds"})
+
+    additions: tuple[Addition, ...] = ()
+    norms: dict[str, str] = {}
+    floats: tuple[str, ...] = ()
+    feeds: dict[str, str] = {}
 
 
 class _Noted(Record):
@@ -328,3 +482,32 @@ def check_links(links: list[tuple[str, ...]] | tuple[tuple[str, ...], ...], laye
 def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: tuple[Precision, ...]) -> None:
     if len(row) != len(choices):
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
+
+
+# --- What a checkpoint folder says about the tensors beside it.
+
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
+"""How files of weights usually end; .gguf is a network of its own (`models/pretrained.py`), not weights for another."""
+
+ABOUT, TENSORS = "checkpoint.json", "model.safetensors"
+"""The two files of a checkpoint folder: this record, and the tensors."""
+
+
+class Checkpoint(Record):
+    """A model saved by bitplan: its plan (None: a float model), and where both come from.
+
+    `spec` is a name of the zoo, or "config.json", which then describes a network of transformers' and lies beside it:
+    the only ways a checkpoint names code. `tied` maps a tensor's name to the one
+    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors; empty in checkpoints
+    from before it was written down.
+    """
+
+    outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"sha256"}
+
+    plan: Plan | None = None
+    options: dict[str, JsonValue] = {}
+    spec: str | None = None
+    graph: str | None = None
+    tied: dict[str, str] = {}
+    versions: dict[str, str] = {}
+    sha256: str = ""

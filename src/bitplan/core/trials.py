@@ -19,7 +19,7 @@ LogLines = dict[str, int | float | None]
 """Some steps of a training together: step, epoch, loss, score, rate."""
 OLD_RUN = "it is of a run by bitplan before 0.2: sweep its study into a new folder, or read it with that bitplan"
 
-# What a recipe without a rate gets (docs/decisions/0015).
+# What a recipe without a rate gets.
 _RATES = {"sgd": 0.01, "adamw": 1e-4, "lamb": 1e-3}
 _HARMLESS = {"warmup": 0.1, "move_limit": 0.001}
 
@@ -41,10 +41,11 @@ class Recipe(Record):
     `move_limit` is the most that a weight tensor, or a step, may move in one step of the optimizer, as a share of its
     own size; it follows the schedule, and 0 is none. `distill_hidden` and `distill_attention` are what the mean squared
     differences from the teacher's hidden states and attention scores count, which TernaryBERT and KDLSQ-BERT add to the
-    loss with 1 (`tune/states.py` says what is compared). `sharpness` is the radius of SAQ's step (`tune/sharpness.py`),
+    loss with 1 (`tune/distillation.py` says what is compared). `sharpness` is the radius of SAQ's step
+    (`tune/loop.py`),
     0 for plain training. `then` is a second stage with a recipe of its own, and perhaps a third: a new schedule and a
     new optimizer, from the weights that the stage before it left. A recipe without `lr` gets a rate, a warm-up and a
-    limit that do a trained network no harm (docs/decisions/0015); with one, it does just what it says.
+    limit that do a trained network no harm; with one, it does just what it says.
     """
 
     unless_usual: ClassVar[frozenset[str]] = frozenset(

@@ -1,6 +1,6 @@
 """What a file may ask for: names of what is installed. Code is imported, and jobs sent away, where the user says so.
 
-This is the one place that imports a module by a name that somebody wrote (`docs/decisions/0018-what-is-trusted.md`).
+This is the one place that imports a module by a name that somebody wrote (`docs/decisions/trust.md`).
 """
 
 from __future__ import annotations

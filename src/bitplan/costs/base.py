@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from bitplan.core.budget import Budget
+from bitplan.core.budget import WEIGHT_BITS, Budget, measured
 from bitplan.core.defaults import CHOICES as CHOICES
 from bitplan.core.defaults import COST
-from bitplan.core.errors import InputError
+from bitplan.core.errors import FileError, InputError, suggestion
+from bitplan.core.latencies import Latency
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.records import Costs, Graph, Layer
 from bitplan.core.registry import COSTS
-from bitplan.core.tables import is_record, is_table
-from bitplan.core.units import WEIGHT_BITS
+from bitplan.store.files import load
+from bitplan.store.user_tables import Row, is_record, is_table, read_table, read_unit
 
 Cost = Callable[[Layer, Precision], int | None]
 AnyCost = TypeVar("AnyCost", bound=Cost)
@@ -55,7 +57,7 @@ def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
 def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES) -> Costs:
     """Price every group at every choice, and every fixed layer at its precision.
 
-    `cost` is a registered name, the path of a table (`costs/table.py`) or of a measurement (`costs/latency.py`), or a
+    `cost` is a registered name, the path of a table (`costs/base.py`) or of a measurement (`costs/base.py`), or a
     function `(layer, precision) -> int`. It may answer None for a fixed layer that it has no number for.
     """
     function, name = _find(cost)
@@ -133,11 +135,11 @@ def _find(cost: str | Cost) -> tuple[Cost, str]:
     if not isinstance(cost, str):
         return cost, getattr(cost, "__name__", type(cost).__name__)
     if is_record(cost):
-        from bitplan.costs.latency import LatencyCost
+        pass  # SELFIMPORT
 
         return LatencyCost.read(cost), Path(cost).stem
     if is_table(cost):
-        from bitplan.costs.table import TableCost
+        pass  # SELFIMPORT
 
         return TableCost.read(cost), Path(cost).stem
     found: Cost = COSTS.get(cost)
@@ -160,3 +162,84 @@ def _warn_of_dominated(group: str, row: tuple[int, ...], choices: tuple[Precisio
                 "%s of %s falls from %d at %s to %d at %s: the lower precision is dominated there",
                 name, group, value, choices[index], row[better], choices[better],
             )  # fmt: skip
+
+
+# --- Measured costs, such as latency or energy, from a CSV or JSON file.
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """A cost function that looks its values up."""
+
+    path: str
+    rows: dict[str, Row]
+    unit: str = ""
+
+    @classmethod
+    def read(cls, path: str | Path) -> TableCost:
+        """Read the file; values must be whole numbers ≥ 0, in whichever unit was measured (`# unit: ns` says it)."""
+        rows, said = read_table(path), read_unit(path)
+        for layer, row in rows.items():
+            for precision, value in row.items():
+                if precision is None:
+                    raise FileError(f"{path}: name a precision for every cost of {layer!r}, such as w4a4")
+                if not isinstance(value, int) or value < 0:
+                    raise FileError(
+                        f"{path}: the cost of {layer!r} at {precision} is {value}; a cost is a whole number ≥ 0 "
+                        "(measure in a smaller unit, such as nanoseconds)"
+                    )
+        counted = measured(said)
+        return cls(str(path), rows, counted.written if counted else said)
+
+    def __call__(self, layer: Layer, precision: Precision) -> int | None:
+        """The measured cost of one layer at one precision; None for a fixed one that was not measured.
+
+        Most budgets are about the choosable layers only, so a table need not have the others.
+        """
+        row = self.rows.get(layer.name, {})
+        if precision in row:
+            return int(row[precision])
+        if layer.fixed:
+            return None
+        if not row:
+            raise FileError(f"{self.path} has no cost for layer {layer.name!r}{suggestion(layer.name, self.rows)}")
+        known = ", ".join(str(column) for column in row)
+        raise FileError(f"{self.path} has no cost for {layer.name!r} at {precision}, only at {known}")
+
+
+# --- The measured time of each layer at each choice, as `bitplan measure` wrote it, as a cost in nanoseconds.
+
+
+@dataclass(frozen=True)
+class LatencyCost:
+    """A cost function that looks its values up in a measurement."""
+
+    path: str
+    record: Latency
+    unit: str = "ns"
+
+    @classmethod
+    def read(cls, path: str | Path) -> LatencyCost:
+        """Read the record."""
+        return cls(str(path), load(path, Latency))
+
+    def __call__(self, layer: Layer, precision: Precision) -> int | None:
+        """What the layer took; None for a fixed one that was measured at another precision."""
+        row = self.record.rows.get(layer.name)
+        if row is None:
+            raise FileError(
+                f"{self.path} has no times of layer {layer.name!r}{suggestion(layer.name, self.record.rows)}"
+            )
+        if self.record.macs[layer.name] != layer.macs:
+            raise FileError(
+                f"{self.path} was measured with {self.record.macs[layer.name]:,} MACs in {layer.name!r}, where this "
+                f"graph has {layer.macs:,}: measure with the same --input"
+            )
+        if precision in row:
+            return row[precision].ns
+        if layer.fixed:
+            return None
+        raise FileError(
+            f"{self.path} has no time of {layer.name!r} at {precision}, only at {', '.join(map(str, row))}: measure "
+            "with the same --choices and rules"
+        )

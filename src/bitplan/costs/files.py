@@ -1,7 +1,7 @@
 """The bytes of the file that a target runs: codes, steps, zero points and padding, and what is not quantized.
 
 A form says how one target stores the weight of a layer: which codes have a place there, what that place takes, and
-which quantizer makes codes for it. `FileCost` is the cost that follows, in bytes (docs/decisions/0046).
+which quantizer makes codes for it. `FileCost` is the cost that follows, in bytes (docs/decisions/files-and-budgets.md).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, final
 
+from bitplan.core.budget import FILE
 from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.option_parsing import read_named
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Layer
-from bitplan.core.units import FILE
-from bitplan.core.written import read_named
 
 FLOAT_BYTES = 4
 ALIGNED = 32

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
-from bitplan.core.protocols import check_is, lacks
 from bitplan.core.records import Graph, Plan
-from bitplan.core.registry import EXPORTERS
-from bitplan.core.store import whole_file, whole_folder
+from bitplan.core.registry import EXPORTERS, check_is, lacks
 from bitplan.exporters.onnx_running import TimedRuntime
 from bitplan.quant.convert import is_quantized, plan_of, root_of
 from bitplan.quant.finite import check_finite
+from bitplan.store.files import whole_file, whole_folder
 
 
 @dataclass(frozen=True)

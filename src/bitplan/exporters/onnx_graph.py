@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,15 +18,14 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import checked_bytes, onnx, read
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.naming import layer_of, layer_of_quantizer, split
 from bitplan.core.parsing import parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Source
-from bitplan.exporters.bits import pack, packed_bytes, unpack
+from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
 from bitplan.exporters.capture import DOMAIN, capture
-from bitplan.exporters.onnx_coded import Weight as Weight
-from bitplan.exporters.onnx_coded import coded_weights
-from bitplan.exporters.onnx_layers import layers_of_nodes, mark_layers_
-from bitplan.quant.convert import weights_of
+from bitplan.quant.convert import integer_weights, quantizers_of, weight_steps, weights_of
+from bitplan.quant.weight_groups import GroupedWeight
 
 Node = Any  # onnx.NodeProto
 LARGEST = 2**31 - 2**20  # bytes: protocol buffers end at 2 GB
@@ -292,3 +292,137 @@ def _refuse_large(model: nn.Module) -> None:
             f"this model takes {size / 2**30:.1f} GB as ONNX, and a single ONNX file ends at 2 GB: quantize more of "
             "its layers, or export it as packed"
         )
+
+
+# --- Which layer a node of an ONNX file belongs to: found as the graph is captured, written into the file, read
+# back.
+LAYER = "bitplan.layer"
+_SCOPES = "pkg.torch.onnx.name_scopes"  # the modules around an operation, from the outermost, and its own name
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"})
+_JOINTS = "./"  # where the name of a node that was made of another goes on
+
+
+def layers_of_nodes(nodes: Iterable[Node], layers: Collection[str]) -> dict[str, str]:
+    """The layer of each captured node that is inside one, by the node's name.
+
+    A node lies in a layer's module, or in its quantizers; torch merges some and forgets where they were, but not the
+    names of weights. A layer that is a call in a module, such as a product of
+    activations, has no place of its own where it is left float: those of a module are taken in the order of the calls.
+    """
+    found: dict[str, str] = {}
+    calls: dict[str, dict[str, list[str]]] = {}  # module → its calls that multiply → their nodes
+    entered: set[str] = set()
+    for node in nodes:
+        scopes = _scopes(node)
+        entered.update(scopes[:-1])
+        layer = _layer_around(scopes[:-1], layers) or _layer_of_weight(node, layers)
+        if layer is not None:
+            found[node.name] = layer
+        elif node.op_type in _PRODUCTS and len(scopes) > 1:
+            calls.setdefault(scopes[-2], {}).setdefault(scopes[-1], []).append(node.name)
+    for module, ordered in calls.items():
+        own = [layer for layer in layers if split(layer)[0] == module and layer not in entered]
+        if own and len(ordered) % len(own) == 0:
+            for place, nodes_of_call in enumerate(ordered.values()):
+                found |= dict.fromkeys(nodes_of_call, own[place % len(own)])
+    return found
+
+
+def mark_layers_(nodes: Iterable[Node], known: Mapping[str, str], layers: Collection[str]) -> None:
+    """Write into each node which layer it belongs to, where that is known by its name or by what its name begins with.
+
+    Nodes that an exporter made are named after those whose place they take, or after the quantizer they stand for.
+    """
+    named = {layer: layer for layer in layers} | dict(known)
+    for node in nodes:
+        layer = longest(node.name, named, _JOINTS)
+        quantizer = layer_of_quantizer(node.name)
+        layer = quantizer if quantizer in layers else layer
+        if layer is not None:
+            entry = node.metadata_props.add()
+            entry.key, entry.value = LAYER, layer
+
+
+def layers_of_names(graph: Any) -> dict[str, str]:
+    """The layer that each node and each value of a file's graph counts for: the one it is in, or the one before it."""
+    found: dict[str, str] = {}
+    order: dict[str, int] = {}  # when each value is made
+    for number, node in enumerate(graph.node):
+        order |= dict.fromkeys(node.output, number)
+        own = next((entry.value for entry in node.metadata_props if entry.key == LAYER), None)
+        before = max((name for name in node.input if name in found), key=order.__getitem__, default=None)
+        layer = own or (found[before] if before is not None else None)
+        if layer is not None:
+            found |= dict.fromkeys((node.name, *node.output), layer)
+    return found
+
+
+def longest(name: str, known: Mapping[str, str], joints: str) -> str | None:
+    """What is known of a name, or else of the longest beginning of it that ends before one of these characters."""
+    end = len(name)
+    while end > 0:
+        if name[:end] in known:
+            return known[name[:end]]
+        end = max(name.rfind(joint, 0, end) for joint in joints)
+    return None
+
+
+def _scopes(node: Node) -> list[str]:
+    written = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+    scopes: list[str] = ast.literal_eval(written)
+    return scopes
+
+
+def _layer_of_weight(node: Node, layers: Collection[str]) -> str | None:
+    return next((layer for layer in map(layer_of, node.input) if layer in layers), None)
+
+
+def _layer_around(modules: list[str], layers: Collection[str]) -> str | None:
+    """The innermost module that is a layer, or the layer whose quantizer one is."""
+    for path in reversed(modules):
+        if path in layers:
+            return path
+        owner = layer_of_quantizer(f"{path}.")
+        if owner in layers:
+            return owner
+    return None
+
+
+# --- The weights of a network as codes and steps, as ONNX files store them.
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The codes of a layer's weight, its steps (broadcasting against them) and its bits.
+
+    `as_matrix` has a weight (N, C, 1, 1), stored so, used as a matrix (C, N). Where groups of `size` inputs have steps
+    of their own, these are (rows, groups), and so are the `zeros`, codes that stand for zero, if there are any.
+    """
+
+    layer: str
+    codes: Tensor
+    steps: Tensor
+    bits: int
+    as_matrix: bool = False
+    size: int = 0
+    zeros: Tensor | None = None
+
+
+def coded_weights(model: nn.Module, plan: Plan, *, groups: bool) -> dict[str, Weight]:
+    """The weights by layer, their codes in the network's own layout."""
+    cut = {
+        layer: both.weight
+        for layer, both in quantizers_of(model).items()
+        if groups and isinstance(both.weight, GroupedWeight)
+    }
+    steps, found = weight_steps(model, but=cut), {}
+    for layer, codes in integer_weights(model).items():
+        bits, quantizer = plan.precisions[layer].weight_bits, cut.get(layer)
+        if quantizer is None:
+            found[layer] = Weight(layer, codes.cpu(), steps[layer].cpu(), bits)
+            continue
+        levels, row = quantizer.in_levels, quantizer.blocks.rows(codes).shape[1]
+        zeros = None if levels.zero is None else levels.zero.cpu()
+        size = quantizer.blocks.width(row)
+        found[layer] = Weight(layer, codes.cpu(), levels.step.cpu(), bits, size=size, zeros=zeros)
+    return found

@@ -21,16 +21,14 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
-from bitplan.exporters.bits import pack, packed_bytes, unpack
-from bitplan.quant.blocks import Grouping, Levels
-from bitplan.quant.checkpoint import from_zoo, tensors_of
+from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
+from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
-from bitplan.quant.factory import told_by
 from bitplan.quant.finite import check_finite
 from bitplan.quant.layers import Channels
-from bitplan.quant.loading import fill_
-from bitplan.quant.methods.groups import GroupedWeight
+from bitplan.quant.methods import told_by
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels
 from bitplan.weights.refusals import is_own_packed
 from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors

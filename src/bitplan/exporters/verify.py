@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bitplan.adapters.torch import inference
+from bitplan.adapters.torch import inference, multiplies_bytes
 from bitplan.core.errors import InputError
-from bitplan.core.verdicts import Verdict
-from bitplan.exporters.base import TieFinder, exporter_of
+from bitplan.core.verdicts import Speed, Verdict
+from bitplan.exporters.base import Source, TieFinder, exporter_of
+from bitplan.exporters.capture import inputs_of
 from bitplan.exporters.divergence import leaves
-from bitplan.exporters.speed import speed as measured
+from bitplan.exporters.onnx_graph import Draft, Node
+from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
 from bitplan.forward.batches import LABELS, run_batch
-from bitplan.quant.convert import integer_weights, root_of
+from bitplan.quant.convert import integer_weights, plan_of, root_of
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task, WithData
 
@@ -72,7 +78,7 @@ def verify(
         if equal and not verdict.unexplained and not verdict.enough and not execution.rounds:
             control = _control(model, given, min(_CONTROLLED, both.samples), batch_size)
             verdict = verdict.model_copy(update=control)
-    return verdict.model_copy(update={"speed": measured(path, model, both.example)}) if speed else verdict
+    return verdict.model_copy(update={"speed": measure_speed(path, model, both.example)}) if speed else verdict
 
 
 def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
@@ -189,3 +195,97 @@ def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
             task.forward(both, batch)
         else:
             run_batch(both, batch)
+
+
+# --- speed: how much smaller and faster an exported file is than the float network, in the same runtime.
+
+_log = logging.getLogger(__name__)
+_OPSET = 21
+_ROUNDS = 11
+_LEAST = 0.02  # seconds of a turn
+
+
+def measure_speed(
+    path: str | Path, model: nn.Module, example: Any, *, batch: int = 1, threads: int = 1, rounds: int = _ROUNDS
+) -> Speed:
+    """Run an exported file and the float network in turn and compare bytes and times.
+
+    The float network is the model without its quantizers, written for the same runtime, which folds its batch norms.
+    """
+    source = Path(path)
+    runtime = exporter_of(source).opened(source, root_of(model)).runtime
+    if runtime is None:
+        raise InputError(f"{path} has no float form in a runtime to be compared with: speed is for onnx, openvino …")
+    if not multiplies_bytes():
+        _log.warning("this CPU has no instructions for products of bytes (VNNI, AMX): integers will not be fast here")
+    args, kwargs = inputs_of(example, batch)
+    with tempfile.TemporaryDirectory() as folder, inference(model):
+        plain = Path(folder) / "float.onnx"
+        write_float(model, example, plain)
+        opened = {"file": runtime(source, threads=threads), "float": runtime(plain, threads=threads)}
+        runs = {name: _timed_run(graph, args, kwargs) for name, graph in opened.items()}
+        taken = in_turn(runs, rounds, least=_LEAST, threads=threads).seconds
+        sizes = source.stat().st_size, plain.stat().st_size
+    return Speed(
+        runtime=runtime.name,
+        batch=batch,
+        threads=threads,
+        bytes=sizes[0],
+        float_bytes=sizes[1],
+        seconds=statistics.median(taken["file"]),
+        float_seconds=statistics.median(taken["float"]),
+    )
+
+
+def write_float(model: nn.Module, example: Any, path: Path) -> None:
+    """The network without its quantizers as ONNX: float weights that lie on their grids, float activations."""
+    source = Source(plan_of(model), None, root_of(model), example)
+    draft = Draft(source, _OPSET)
+    draft.leave_inputs_float_()
+
+    def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
+        weight = draft.weights[about["layer"]]
+        if weight.layer not in draft.written:
+            draft.written[weight.layer] = draft.floats(f"{weight.layer}.values", weight.codes * weight.steps)
+        return [draft.node("Identity", (draft.written[weight.layer],), node.output[0], node.name)]
+
+    draft.replace("Weight", rewrite)
+    draft.save(source, path, exporter="float")
+
+
+def _timed_run(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    arrays = arrays_for(graph, args, kwargs)
+    return lambda: graph.run(arrays)
+
+
+# --- Timing in turn: what is compared runs side by side, so that whatever else the machine does falls on all alike.
+
+
+class Turns(NamedTuple):
+    """Of each contestant: seconds per run in every round, and how many runs a turn of it had."""
+
+    seconds: dict[str, list[float]]
+    runs: dict[str, int]
+
+
+def in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int, *, least: float, threads: int) -> Turns:
+    """Run all of them in turn, round after round.
+
+    A turn takes at least `least` seconds: shorter ones measure the clock. With one thread the processor's time is
+    taken, which other programs change less; else the wall's.
+    """
+    clock = time.process_time if threads == 1 else time.perf_counter
+    runs: dict[str, int] = {}
+    for name, run in contestants.items():
+        run()  # the first takes longer
+        start = time.perf_counter()
+        run()
+        runs[name] = max(1, round(least / max(1e-6, time.perf_counter() - start)))
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = clock()
+            for _ in range(runs[name]):
+                run()
+            seconds[name].append((clock() - start) / runs[name])
+    return Turns(seconds, runs)

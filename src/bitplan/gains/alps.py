@@ -15,9 +15,8 @@ from bitplan.core.jobs import Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
-from bitplan.gains.lowering import by_first_layer
-from bitplan.gains.measuring import By, check_by, sign_of
+from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
 
 Goodness = NDArray[np.float64]
 """(G, C − 1, S): how good each group was at each choice below the highest, for each seed; more is better."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from bitplan.adapters.pretrained import says_network
 from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.weights.opened import CheckpointLike, learned_step, opened_as
+from bitplan.weights.pretrained_folders import says_network
 
 There = Literal["no weights", "float weights", "learned steps"]
 """Of a model: nothing that says something about it, a float network or file, or one whose layers all have steps."""
@@ -80,7 +80,7 @@ TABLE: tuple[Advice, ...] = (
         "0.5 to 2 points above uniform, from five starts, on a ResNet-44 a third of a point below",
         better=f"drift (1 to 2 points above eagl there, but once at a tight budget), from {_DATA}",
     ),
-    # Rank correlation with ALPS on ResNet-20: drift 0.90 (docs/decisions/0008).
+    # Rank correlation with ALPS on ResNet-20: drift 0.90.
     Advice(
         "float weights", True, "drift",
         why="there is data to see how far answers move; the float network is calibrated at {top}, not trained there",
@@ -177,7 +177,7 @@ def what_is_there(model: Any, graph: Graph) -> There:
         return "learned steps" if learned and all(learned) else "float weights"
     if any(parameter.is_meta for parameter in model.parameters()):
         return "no weights"
-    from bitplan.gains.module_weights import module_weights
+    from bitplan.gains.eagl_modules import module_weights
 
     weights = module_weights(model, layers).values()
     return "learned steps" if weights and all(one.learned is not None for one in weights) else "float weights"
@@ -191,7 +191,7 @@ def _why_idle(there: There, model: Any, graph: Graph, choices: tuple[Precision, 
         alone = not any(choice.quantizes_inputs for choice in choices)
         return "" if alone and says_network(opened_as(model).folder) else "a file of weights cannot be run"
     from bitplan.gains.lowering import check_top
-    from bitplan.quant.root import is_quantized
+    from bitplan.quant.sites import is_quantized
 
     try:
         if is_quantized(model):

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from bitplan.core.about import about_of
-from bitplan.core.budget import BudgetLike
+from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.defaults import COST
+from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
-from bitplan.core.protocols import check_is
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
-from bitplan.core.registry import CHOOSERS
-from bitplan.core.shelf import Shelf
-from bitplan.core.spend import ChargeMeter, Spend, metering
-from bitplan.core.tables import is_table
+from bitplan.core.registry import CHOOSERS, check_is
+from bitplan.core.spend import EPOCH, ChargeMeter, PassMeter, Spend, metering
 from bitplan.core.trials import Recipe
-from bitplan.costs.base import CHOICES
-from bitplan.engines.base import Engine
-from bitplan.engines.keeping import keeping_workers
-from bitplan.gains.aims import check_aim, with_aim
+from bitplan.costs.base import CHOICES, price_for
 from bitplan.gains.auto import taken_for
 from bitplan.selection.base import check_selectable
 from bitplan.selection.budget_constraint import BudgetConstraint
+from bitplan.store.engines import Engine, keeping_workers
+from bitplan.store.record_store import Shelf
+from bitplan.store.user_tables import is_table
 
 if TYPE_CHECKING:
-    from bitplan.gains.finetuned import Expected
+    from bitplan.gains.finetuning import Expected
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def estimate(
     check_selectable(graph)
     precisions, setting = parse_choices(choices), context or Context()
     if batches is not None or loss is not None:
-        from bitplan.gains.started import with_data
+        from bitplan.gains.start_network import with_data
 
         setting = with_data(setting, batches, loss)
     taken = taken_for(method, options, model, graph, precisions, setting.task)
@@ -151,7 +151,7 @@ def estimate(
     start = time.perf_counter()
     notes = [taken.note] if taken.note else []
     if getattr(gain, "calibrates", False):
-        from bitplan.gains.started import started
+        from bitplan.gains.start_network import started
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more) if hasattr(model, "named_modules") else [*notes, *more]  # auto speaks of a network
@@ -192,7 +192,7 @@ def _spend(gain: Gain, found: LayerGains, meter: ChargeMeter) -> Spend | None:
 def _samples_per_epoch(task: Any) -> int | None:
     if task is None:
         return None
-    from bitplan.tasks.choosing import samples_per_epoch
+    from bitplan.tasks.base import samples_per_epoch
 
     return samples_per_epoch(task) or None
 
@@ -255,3 +255,56 @@ def _sum(values: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[fl
 def _root_sum_square(errors: Mapping[str, tuple[float, ...]], layers: list[str]) -> tuple[float, ...]:
     columns = zip(*(errors[name] for name in layers if name in errors), strict=True)
     return tuple(float(sum(error**2 for error in column) ** 0.5) for column in columns)
+
+
+# --- The aim of a method that chooses within a budget, from what users write.
+
+
+def aim_within(
+    graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike], cost: str = COST
+) -> BudgetConstraint:
+    """What a budget, or several at once, allows by the cost of that name, or those that budgets name themselves."""
+    written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
+    return BudgetConstraint.of(
+        graph, choices, price_for([Budget.parse(one) for one in written], [cost], graph, choices), written
+    )
+
+
+def with_aim(
+    context: Context, graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike] | None
+) -> Context:
+    """The context with the aim that a budget makes; one of them is enough."""
+    if budget is None:
+        return context
+    if context.aim is not None:
+        raise InputError("there are a budget and an aim in the context: give one of them")
+    return replace(context, aim=aim_within(graph, choices, budget))
+
+
+def check_spend(method: str, spend: float | None) -> None:
+    """Refuse what is no number of passes."""
+    if spend is not None and not 0 < spend < math.inf:
+        raise InputError(f"{method}: spend is a number of passes above 0, not {spend}")
+
+
+def meter_for(spend: float | None, context: Context, usual: float) -> PassMeter:
+    """A meter of what a method may spend, in passes: as its options say, else the context's epochs, else as usual."""
+    if spend is None and context.epochs is not None and context.task is not None:
+        from bitplan.tasks.base import samples_per_epoch
+
+        epoch = EPOCH.passes * samples_per_epoch(context.task)
+        return PassMeter(context.epochs * epoch, epoch=epoch)
+    return PassMeter(usual if spend is None else spend)
+
+
+def check_aim(
+    aim: BudgetConstraint | None, method: str, graph: Graph, choices: tuple[Precision, ...]
+) -> BudgetConstraint:
+    """The aim, where there is one, for these groups and choices."""
+    if aim is None:
+        raise InputError(
+            f"{method} chooses within a budget: say which, --budget 70% (in Python: estimate(…, budget='70%'))"
+        )
+    if aim.groups != tuple(group.name for group in graph.selectable) or aim.choices != choices:
+        raise InputError(f"the aim of {method} is for other groups or choices than it is to choose for: make it again")
+    return aim

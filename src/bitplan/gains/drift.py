@@ -20,14 +20,13 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, with_top
-from bitplan.gains.finetuned import Expected, seconds_of
-from bitplan.gains.foreseen import foreseen, one_pass
-from bitplan.gains.lowering import check_top, lowered_choices
-from bitplan.gains.measuring import check_task, finish
+from bitplan.gains.finetuning import Expected, seconds_of
+from bitplan.gains.lowering import check_task, check_top, finish, lowered_choices
 from bitplan.gains.rerun import Reruns
-from bitplan.gains.streamed_answers import drift_jobs, streamed_drift, streamed_expected
+from bitplan.gains.time_estimate import foreseen, one_pass
+from bitplan.plugins.llm.streamed_gains import drift_jobs, streamed_drift, streamed_expected
 from bitplan.tasks.base import Batch, Task, WithAnswers
-from bitplan.tune.distill import divergence
+from bitplan.tune.distillation import divergence
 from bitplan.weights.opened import CheckpointLike
 
 
@@ -37,7 +36,7 @@ class Drift(Gain):
 
     value(c) = d(c0) − d(c), where d is the divergence from the answers at the highest choice, T²·KL as in distillation,
     on the same training batches for every group. A float network whose weights alone are quantized is lowered from
-    float, to the highest choice too (docs/decisions/0048). No label is looked at. The rise of the loss (`drop`) comes
+    float, to the highest choice too. No label is looked at. The rise of the loss (`drop`) comes
     from the few samples that a trained network gets wrong; here every sample counts, so that far fewer are needed.
     BatchNorm takes the statistics of the batch, as it does in a fine-tuning. Errors are from differences between
     batches.

@@ -18,14 +18,24 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.alps import Goodness
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuned import seconds_of
-from bitplan.gains.lowering import by_first_layer, check_top, layers_of, lower, lowered_choices
-from bitplan.gains.measuring import By, check_by, check_task, finish, options_of_task, sign_of, try_task
+from bitplan.gains.finetuning import seconds_of
+from bitplan.gains.lowering import (
+    By,
+    by_first_layer,
+    check_by,
+    check_task,
+    check_top,
+    finish,
+    layers_of,
+    lower,
+    lowered_choices,
+    options_of_task,
+    sign_of,
+    try_task,
+)
 from bitplan.gains.rerun import Reruns
-from bitplan.quant.fingerprint import fingerprint
-from bitplan.tasks.base import Batch, Task, title_of
-from bitplan.tasks.choosing import judged_by
-from bitplan.tasks.measured import measures
+from bitplan.quant.checkpoint import fingerprint
+from bitplan.tasks.base import Batch, Task, judged_by, measures, title_of
 
 Job = TypeVar("Job", bound=Dropped)
 

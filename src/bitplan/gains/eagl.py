@@ -26,7 +26,7 @@ ALONE = Context()
 
 @dataclass(frozen=True)
 class Eagl(Gain):
-    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c (docs/decisions/0009, 3).
+    """Entropy of the weights' codes in bits; choices add up: value(c) = Σ entropies at c1 … c.
 
     `steps`: "learned" ones, or "lsq", "mse", "absmax" derived from the weights `per` tensor, channel
     (output) or group (of `group_size` inputs). Unless given: learned where there are any; a float file gets
@@ -81,7 +81,7 @@ class Eagl(Gain):
             opened = opened_as(model)
             weights, path = _file_weights(opened, layers, top), str(opened.path)
         else:
-            from bitplan.gains.module_weights import module_weights
+            from bitplan.gains.eagl_modules import module_weights
 
             weights, path = module_weights(model, [layer.name for layer in layers]), ""
         lacking = [name for name, item in weights.items() if item.learned is None]

@@ -24,19 +24,17 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
-from bitplan.gains.finetuned import Expected, seconds_of
-from bitplan.gains.foreseen import foreseen, one_pass
-from bitplan.gains.lowering import check_seen, check_top, lower
-from bitplan.gains.measuring import check_task, finish
+from bitplan.gains.finetuning import Expected, seconds_of
+from bitplan.gains.lowering import check_seen, check_task, check_top, finish, lower
 from bitplan.gains.rerun import Draws
-from bitplan.gains.streamed_answers import fisher_jobs, streamed_expected, streamed_slopes
+from bitplan.gains.time_estimate import foreseen, one_pass
+from bitplan.plugins.llm.streamed_gains import fisher_jobs, streamed_expected, streamed_slopes
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.factory import Quantizers
 from bitplan.quant.lsq import summed_products
+from bitplan.quant.methods import Quantizers
+from bitplan.quant.other_precisions import Fresh, is_off, lowered_weights, remember_weights_, rescaled
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.switching import Fresh, is_off, lowered_weights, remember_weights_, rescaled
-from bitplan.tasks.base import Task, WithAnswers, WithLoss
-from bitplan.tasks.choosing import judged_by
+from bitplan.tasks.base import Task, WithAnswers, WithLoss, judged_by
 from bitplan.weights.opened import CheckpointLike
 
 Labels = Literal["model", "task"]

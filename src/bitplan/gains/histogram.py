@@ -73,7 +73,7 @@ class Weights:
             )
 
     def learned_at(self, bits: int) -> Floats:
-        """Return the learned steps, times 2^(b1−b2) at another precision (docs/decisions/0009, 10)."""
+        """Return the learned steps, times 2^(b1−b2) at another precision."""
         assert self.learned is not None
         learned = self.learned.ravel()
         return learned if bits == self.bits else np.ldexp(learned, self.bits - bits).astype(np.float32)

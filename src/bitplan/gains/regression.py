@@ -19,9 +19,8 @@ from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuned import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
-from bitplan.gains.lowering import by_first_layer
-from bitplan.gains.measuring import By, check_by, sign_of
+from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
 
 Vector = tuple[int, ...]
 """For each selectable group in turn: 1 at the highest choice, 0 at the lowest."""

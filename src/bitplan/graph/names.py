@@ -3,7 +3,8 @@
 There is no forward pass, so three things are conventions instead of measurements: MACs are those of one
 token (linear, recurrent) or one output position (convolution), which is the number of weights, and 0 for an embedding,
 which is a look-up; links follow rules on names; the order is that of the file where it keeps one, else that of the
-names, embeddings first and encoders before decoders. Which layers are the first and the last, `graph/ends.py` finds. An
+names, embeddings first and encoders before decoders. Which layers are the first and the last, `graph/rules.py`
+finds. An
 expert of a mixture counts as if every token passed it, and experts are not linked to each other.
 """
 
@@ -22,8 +23,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import is_handed, is_recurrent, layer_of, layer_of_quantizer, split
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
-from bitplan.graph.ends import IMAGE, Ends, Sizes, find_ends
-from bitplan.graph.rules import apply_rules
+from bitplan.graph.rules import IMAGE, Ends, Sizes, apply_rules, find_ends
 from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, natural, opened_as
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
 

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
-from bitplan.core.naming import layer_of, layer_of_quantizer
-from bitplan.core.records import Graph, Layer
+from bitplan.core.naming import (
+    ATTENTION,
+    COMPLEX,
+    LOOK_UPS,
+    WEIGHTED,
+    function_name,
+    holder_of,
+    inside,
+    is_recurrent,
+    layer_of,
+    layer_of_quantizer,
+    product_name,
+    split,
+)
+from bitplan.core.records import Graph, Layer, Link, Use, Uses
 from bitplan.core.rules import Rules
+from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow
-from bitplan.graph.links import find_links
 from bitplan.graph.names import trace_checkpoint
-from bitplan.graph.rules import apply_rules
-from bitplan.graph.uses import told_uses
-from bitplan.graph.watch import Watch
+from bitplan.graph.rules import Ends, apply_rules
 from bitplan.quant.convert import unquantized
+from bitplan.quant.functions import (
+    LAYER_FUNCTIONS,
+    MOVES,
+    MULTIPLICATIONS,
+    SOFTMAX,
+    open_attention,
+    operands_of_einsum,
+    pairs_of_einsum,
+    with_operands_in_place,
+)
 from bitplan.quant.integer_places import IntegerWatch
 from bitplan.quant.layers import original
+from bitplan.quant.recurrence import OPENED, FewSteps, Products, plain
+from bitplan.quant.sites import Held, own_name, usual_use
 from bitplan.weights.opened import CheckpointLike
 
 
@@ -120,3 +151,396 @@ def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
         if name not in watch.touched and parameter.dim() >= 2 and layer_of_quantizer(name) is None
     }
     return tuple(dict.fromkeys(layer_of(name) for name in never))
+
+
+# --- Watch a forward pass and note every layer: by the tensors it multiplies, not by the class of a module.
+
+aten = torch.ops.aten
+
+_UNSEEN = "operation"  # what runs where no function of torch was called from Python: in scripted code, say
+_FILLS = {getattr(aten, f"{kind}_like") for kind in ("zeros", "ones", "empty", "full", "rand", "randn", "randint")} | {
+    getattr(aten, f"new_{kind}") for kind in ("zeros", "ones", "empty", "full")
+}
+_COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
+
+
+@dataclass
+class SeenLayer:
+    """What is known of a layer so far."""
+
+    name: str
+    kind: str
+    weights: int
+    in_features: int
+    parameter: str = ""
+    macs: int = 0
+    inputs: list[Key] = field(default_factory=list)
+    uses: dict[Use, None] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _ModuleCall:
+    """A running call of a module, and how often it has called each function."""
+
+    path: str
+    module: nn.Module
+    functions: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """How a tensor was made from parameters: computed, or only moved about; and within which calls of modules."""
+
+    computed: bool
+    within: tuple[_ModuleCall, ...]
+
+
+class _Flow:
+    """Finds the first layers and the heads: follows what each layer with weights makes, past all that is no such layer.
+
+    A first layer reads something that comes from the network's input and from no layer. A head makes something that no
+    layer reads. A table is neither, unless it is the layer that is called first.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._called: list[str] = []  # in the order of calls
+        self._unread: set[int] = set()  # the calls whose result no layer has read yet
+        self._results: dict[
+            int, frozenset[int]
+        ] = {}  # storage → the calls whose results are in it, until they are read
+        self._no_input: set[int] = set()  # storages that come from a layer, or were filled with a constant
+        self._first: dict[str, None] = {}
+        self._running: list[int] = []  # the calls that the operation which runs now belongs to
+
+    def read(self, layers: list[SeenLayer], given: torch.Tensor, kind: str) -> None:
+        """Note that layers are called on a tensor."""
+        storage, is_table = self._values.storage(given), kind == "embedding"
+        if self._values.is_activation(given) and storage not in self._no_input and not (is_table and self._called):
+            self._first |= {layer.name: None for layer in layers}
+        self._unread -= self._results.get(storage, frozenset())
+        calls = range(len(self._called), len(self._called) + len(layers))
+        self._called += [layer.name for layer in layers]
+        self._running += calls
+        self._unread.update(() if is_table else calls)
+
+    def ran(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], *, fills: bool) -> None:
+        """Note what an operation made or changed; one that `fills` uses the shape of its input only."""
+        read = {self._values.storage(tensor) for tensor in inputs}
+        before = set[int]().union(*(self._results.get(storage, ()) for storage in read))
+        results = frozenset() if fills else frozenset(self._unread.intersection(before.union(self._running)))
+        no_input = fills or bool(self._running) or not self._no_input.isdisjoint(read)
+        self._running.clear()
+        for storage in {self._values.storage(tensor) for tensor in outputs}:
+            self._results[storage] = results
+            if no_input:
+                self._no_input.add(storage)
+
+    @property
+    def ends(self) -> Ends:
+        """The first layers and the heads, or the layers called first and last where there are none."""
+        heads = frozenset(self._called[call] for call in self._unread)
+        return Ends(frozenset(self._first or self._called[:1]), heads or frozenset(self._called[-1:]))
+
+
+class Watch:
+    """The layers of one forward pass, in the order of their first call."""
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], *, few_steps: bool = False) -> None:
+        """With `few_steps` a few of a recurrent layer stand for all: right where tensors have shapes and no values."""
+        self.products: Products = FewSteps(self.counting) if few_steps else plain
+        self._times = 1
+        self.values = Values()
+        self.layers: dict[str, SeenLayer] = {}
+        self._flow = _Flow(self.values)
+        self.touched: set[str] = set()
+        self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            self.values.add_parameter(parameter, name)
+        self._stack: list[_ModuleCall] = [_ModuleCall("", model)]
+        self._function = _UNSEEN
+        self._moves = False
+        self._product_name = ""
+        self._softmaxes: set[str] = set()
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(self._enter(path), prepend=True)
+            module.register_forward_hook(self._leave, always_call=False)
+
+    def __enter__(self) -> Watch:
+        self._modes = (_Functions(self), Operations(self.run_operation))
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+    @property
+    def ends(self) -> Ends:
+        """The layers that read the network's input, and its heads."""
+        return self._flow.ends
+
+    @property
+    def where(self) -> tuple[str, nn.Module]:
+        """The module being run: path and module. After an error, the one it happened in."""
+        return self._stack[-1].path, self._stack[-1].module
+
+    def _enter(self, path: str) -> Any:
+        def enter(module: nn.Module, _: Any) -> None:
+            self._stack.append(_ModuleCall(path, module))
+
+        return enter
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        while len(self._stack) > 1 and self._stack.pop().module is not module:
+            pass  # calls that ended in an error which the model caught
+
+    @contextmanager
+    def calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """A function of torch is called from Python; its operations follow.
+
+        Calls are counted as `quant/call_interception.py` counts them when the network runs (`core/naming.py`).
+        """
+        name = function_name(getattr(func, "__name__", str(func)))
+        call = self._stack[-1]
+        self._function, self._moves = name, func in MOVES or func in MULTIPLICATIONS
+        self._product_name = inside(call.path, product_name(name, call.functions[name]))
+        call.functions[name] += not self._given_weight(func, args, kwargs)
+        if func in SOFTMAX:
+            self._note_softmax()
+        try:
+            yield
+        finally:
+            self._function, self._moves = _UNSEEN, False
+            self._product_name = inside(call.path, _UNSEEN)
+
+    @contextmanager
+    def counting(self, times: int) -> Iterator[None]:
+        """What is multiplied now counts so many times."""
+        self._times, before = times, self._times
+        try:
+            yield
+        finally:
+            self._times = before
+
+    def _given_weight(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether an operand of a multiplication comes from parameters."""
+        multiplication = MULTIPLICATIONS.get(func)
+        if multiplication is None:
+            return False
+        args, _ = with_operands_in_place(multiplication, args, kwargs)
+        operands = args[min(multiplication.first, multiplication.second) :][:2]
+        return any(isinstance(operand, torch.Tensor) and self.values.sources(operand) for operand in operands)
+
+    def _note_softmax(self) -> None:
+        """It follows a product of the module that calls it, or that has a module of torch's do so."""
+        for call in reversed(self._stack):
+            if any(inside(call.path, function) in self.layers for function in call.functions):
+                self._softmaxes.add(call.path)
+                return
+            if not original(call.module).__module__.startswith("torch.nn."):
+                return
+
+    def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        """Note one tensor operation that has run."""
+        inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
+        for tensor in inputs:
+            self.touched |= self.values.sources(tensor)
+        products = product_of(operation, arguments, output)
+        is_layer = any([self._note(product) for product in products])
+        path = self._stack[-1].path
+        by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
+        multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
+        origin = self._origin(inputs, moves=self._moves and not multiplies)
+        self.values.made(outputs, inputs, by, is_layer, origin)
+        changed = written(operation, arguments)
+        self.values.wrote(changed, inputs, by, origin)
+        self._flow.ran(inputs, outputs + changed, fills=operation.overloadpacket in _FILLS)
+        if operation.overloadpacket in _COPIES:
+            self.values.copied(inputs[0], outputs[0])
+
+    def _origin(self, inputs: list[torch.Tensor], *, moves: bool) -> _Origin:
+        """How what is made now comes from parameters, if it does."""
+        before = [origin for origin in map(self.values.origin, inputs) if origin is not None]
+        computed = not moves or any(origin.computed for origin in before)
+        within = tuple(self._stack)
+        for origin in before:
+            shared = zip(within, origin.within, strict=False)
+            within = tuple(mine for mine, _ in takewhile(lambda both: both[0] is both[1], shared))
+        return _Origin(computed, within)
+
+    def _note(self, product: Product) -> bool:
+        """Add a product to its layers, if it belongs to any."""
+        given, weight = self._roles(product)
+        if weight is not None:
+            layers = self._weighted_layers(product, weight)
+            self._flow.read(layers, given, product.kind)
+            if product.kind not in ("embedding", "bilinear"):  # what they read are indices, or is never quantized
+                for seen in layers:
+                    seen.inputs.append(self.values.key(given))
+            return True
+        if not self._is_product(product):
+            return False
+        kind = "attention" if self._function == ATTENTION else "product"
+        seen = self._layer(self._product_name, product, 0, kind)
+        seen.macs += product.macs * self._times
+        seen.uses[Use(module=self._stack[-1].path, function=self._function_of(product))] = None
+        return True
+
+    def _function_of(self, product: Product) -> str:
+        """The function that multiplies, which is another one for complex numbers: they have no quantizers."""
+        return f"{COMPLEX}{self._function}" if product.second.is_complex() else self._function
+
+    def _is_product(self, product: Product) -> bool:
+        """Tell whether activations are multiplied; attention takes everything for one."""
+        both = self.values.is_activation(product.first) and self.values.is_activation(product.second)
+        return both or self._function == ATTENTION
+
+    def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[SeenLayer]:
+        """The layers that have this weight: one, which is or is computed from parameters, or several put together."""
+        sources = sorted(self.values.sources(weight))
+        origin = self.values.origin(weight) or _Origin(False, tuple(self._stack))
+        if origin.computed:  # of a matrix with a low-rank update: the matrix
+            largest = max(sources, key=lambda name: self._sizes[name])
+            size = self._sizes[largest] if len(sources) == 1 else weight.numel()
+            parts = {largest: size}
+        else:
+            parts = {name: self._sizes[name] for name in sources}
+        layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
+        shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
+        use = Use(module=shared[-1].path, function=self._function_of(product), computed=origin.computed)
+        for seen, (name, size) in zip(layers, parts.items(), strict=True):
+            seen.parameter = name
+            seen.macs += product.macs * self._times * size // sum(parts.values())
+            seen.uses[use] = None
+        return layers
+
+    def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Which operand is the input and which the weight (None: neither is)."""
+        first, second = product.first, product.second
+        if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
+            return first, None
+        only_second = product.kind == "embedding" or product.kind.startswith("conv")
+        takes_weights = only_second or self._function in LAYER_FUNCTIONS
+        if self.values.sources(second) and (takes_weights or self.values.is_activation(first)):
+            return first, second
+        if self.values.sources(first) and self.values.is_activation(second) and not only_second:
+            return second, first
+        return first, None
+
+    def complex_products(self) -> list[str]:
+        """The products of activations that are complex numbers."""
+        products = [seen for seen in self.layers.values() if not seen.parameter]
+        return [seen.name for seen in products if any(use.function.startswith(COMPLEX) for use in seen.uses)]
+
+    def products_without_softmax(self) -> list[str]:
+        """The products of modules that have several and no softmax among them."""
+        within: dict[str, list[str]] = {}
+        for seen in self.layers.values():
+            if seen.kind == "product":
+                within.setdefault(split(seen.name)[0], []).append(seen.name)
+        alone = [names for path, names in within.items() if len(names) > 1 and path not in self._softmaxes]
+        return [name for names in alone for name in names]
+
+    def _matrix(self, name: str, product: Product, weights: int) -> SeenLayer:
+        return self._layer(name, product, weights, "recurrent" if is_recurrent(name) else None)
+
+    def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> SeenLayer:
+        seen = self.layers.get(name)
+        if seen is None:
+            seen = self.layers[name] = SeenLayer(name, kind or product.kind, weights, product.in_features)
+        elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
+            seen.kind, seen.in_features = product.kind, product.in_features
+        return seen
+
+
+class _Functions(TorchFunctionMode):
+    """Sees calls of torch functions, before they are taken apart into operations."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
+            with self:
+                return open_attention(*args, **(kwargs or {}))
+        if func in OPENED:
+            with self:
+                return OPENED[func](self._watch.products, *args, **(kwargs or {}))
+        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
+            equation, operands = operands_of_einsum(args)
+            result = operands[0]
+            with self:
+                for pair, operand in zip(pairs_of_einsum(equation, len(operands)), operands[1:], strict=True):
+                    result = torch.einsum(pair, result, operand)
+            return result
+        with self._watch.calling(func, args, kwargs or {}):
+            return func(*args, **(kwargs or {}))
+
+
+# --- Linked layers: those that read the same tensor.
+
+
+def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]) -> tuple[Link, ...]:
+    """Join layers that share an input, also through a third one; `inputs` in execution order."""
+    readers: dict[Key, str] = {}
+    leader = {name: name for name in inputs}
+    through: dict[str, list[str]] = {}
+
+    def root(name: str) -> str:
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for name, keys in inputs.items():
+        for key in keys:
+            first = root(readers.setdefault(key, name))
+            other = root(name)
+            if first != other:
+                leader[other] = first
+                through.setdefault(first, []).extend([*through.pop(other, []), producers[key]])
+    members: dict[str, list[str]] = {}
+    for name in inputs:
+        members.setdefault(root(name), []).append(name)
+    return tuple(
+        Link(layers=tuple(names), through="; ".join(dict.fromkeys(through[first])))
+        for first, names in members.items()
+        if len(names) > 1
+    )
+
+
+# --- Which uses of layers a graph tells: those that `quantize` would not find by the names of layers alone.
+
+
+def told_uses(model: nn.Module, watch: Watch) -> Uses:
+    """All uses of the layers whose uses are not the one that their name suggests."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    told: Uses = {}
+    for seen in watch.layers.values():
+        if seen.parameter:
+            path, name = holder_of(seen.parameter)
+            held = Held(path, modules[path], name)
+            uses = tuple(dict.fromkeys(_as_quantized(use, held, modules) for use in seen.uses))
+            usual = usual_use(held, modules)
+            if not all(_says_nothing(use, usual) for use in uses):
+                told[seen.name] = uses
+    told |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
+    for name in watch.products_without_softmax():
+        told[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
+    return told
+
+
+def _as_quantized(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:
+    """A use by a module whose own forward a counterpart will run needs no function."""
+    named = use.module and not use.function.startswith(COMPLEX)
+    own = own_name(modules[use.module], getattr(held.module, held.name), held) if named else ""
+    return Use(module=use.module, function="") if own else use
+
+
+def _says_nothing(use: Use, usual: Use) -> bool:
+    """Tell whether a use is the one that is taken for granted."""
+    if use.module != usual.module or bool(use.function) != bool(usual.function):
+        return False
+    return not use.function or (use.function in WEIGHTED - LOOK_UPS and not use.computed)

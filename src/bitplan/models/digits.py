@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bitplan.models.bottleneck import Bottleneck
+from bitplan.models.resnet import Bottleneck
 
 CLASSES = 10
 

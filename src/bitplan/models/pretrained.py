@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bitplan.adapters.gguf import check_gguf
-from bitplan.adapters.pretrained import says_network
 from bitplan.adapters.transformers import network_of, network_with_weights
 from bitplan.core.errors import FileError
 from bitplan.weights.opened import open_checkpoint
+from bitplan.weights.pretrained_folders import says_network
 
 _TOKENS = 128
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bitplan.adapters.torchvision import build
-from bitplan.models.bottleneck import Bottleneck
+from bitplan.models.resnet import Bottleneck
 
 CITYSCAPES_CLASSES = 19
 CAMVID_CLASSES = 11

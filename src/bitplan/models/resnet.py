@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitplan.adapters.torchvision import build
+
 
 class PadShortcut(nn.Module):
     """Option A: every second pixel, new channels filled with zeros."""
@@ -86,3 +88,56 @@ def resnet44() -> tuple[nn.Module, Tensor]:
 def resnet56() -> tuple[nn.Module, Tensor]:
     """0.85 million parameters."""
     return _with_example(9)
+
+
+# --- ResNets for ImageNet as first published (He et al. 2016, "v1"): the stride is in the first 1×1 of a bottleneck.
+
+
+def resnet50_v1() -> tuple[nn.Module, Tensor]:
+    """25.6 million parameters, 3.858 billion MACs at 224×224; weights of torchvision's fit, but are of v1.5."""
+    return _v1("resnet50")
+
+
+def resnet101_v1() -> tuple[nn.Module, Tensor]:
+    """44.5 million parameters, 7.570 billion MACs at 224×224."""
+    return _v1("resnet101")
+
+
+def _v1(name: str) -> tuple[nn.Module, Tensor]:
+    model = build(name)
+    for block in model.modules():
+        first, second = getattr(block, "conv1", None), getattr(block, "conv2", None)
+        if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d) and hasattr(block, "conv3"):
+            first.stride, second.stride = second.stride, first.stride
+    return model, torch.empty(1, 3, 224, 224, device="meta")
+
+
+# --- The residual block that bitplan's own small networks are made of.
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions (Xie et al. 2017); the shortcut, where the shape changes, is a 1×1 convolution.
+
+    Then `conv1` and `shortcut` read the same tensor, so they are linked.
+    """
+
+    def __init__(
+        self, width_in: int, middle: int, width: int, *, stride: int = 1, groups: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, middle, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(middle)
+        self.conv2 = nn.Conv2d(middle, middle, 3, stride, dilation, dilation, groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(middle)
+        self.conv3 = nn.Conv2d(middle, width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            project = nn.Conv2d(width_in, width, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(project, nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, width, H/stride, W/stride)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.shortcut(x))

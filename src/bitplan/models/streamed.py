@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from bitplan.adapters.pretrained import says_network
 from bitplan.adapters.torch import parameters_without_data
 from bitplan.adapters.transformers import network_of
 from bitplan.core.errors import FileError, InputError
 from bitplan.weights.opened import OpenedCheckpoint
+from bitplan.weights.pretrained_folders import says_network
 from bitplan.weights.tensors import FLOATS
 from bitplan.weights.torch_tensors import as_torch
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.convert import plan_of, quantize, quantizers_of
-from bitplan.quant.factory import Quantizers
 from bitplan.quant.lsq import MASK
+from bitplan.quant.methods import Quantizers
 from bitplan.quant.proof import take_proof_off_
 
 SHARES = "bitplan_shares"

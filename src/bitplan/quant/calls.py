@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from bitplan.core.errors import InputError
 from bitplan.core.naming import holder_of
 from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replaced
-from bitplan.quant.grids import on_grid
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
+from bitplan.quant.scales import on_grid
 
 
 class WeightedCall(nn.Module):

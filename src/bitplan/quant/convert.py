@@ -12,26 +12,20 @@ from typing import Any, Literal, Unpack, get_args
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.integers import Integers
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, OWN_WEIGHT, WEIGHT_QUANTIZER
 from bitplan.core.parsing import first_line
 from bitplan.core.precision import Precision
-from bitplan.core.records import Plan
+from bitplan.core.records import Integers, Plan
 from bitplan.quant.calls import WeightedCall
-from bitplan.quant.factory import Options, Quantizers, Told
 from bitplan.quant.finite import check_finite, check_values
-from bitplan.quant.first_run import is_proven, prove_when_run_
 from bitplan.quant.install import call_at, install_, quantizers_at, strip_
 from bitplan.quant.integer_places import find_integers
-from bitplan.quant.methods.base import check_bits, check_integers, read_method
-from bitplan.quant.proof import prove, take_proof_off_
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.quantizing import why_no_multiples
-from bitplan.quant.root import INTEGER, OPTIONS, PLAN, quantized_layers, sites_of
-from bitplan.quant.root import is_quantized as is_quantized
-from bitplan.quant.root import root_of as root_of
-from bitplan.quant.sharing import save_once_
-from bitplan.quant.sites import find_sites
+from bitplan.quant.methods import Options, Quantizers, Told, check_bits, check_integers, read_method
+from bitplan.quant.proof import is_proven, prove, prove_when_run_, take_proof_off_
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, save_once_, why_no_multiples
+from bitplan.quant.sites import INTEGER, OPTIONS, PLAN, find_sites, quantized_layers, sites_of
+from bitplan.quant.sites import is_quantized as is_quantized
+from bitplan.quant.sites import root_of as root_of
 
 BYTE = 8
 Forward = Callable[[nn.Module, Any], Any]
@@ -66,7 +60,7 @@ def quantize(
     `features` ("sample" or "batch": what N in the gradient scale of an input step counts), `fused` (False; True
     quantizes in one compiled loop on a CPU), `integer` (False; True makes a network that integer kernels compute
     exactly: biases and the shifts of batch norms on the grid of products, 8 bits before residual additions and before
-    float layers that read an integer convolution; docs/decisions/0017).
+    float layers that read an integer convolution; docs/decisions/integer-training.md).
 
     For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once.
     `finish="compensate"` then rounds weights so that errors in a layer's outputs make up for each other on them
@@ -77,7 +71,7 @@ def quantize(
     quantized = copied(model)
     quantize_(quantized, plan, example=example, **options)
     if batches is not None:
-        from bitplan.quant.finish import finish_  # here, since it asks this file for quantizers
+        from bitplan.quant.ptq import finish_
 
         finish_(quantized, batches, finish, forward=forward)
     return quantized

@@ -1,6 +1,6 @@
 """The functions of torch that matter here: which of them multiply what, and which only move numbers about.
 
-`graph/watch.py` sees a float network through this table and `quant/calls.py` a quantized one, so both see the same.
+`graph/trace.py` sees a float network through this table and `quant/calls.py` a quantized one, so both see the same.
 """
 
 from __future__ import annotations

@@ -19,14 +19,12 @@ from bitplan.core.naming import (
 )
 from bitplan.core.precision import Precision
 from bitplan.core.records import Plan
+from bitplan.quant.call_interception import BORROWED, Owner, calls_of, own_, set_apart_
 from bitplan.quant.calls import AttentionCall, ProductCall, WeightedCall
-from bitplan.quant.factory import NONE, Factory, Quantizers
-from bitplan.quant.factory import Options as Options
-from bitplan.quant.integer import additions_of, install_integers_, operands_of
+from bitplan.quant.integer import NormLayer, additions_of, install_integers_, operands_of, unfollow_
 from bitplan.quant.layers import Adopted, LayerType, adopt_, quantized_as, release_
-from bitplan.quant.norms import NormLayer, unfollow_
-from bitplan.quant.owners import BORROWED, Owner
-from bitplan.quant.owning import calls_of, own_, set_apart_
+from bitplan.quant.methods import NONE, Factory, Quantizers
+from bitplan.quant.methods import Options as Options
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import Place, Site
 

@@ -1,7 +1,7 @@
 """Find what an integer kernel computes beside the layers: the norms that follow convolutions, and residual additions.
 
 Like layers they are found by what a forward pass does: a norm by the tensor that it reads, an addition by the tensors
-that it adds. `quantize(…, integer=True)` then reaches both (docs/decisions/0017).
+that it adds. `quantize(…, integer=True)` then reaches both (docs/decisions/integer-training.md).
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitplan.core.integers import Addition, Integers
 from bitplan.core.naming import inside, layer_of, product_name
-from bitplan.forward.operations import Operations, tensors_in, written
-from bitplan.forward.products import product_of
+from bitplan.core.records import Addition, Integers
+from bitplan.forward.operations import Key, Operations, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow
-from bitplan.forward.values import Key, Values
 from bitplan.quant.functions import ADDITION, sum_of
 from bitplan.quant.layers import original
 

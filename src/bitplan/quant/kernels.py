@@ -194,9 +194,9 @@ def why_not_here() -> str:
 @cache
 def _loops() -> Any:
     """The module of compiled loops, loaded when first used, since it loads numba."""
-    from bitplan.quant import loops
+    from bitplan.quant import numba_loops
 
-    return loops
+    return numba_loops
 
 
 @cache

@@ -69,7 +69,7 @@ class LayerType(ABC):
     float_input: ClassVar[bool] = True
     """False where the input is no float tensor, such as indices, so that only weights are quantized."""
     rounds_bias: ClassVar[bool] = False
-    """True where the counterpart adds the module's `bias` by `on_grid` (`quant/grids.py`), and nothing else."""
+    """True where the counterpart adds the module's `bias` by `on_grid` (`quant/scales.py`), and nothing else."""
     kind: ClassVar[str] = "layer of its own type"
     """What recipes for other tools call it: they know "linear", "embedding" and "(in, out) matrix"."""
 

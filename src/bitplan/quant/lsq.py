@@ -60,7 +60,8 @@ def lsq(
 ) -> Tensor:
     """Fake-quantize v, of any float type, with a step that broadcasts against it and learns times `scale`.
 
-    Large tensors on a CPU go through compiled loops (`quant/loops.py`), with the results of torch's operations. `fused`
+    Large tensors on a CPU go through compiled loops (`quant/numba_loops.py`), with the results of torch's
+    operations. `fused`
     also sums the gradient of the step in there, and on other devices compiles the operations (`quant/compiled.py`).
     Where values are `masked`, those below MASK pass as they are.
     """
@@ -233,9 +234,9 @@ def _by_loops(node: Any, grad: Tensor, v: Tensor) -> tuple[Tensor, float]:
 
 @cache
 def _loops() -> Any:
-    from bitplan.quant import loops
+    from bitplan.quant import numba_loops
 
-    return loops
+    return numba_loops
 
 
 def _mask(node: Any) -> float:

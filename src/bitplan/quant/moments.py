@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitplan.quant.blocks import FIRST_AXIS
 from bitplan.quant.functions import MULTIPLICATIONS, Arguments, Function, replaced, with_operands_in_place
 from bitplan.quant.layers import Channels
 from bitplan.quant.quantizers import WeightQuantizer
+from bitplan.quant.weight_groups import FIRST_AXIS
 
 _LAYOUTS = {**dict.fromkeys(("linear", "conv1d", "conv2d"), FIRST_AXIS), "addmm": Channels((1,))}
 """Functions whose inputs are understood, and which axis of their weight numbers the outputs."""

@@ -70,9 +70,9 @@ class Observation:
 def _sum_and_lowest(values: Tensor) -> tuple[float, float]:
     if not _is_for_loops(values):
         return values.abs().sum(dtype=torch.float64).item(), values.min().item()
-    from bitplan.quant import figures
+    from bitplan.quant import numba_loops
 
-    return figures.sum_and_lowest(values)
+    return numba_loops.sum_and_lowest(values)
 
 
 def _percentile(values: Tensor, percentile: float) -> float:
@@ -82,9 +82,9 @@ def _percentile(values: Tensor, percentile: float) -> float:
     rank = max(1, math.ceil(sample.numel() * percentile / 100))
     if not _is_for_loops(sample):
         return sample.abs().flatten().kthvalue(rank).values.item()
-    from bitplan.quant import figures
+    from bitplan.quant import numba_loops
 
-    return figures.order_statistic(sample, rank)
+    return numba_loops.order_statistic(sample, rank)
 
 
 def _is_for_loops(values: Tensor) -> bool:

@@ -6,8 +6,9 @@ makes codes of values, and which levels the codes stand for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,77 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import uncompiled
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
+from bitplan.core.naming import inside
 from bitplan.quant.lsq import MASK, codes, first_step, lsq, positive
 from bitplan.quant.observe import Observation
-from bitplan.quant.quantizing import Features as Features
-from bitplan.quant.quantizing import QuantizingModule, gradient_scale
-from bitplan.quant.quantizing import unseen as unseen
+
+# --- What all modules that quantize have in common, whichever method they are of.
+
+Features = Literal["sample", "batch"]
+"""What N counts in the gradient scale of an input step."""
+
+unseen = torch._C.DisableTorchFunction
+"""A context in which functions of torch are called past the modes that see them (`quant/call_interception.py`)."""
+
+
+class QuantizingModule(nn.Module):
+    """A model that is cast to half precision keeps their steps, as codes depend on them.
+
+    The buffer `saved_bits` puts the bits into every state dict, so that one of another plan is refused. It is a float
+    because averages of networks (EMA) are computed of all tensors.
+    """
+
+    saved_bits: Tensor
+
+    uniform = True
+    """Whether levels are multiples of a step (plus `offset` of it), and the code of an input is the nearest of them."""
+    decay = 0.0
+    """The weight decay of what is learned here, which is that of no other parameter."""
+
+    @property
+    def bits(self) -> int:
+        """So many bits a value has."""
+        return self._bits
+
+    @bits.setter
+    def bits(self, bits: int) -> None:
+        self._bits = bits
+        if "saved_bits" in self._buffers:
+            self.saved_bits.fill_(bits)
+        else:
+            self.register_buffer("saved_bits", torch.tensor(float(bits)))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any, **options: Any) -> None:
+        saved = state_dict.get(f"{prefix}saved_bits")
+        if saved is not None and not saved.is_meta and round(saved.item()) != self.bits:
+            path = prefix.removesuffix(".")
+            raise InputError(
+                f"{path} has {round(saved.item())} bits in this state dict and {self.bits} in the model: quantize the "
+                "float model by the plan that the state dict was saved under, then load it"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *others, **options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def wide(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if made.dtype in (torch.float16, torch.bfloat16) else made
+
+        super()._apply(wide, recurse)
+        return self
+
+
+def gradient_scale(sharing: int, high: int) -> float:
+    """What a step's gradient is multiplied by, 1/√(N·Qp) for N values that share it (LSQ, section 2.2)."""
+    return 1 / math.sqrt(max(1, sharing) * high)
+
+
+def why_no_multiples(quantizer: QuantizingModule) -> str:
+    """Why levels are not the multiples of a step that other programs know; empty where they are."""
+    if not quantizer.uniform:
+        return "its levels are not equally far apart"
+    if getattr(quantizer, "grouped", False):
+        return "groups of its inputs have steps of their own"
+    return "none of its levels is zero, with zero=true one is" if getattr(quantizer, "offset", 0.0) else ""
 
 
 class WeightQuantizer(QuantizingModule):
@@ -29,11 +96,11 @@ class WeightQuantizer(QuantizingModule):
     """
 
     integer = False
-    """Whether the bias added to its products is rounded to their grid (`quant/grids.py`)."""
+    """Whether the bias added to its products is rounded to their grid (`quant/scales.py`)."""
     offset = 0.0
     """What is added to a code before it is multiplied by the step: ½ where no level is zero."""
     follows: ClassVar[bool] = False
-    """Whether levels follow from the weight itself, so that `step` is 0 (`quant/following.py`)."""
+    """Whether levels follow from the weight itself, so that `step` is 0 (`plugins/quantizers/derived_scale.py`)."""
     grouped: ClassVar[bool] = False
     """Whether groups of inputs have steps of their own, so that only whole weights are quantized."""
 
@@ -306,3 +373,44 @@ class InputQuantizer(QuantizingModule):
 def _grouped(weight: Tensor, step: Tensor) -> Tensor:
     """A weight (rows, …) as (groups, rows of each, …) where the step belongs to groups."""
     return weight if step.dim() <= weight.dim() else weight.view(step.shape[0], -1, *weight.shape[1:])
+
+
+# --- One name in a state dict for each tensor of a quantizer, however many layers share it.
+
+
+def save_once_(model: nn.Module) -> None:
+    """Let the state dict of a model, or of whatever wraps it, name the tensors of its quantizers once."""
+    model.register_state_dict_post_hook(_leave_out)
+    model.register_load_state_dict_pre_hook(_fill_in)
+
+
+def further_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a quantizer's tensor that a state dict leaves out, and the one under which it is there."""
+    first: dict[nn.Module, str] = {}
+    further: dict[str, str] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, WeightQuantizer | InputQuantizer) and first.setdefault(module, path) != path:
+            names = [*module._parameters, *module._buffers]
+            further |= {inside(path, name): inside(first[module], name) for name in names}
+    return further
+
+
+def state_in_full(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state under all names, in the order of a state dict."""
+    state: dict[str, Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        module._save_to_state_dict(state, inside(path, ""), True)
+    return state
+
+
+# Both are found by their names when a model is unpickled.
+def _leave_out(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
+    for name in further_names(model):
+        state.pop(prefix + name, None)
+
+
+def _fill_in(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for name, first in further_names(model).items():
+        known = state.get(prefix + first, state.get(prefix + name))
+        if known is not None:
+            state[prefix + first] = state[prefix + name] = known

@@ -2,7 +2,7 @@
 
 Autograd would save an fp32 copy of every quantized input and weight, beside the input and the weight themselves, which
 their quantizers save. Here the copies are computed again when gradients need them, bit for bit, by the quantizer's node
-of the graph (docs/decisions/0027).
+of the graph (docs/decisions/lsq.md).
 
 The hooks live as long as the graph, so they refer to nodes and never to an operand: that would stay alive with them.
 """

@@ -3,7 +3,7 @@
 torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu and their cells are each one function that hides what it
 multiplies. These compute the same from products that somebody makes: `trace` looks at plain ones, a quantized network
 makes ones that quantize what they are given (`quant/calls.py`). A product is made once for a sequence, so its weight
-is quantized once, however many steps there are (docs/decisions/0013-recurrent.md).
+is quantized once, however many steps there are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a plan's layers are in a model: where their quantizers are kept, and every place at which they run.
 
 A name alone leads to a weight, and to the module that usually uses it. What else a network does with its weights the
-uses tell that came with the plan from its trace (docs/decisions/0012).
+uses tell that came with the plan from its trace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.naming import LOOK_UPS, OWN_WEIGHT, holder_of, inside, is_product, layer_of, split
-from bitplan.core.uses import Use, Uses
+from bitplan.core.records import Plan, Use, Uses
 from bitplan.quant.layers import kin, quantized_as
 
 Modules = Mapping[str, nn.Module]
@@ -188,3 +188,37 @@ def _has_weight(module: nn.Module) -> bool:
         return False
     weight = module.weight
     return isinstance(weight, Tensor) and weight.dim() >= 2
+
+
+# --- A quantized model among what wraps it: the module that `quantize` returned, and where the layers of its plan
+# are.
+
+PLAN = "_bitplan_plan"
+OPTIONS = "_bitplan_options"
+INTEGER = "_bitplan_integer"
+"""What a copy that computes in integers has: which of its layers do."""
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Tell whether the model, or the model in this wrapper, follows a plan."""
+    return any(hasattr(module, PLAN) for module in model.modules())
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """The quantized model itself, without what wraps it."""
+    found = next((module for module in model.modules() if hasattr(module, PLAN)), None)
+    if found is None:
+        raise InputError("this model is not quantized: make it one with quantize(model, plan)")
+    return found
+
+
+def sites_of(model: nn.Module) -> dict[str, Site]:
+    """Where the layers are that the plan of a quantized model quantizes."""
+    root = root_of(model)
+    plan: Plan = getattr(root, PLAN)
+    return find_sites(root, quantized_layers(plan), plan.uses)
+
+
+def quantized_layers(plan: Plan) -> list[str]:
+    """The layers that get quantizers: 16 bits on both sides leave a layer alone."""
+    return [name for name, precision in plan.precisions.items() if not precision.left_alone]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.runs import RunFolder
-from bitplan.core.store import write_text
 from bitplan.reports.contents import contents
-from bitplan.reports.kept import look_at
+from bitplan.reports.kept_results import look_at
 from bitplan.reports.subject import plan_subject, run_subject
+from bitplan.store.files import write_text
+from bitplan.store.run_folder import RunFolder
 
 SCRIPTS = ("dom", "chart", "answer", "scores", "layers", "strip", "detail", "evidence", "page")
 _ESCAPES = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026"})  # json writes U+2028 and U+2029 so itself

@@ -12,13 +12,11 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from bitplan.core.errors import UnknownName
-from bitplan.core.layers import Name
 from bitplan.core.parsing import parse_toml
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.record import Value
-from bitplan.core.records import Graph, Layer
-from bitplan.costs.bitops import bops
-from bitplan.costs.totals import FLOAT_BITS
+from bitplan.core.records import Graph, Layer, Name
+from bitplan.costs.standard import FLOAT_BITS, bops
 from bitplan.reports.formats import Column, Table, numbers
 from bitplan.reports.formats import Value as Cell
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Study
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.compare import Cell, cells, metric_of
 from bitplan.stats.spending import FACTOR, NOT_SAID, MethodSpend, spendings
+from bitplan.store.run_folder import RunFolder
 
 
 def spends_of(run: RunFolder) -> dict[str, MethodSpend]:

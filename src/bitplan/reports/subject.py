@@ -7,19 +7,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from bitplan.core.budget import Budget
+from bitplan.core.budget import Account, Budget
 from bitplan.core.ceilings import Ceiling
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.run_files import gains_file
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
-from bitplan.core.units import Account
 from bitplan.costs.base import add_limited
 from bitplan.reports.spending import spends_of
 from bitplan.selection.base import cost_of, select
 from bitplan.stats.spending import MethodSpend
+from bitplan.store.run_folder import RunFolder, gains_file
 
 
 @dataclass(frozen=True)

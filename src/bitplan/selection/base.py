@@ -10,12 +10,11 @@ from operator import getitem
 
 import numpy as np
 
-from bitplan.core.budget import Budget, BudgetLike
+from bitplan.core.budget import WEIGHT_BITS, Account, Budget, BudgetLike
 from bitplan.core.errors import BudgetError, InputError, NothingToChoose, RecordError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Costs, Gains, Graph, Limit, Plan
 from bitplan.core.registry import SELECTORS
-from bitplan.core.units import WEIGHT_BITS, Account
 from bitplan.selection.exact import exact, exact_each
 from bitplan.selection.problem import Integers, Problem, Selection, Selector, to_integers
 

@@ -9,10 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.budget import Budget, BudgetLike, what_fits
+from bitplan.core.budget import Account, Budget, BudgetLike, what_fits
 from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.units import Account
 from bitplan.selection.base import (
     Posed,
     check_feasible,

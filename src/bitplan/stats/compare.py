@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bitplan.core.budget import Budget
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
-from bitplan.stats.correction import CORRECTION
 from bitplan.stats.ranksum import Strata, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
-from bitplan.stats.summary import Area, area, deviation, mean
 
 Said = TypeVar("Said")
 ALPHA = 0.05
@@ -161,7 +165,7 @@ def belongs(study: Study, trial: Trial) -> bool:
     """Tell whether a trial is one of the study's, not left over from another recipe, budget or seed."""
     if (trial.task, trial.model, trial.choices) != (study.task, study.model, study.choices):
         return False
-    if trial.role == "quantizer":  # compared at plans that were given, not at budgets: `stats/quantizers.py`
+    if trial.role == "quantizer":  # compared at plans that were given, not at budgets: `stats/compare.py`
         return False
     if trial.role != "choice":
         return _is_reference(study, trial)
@@ -318,3 +322,153 @@ def _higher_is_better(study: Study, results: Sequence[Result]) -> bool:
     if len(directions) > 1:
         raise InputError("some results say that a higher score is better, others that a lower one is: not one task")
     return directions != {False}
+
+
+# --- How p-values are corrected for there being several tests; which way is in use is said here and nowhere else.
+
+
+@dataclass(frozen=True)
+class Correction:
+    """`adjust` gives corrected p-values, `floor` the least that can be left to any of tests with these floors."""
+
+    name: str
+    words: str
+    adjust: Callable[[Sequence[float]], tuple[float, ...]]
+    floor: Callable[[Sequence[float]], float]
+
+
+def holm(values: Sequence[float]) -> tuple[float, ...]:
+    """The p-values of several tests, corrected so that any one below α keeps the chance of a false one below α."""
+    count = len(values)
+    least_first = sorted(range(count), key=lambda index: values[index])
+    adjusted = [0.0] * count
+    highest = 0.0
+    for done, index in enumerate(least_first):
+        corrected = min(1.0, (count - done) * values[index])
+        highest = max(highest, corrected)  # a greater p never has a smaller corrected one
+        adjusted[index] = highest
+    return tuple(adjusted)
+
+
+def holm_floor(floors: Sequence[float]) -> float:
+    """The least p that Holm's correction can leave to any of these tests, each with its own floor."""
+    if not floors:
+        raise InputError("Holm's correction needs at least one test")
+    return min(1.0, len(floors) * min(floors))
+
+
+CORRECTION = Correction("Holm", "Holm's correction", holm, holm_floor)
+"""The one that `compare`, tables and the page use."""
+
+
+# --- Scores over seeds in a few numbers: mean, deviation, and the area under the frontier.
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; of nothing, NaN."""
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation with n − 1, or None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    centre = mean(values)
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class Area:
+    """The mean score over the budgets, by trapezoids, with the interval that resampled seeds give.
+
+    Only seeds with a score at every budget count; with one there is no interval (None).
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    by_seed: tuple[float, ...]
+
+
+def area(
+    scores: Mapping[str, Mapping[Any, float]], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
+) -> Area | None:
+    """The area under the frontier of scores {budget: {seed: score}}, divided by the width of the budgets.
+
+    None where fewer than two budgets are there, where they do not measure one thing, or where no seed has them all.
+    The interval is the bootstrap's percentiles, which with a handful of seeds is rather too narrow.
+    """
+    if resamples < 1 or not 0 < level < 1:
+        raise InputError(f"an interval needs resamples and a level between 0 and 1, got {resamples} and {level}")
+    places = _places(list(scores))
+    if places is None:
+        return None
+    seeds_at = [set(by_seed) for by_seed in scores.values()]
+    complete = sorted(set.intersection(*seeds_at))
+    if not complete:
+        return None
+    ordered = sorted(scores, key=lambda budget: places[budget])
+    across = np.array([float(places[budget]) for budget in ordered])  # (budgets,)
+    heights = np.array([[scores[budget][one] for budget in ordered] for one in complete])  # (seeds, budgets)
+    areas = (heights[:, 1:] + heights[:, :-1]) @ np.diff(across) / (2 * (across[-1] - across[0]))  # (seeds,)
+    low = high = None
+    if len(complete) > 1:
+        low, high = interval(areas, resamples, level, seed)
+    return Area(float(areas.mean()), low, high, tuple(float(value) for value in areas))
+
+
+def interval(values: NDArray[np.float64], resamples: int, level: float, seed: int) -> tuple[float, float]:
+    """Where the mean of the values lies at this level, when they are drawn again with replacement."""
+    draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    means = values[draws].mean(axis=1)  # (resamples,)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
+    """Where each budget lies on one common axis, or None where there is none."""
+    parsed = [Budget.parse(budget) for budget in budgets]
+    places = [budget.place() for budget in parsed]
+    axes = {budget.axis for budget in parsed}
+    if len(budgets) < 2 or len(set(places)) < len(budgets) or len(axes) > 1:
+        return None
+    return dict(zip(budgets, places, strict=True))
+
+
+# --- Quantizers at one plan: what each reached, and which differences mean anything.
+
+
+def quantizer_cells(study: Study, results: Iterable[Result]) -> tuple[Cell, ...]:
+    """The scores of every quantizer at every plan, in the study's order; the plan stands where budgets do."""
+    by_place: dict[Place, dict[Key, Result]] = defaultdict(dict)
+    for result in results:
+        if _belongs(study, result.trial):
+            by_place[study.title_of(result.trial), result.trial.at][None, result.trial.seed] = result
+    order = [one.title for one in study.quantizers]
+    return tuple(cell_of(place, by_place[place]) for place in sorted(by_place, key=lambda place: order.index(place[0])))
+
+
+def compare_quantizers(study: Study, results: Iterable[Result], against: str) -> tuple[Comparison, ...]:
+    """Every two quantizers, one of them this one, at each plan where both have scores; corrected over the plans."""
+    known = list(results)
+    by_place = {(cell.title, cell.budget): cell for cell in quantizer_cells(study, known)}
+    upwards = all(result.higher_is_better for result in known)
+    plans = list(dict.fromkeys(at for _, at in by_place))
+    comparisons: list[Comparison] = []
+    for first, second in combinations((one.title for one in study.quantizers), 2):
+        if against not in (first, second):
+            continue
+        both = [(by_place.get((first, at)), by_place.get((second, at))) for at in plans]
+        tests = [tested_pair(ours, theirs, upwards) for ours, theirs in both if ours is not None and theirs is not None]
+        comparisons += corrected_over_budgets(tests)
+    return tuple(comparisons)
+
+
+def _belongs(study: Study, trial: Trial) -> bool:
+    """Whether a trial is one of the study's own quantizers at a plan that it has, trained as it says.
+
+    A plan of a file is called by its stem and its id, which only reading the file tells: it is taken as it is.
+    """
+    of_file = " " in trial.at
+    named = any(one.name == trial.method and (of_file or trial.at in one.at) for one in study.quantizers)
+    return trial.role == "quantizer" and named and trial.recipe == study.recipe and trial.seed in study.seeds

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitplan.core.errors import InputError
+from bitplan.core.records import Gains
 
 Strata = tuple[Sequence[float], Sequence[float]]
 MOST_IN_STRATUM = 200
@@ -16,7 +17,7 @@ MOST_COUNTED = 60  # values on both sides together
 
 
 def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the two-sided p of the Wilcoxon rank-sum test; tied values share their mean rank (docs/decisions/0009, 7).
+    """Return the two-sided p of the Wilcoxon rank-sum test; tied values share their mean rank.
 
     Up to 60 values, 30 on each side, the test is exact: every split of the pooled values is counted. For more values it
     is scipy's normal approximation with a correction for ties. Two-sided is twice the smaller tail, at most 1.
@@ -95,3 +96,19 @@ def _check(first: Sequence[float], second: Sequence[float]) -> None:
             raise InputError("the rank-sum test needs at least one value on each side, got none")
         if not all(math.isfinite(value) for value in values):
             raise InputError("the rank-sum test needs finite values")
+
+
+# --- How alike two methods rank the groups of a network.
+
+
+def rank_correlation(first: Gains, second: Gains) -> float | None:
+    """Spearman's correlation of the gains at the highest choice; None where one method ranks nothing."""
+    if set(first.rows) != set(second.rows):
+        raise InputError(
+            f"the gains of {first.method} and of {second.method} are not for the same groups: "
+            f"graphs {first.graph} and {second.graph}"
+        )
+    ranks = np.stack([doubled_ranks([gains.rows[name][-1] for name in first.rows]) for gains in (first, second)])
+    if any(np.ptp(one) == 0 for one in ranks):
+        return None
+    return float(np.clip(np.atleast_2d(np.corrcoef(ranks))[0, 1], -1, 1))

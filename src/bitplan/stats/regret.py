@@ -10,10 +10,8 @@ from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
-from bitplan.stats.compare import ALPHA, NO_PLANS, belongs
-from bitplan.stats.correction import CORRECTION
+from bitplan.stats.compare import ALPHA, CORRECTION, NO_PLANS, belongs, deviation, mean
 from bitplan.stats.ranksum import Strata, stratified
-from bitplan.stats.summary import deviation, mean
 
 LEVEL = 0.95
 Scores = dict[tuple[str, int], float]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bitplan.core.records import Gains
-from bitplan.core.run_files import title_at
 from bitplan.core.studies import Study
+from bitplan.store.run_folder import title_at
 
 FACTOR = 1.25
 """Two spends are equal where the greater is at most so many times the less."""

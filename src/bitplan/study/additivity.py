@@ -18,15 +18,13 @@ from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.gains.base import Context
 from bitplan.gains.drop import Measure, lowered_jobs
-from bitplan.gains.lowering import check_top, lower
-from bitplan.gains.measuring import By, check_task, finish, sign_of, try_task
+from bitplan.gains.lowering import By, check_task, check_top, finish, lower, sign_of, try_task
 from bitplan.gains.regression import Regression
-from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import make_lost
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.context import Setting, engine_of, make_lost
 from bitplan.study.trials import starts
 
 HOLDS = 0.9

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitplan.core.run_files import RunPart
-from bitplan.core.runs import LeaseFile, RunFolder
-from bitplan.core.store import ASIDE, remove
 from bitplan.core.studies import Study
-from bitplan.core.temporary import left_behind
-from bitplan.engines.lease import left_markers, read_lease
-from bitplan.study.controls import with_controls
-from bitplan.study.trials import all_starts, estimations, made_by, trials
+from bitplan.store.files import ASIDE, left_behind, remove
+from bitplan.store.lease import left_markers, read_lease
+from bitplan.store.run_folder import LeaseFile, RunFolder, RunPart
+from bitplan.study.trials import all_starts, estimations, made_by, trials, with_controls
 
 Needed = dict[RunPart, set[str]]
 """Part of the run → the ids in it that somebody needs."""

@@ -11,17 +11,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bitplan.core.records import Graph
-from bitplan.core.runs import RunFolder
-from bitplan.core.studies import Study
+from bitplan.core.errors import InputError
+from bitplan.core.records import Graph, Plan
+from bitplan.core.registry import CHOOSERS
+from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Recipe, Trial
-from bitplan.gains.base import Context, make_gain
-from bitplan.study.controls import with_controls
-from bitplan.study.limits import untrained
-from bitplan.study.setting import Setting, some_batches
-from bitplan.study.trials import all_starts, estimations, made_by, trials
+from bitplan.gains.base import Context, is_bound, make_gain
+from bitplan.quant.calibrate import calibrate_
+from bitplan.quant.convert import quantize
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.context import Setting, some_batches
+from bitplan.study.trials import all_starts, estimations, made_by, trials, with_controls
+from bitplan.tune.length import samples_of
 from bitplan.tune.loop import finetune_
-from bitplan.tune.pace import samples_of
 
 STEPS = 3
 _RECORD_BYTES = 30_000  # a Result with its log, and what its training left
@@ -135,3 +137,48 @@ def _score_seconds(setting: Setting, model: nn.Module) -> float:
         task.forward(model, batch)
     seconds = time.perf_counter() - begin
     return seconds * task.size("test") / min(size, task.size("train"))
+
+
+# --- Before anything is trained: whether what a study lets its methods spend does for one evaluation of each.
+
+
+def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
+    """The network with random weights, and the same at the highest choice, calibrated."""
+    study = setting.study
+    network = setting.network(study.start.seed)
+    high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
+    calibrate_(high, some_batches(setting.task, study.recipe.batch_size, 0, 1), forward=setting.task.forward)
+    return network, high
+
+
+def check_limits(setting: Setting, graph: Graph) -> None:
+    """Refuse a spend that does not do for a method that chooses within a budget and is not done yet."""
+    study = setting.study
+    made: tuple[nn.Module, nn.Module] | None = None
+    for method in study.methods:
+        _check_budgets(method, study.budgets)
+        if method.name not in CHOOSERS or not is_bound(CHOOSERS.get(method.name)):
+            continue
+        jobs = [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]
+        job = next((one for one in jobs if not setting.run.estimates.has(one.id)), None)
+        gain, _ = make_gain(method.name, method.options)
+        check = getattr(gain, "check_limit", None)  # searches and relaxations have one
+        if check is None or job is None or (job.spend is None and getattr(gain, "spend", None) is None):
+            continue
+        made = made or untrained(setting, graph)
+        network, high = made
+        teacher = network if job.recipe and job.recipe.distills else None
+        context = Context(
+            task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend
+        )
+        try:
+            check(high, graph, study.choices, context)
+        except InputError as error:
+            raise InputError(f"method {method.title}: {error}") from None
+
+
+def _check_budgets(method: Method, budgets: Sequence[str]) -> None:
+    """Refuse a method whose one estimate is for several budgets where it does not say for which."""
+    if getattr(make_gain(method.name, method.options)[0], "budgets", None) == ():
+        said = ", ".join(f'"{budget}"' for budget in budgets)
+        raise InputError(f"method {method.title}: say for which budgets it is, options = {{ budgets = [{said}] }}")

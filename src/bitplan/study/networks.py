@@ -11,15 +11,13 @@ from torch import nn
 
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.progress import Progress
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Training
 from bitplan.core.trials import Result
-from bitplan.engines.lease import held
 from bitplan.quant.checkpoint import load_checkpoint
-from bitplan.study.jobs import Train
-from bitplan.study.serving import training_for
-from bitplan.study.setting import Setting
-from bitplan.study.starts import make_lost
+from bitplan.store.lease import held
+from bitplan.store.run_folder import RunFolder
+from bitplan.study.context import Setting, make_lost
+from bitplan.study.scheduling import Train, training_for
 
 _log = logging.getLogger(__name__)
 

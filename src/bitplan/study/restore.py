@@ -2,7 +2,7 @@
 
 A study whose folder was lost, or that got another start, budget or seed since, then trains only what is new: estimates
 and trainings are found by their own ids. Networks are not among what was kept. Where one is needed to start from, it is
-made again, and refused if it does not score as it did (`study/starts.py`).
+made again, and refused if it does not score as it did (`study/context.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 from bitplan.core.errors import FileError
 from bitplan.core.records import Gains
-from bitplan.core.run_files import title_at
-from bitplan.core.runs import RunFolder
-from bitplan.core.shelf import Kept, Shelf
 from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
-from bitplan.study.controls import with_controls
-from bitplan.study.serving import estimates_for, trained_of, training_for
-from bitplan.study.trials import agenda
+from bitplan.store.record_store import Kept, Shelf
+from bitplan.store.run_folder import RunFolder, title_at
+from bitplan.study.scheduling import estimates_for, trained_of, training_for
+from bitplan.study.trials import agenda, with_controls
 
 
 class Restored(NamedTuple):

@@ -28,10 +28,10 @@ from bitplan.core.errors import FileError, InputError, suggestion
 from bitplan.core.parsing import parse_toml, parsing
 from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
-from bitplan.core.store import read_text
 from bitplan.core.studies import Choosing, Method, QuantizerAt, Start, Study
-from bitplan.core.tables import is_table
 from bitplan.core.trials import FOR_FLOATS, Recipe, on_top
+from bitplan.store.files import read_text
+from bitplan.store.user_tables import is_table
 
 _TOP = (
     "name", "task", "model", "choices", "cost", "budgets", "seeds", "gain_seed", "spend", "references",

@@ -10,26 +10,68 @@ from pathlib import Path
 from bitplan.core.errors import Damaged, InputError, UnknownName, WriteError
 from bitplan.core.progress import Progress
 from bitplan.core.records import Costs, Graph, Plan
-from bitplan.core.runs import RunFolder
 from bitplan.core.studies import Agenda, Estimation, FailedTrial, Study, Training
-from bitplan.core.temporary import remove_quietly
 from bitplan.core.trials import Trial
-from bitplan.engines.base import Engine, Failure
-from bitplan.engines.jobs import run_jobs
-from bitplan.engines.keeping import keeping_workers
 from bitplan.gains.base import estimate
 from bitplan.selection.base import select_each
+from bitplan.store.engines import Engine, Failure, keeping_workers
+from bitplan.store.files import remove_quietly
+from bitplan.store.jobs import run_jobs
+from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import left_by_killed
-from bitplan.study.controls import with_controls
-from bitplan.study.jobs import Estimate, Train
-from bitplan.study.limits import check_limits
-from bitplan.study.quantizers import quantizer_plans
+from bitplan.study.context import Setting, Started, check_same, engine_of, lost_starts, make_start
+from bitplan.study.forecast import check_limits
 from bitplan.study.restore import is_finished, is_needless
-from bitplan.study.serving import Served, estimates_for, plans_of, references, result_of, trainings_of
-from bitplan.study.setting import Setting, engine_of
-from bitplan.study.starts import Started, check_same, lost_starts, make_start
-from bitplan.study.tally import Tally
-from bitplan.study.trials import agenda, all_starts
+from bitplan.study.scheduling import (
+    Estimate,
+    Served,
+    Train,
+    estimates_for,
+    plans_of,
+    references,
+    result_of,
+    trainings_of,
+)
+from bitplan.study.trials import agenda, all_starts, quantizer_plans, with_controls
+
+# --- Counting the trials of a sweep that are done, and telling so.
+
+_PAUSE = 5.0  # seconds between two words on parts of a long estimate
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Which trials are done, and telling so. The folder is looked at once; from then on every event is counted."""
+
+    study: Study
+    trials: Sequence[str]
+    progress: Progress
+    done: set[str] = field(default_factory=set)
+
+    def begin(self, there: set[str]) -> None:
+        """Start from what is there already."""
+        self.done.update(there & set(self.trials))
+
+    def tell(self, text: str) -> None:
+        """Say what happens."""
+        self.progress(len(self.done), len(self.trials), text)
+
+    def succeed(self, trial: Trial) -> None:
+        """Count a trial that is done."""
+        self.done.add(trial.id)
+        self.tell(f"{self.study.words(trial)} done")
+
+    def now_and_then(self) -> Progress:
+        """Tells of parts of a long estimate, every few seconds."""
+        last = [time.monotonic()]
+
+        def tell(done: int, total: int, what: str) -> None:
+            if time.monotonic() - last[0] > _PAUSE:
+                last[0] = time.monotonic()
+                self.tell(f"{what} ({done} of {total})")
+
+        return tell
+
 
 _PASSES = 3  # a file may be damaged while we work; then what it was needed for is gone through again
 
@@ -64,7 +106,7 @@ def sweep(
 ) -> Summary:
     """Run what is not in the folder yet; a trial that fails is written down and stops no other.
 
-    Controls that belong to the study are among it (`study/controls.py`). `only` names methods by their titles. Several
+    Controls that belong to the study are among it (`study/trials.py`). `only` names methods by their titles. Several
     processes may sweep the same folder: each network is trained once. `trust` allows what a study asks for beyond what
     is installed here: its own code, an engine at an address. A damaged file is set aside. What can be made again
     without a decision is; a result that took a training is not, unless `redo_damaged`.

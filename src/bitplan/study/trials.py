@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
 
 from bitplan.core.errors import FileError, InputError
+from bitplan.core.precision import Precision
+from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import CHOOSERS, TASKS
-from bitplan.core.store import open_file
-from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, Start, Study
+from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, QuantizerAt, Start, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.core.trust import names_code
 from bitplan.gains.base import is_bound, make_gain
-from bitplan.study.quantizers import quantizer_trials
+from bitplan.store.files import load, open_file
+from bitplan.store.user_tables import is_table
 from bitplan.study.spec import DATA
+
+if TYPE_CHECKING:
+    from bitplan.quant.methods import Quantizer
+
 
 _NO_PART = ("workers",)  # options of a task that no score depends on
 
@@ -263,8 +273,7 @@ def _check_teacher(study: Study, floating: Trial | None) -> None:
 
 def _check_options(study: Study, options: dict[str, Any]) -> None:
     """Refuse options of quantize that there are not, and choices that the method has no bits for."""
-    from bitplan.quant.factory import told_by
-    from bitplan.quant.methods.base import check_has, read_method
+    from bitplan.quant.methods import check_has, read_method, told_by
 
     try:
         method = read_method(told_by(options).get("method") or "lsq")
@@ -291,3 +300,152 @@ def _digest(path: Path, what: str, advice: str) -> str:
     except OSError as error:
         raise FileError(f"cannot read the start's {what} {file}: {error.strerror or error}{advice}") from None
     return f"{what} {digest.hexdigest()[:12]}"
+
+
+# --- Quantizers at one plan: their trials and their plans.
+
+
+def quantizer_trials(study: Study, floating: Trial | None, base: Mapping[str, Any]) -> list[Trial]:
+    """Every quantizer at every plan over the seeds, all from the float network."""
+    if not study.quantizers:
+        return []
+    if floating is None:
+        raise InputError(
+            "quantizers are compared from the float network, and there is none: give weights or a float_recipe in "
+            "[start] beside the checkpoint"
+        )
+    listed: list[Trial] = []
+    for one in study.quantizers:
+        method = _checked(one)
+        alike = dict(base) | {"start": floating.id, "role": "quantizer", "method": one.name, "recipe": study.recipe}
+        for written in dict.fromkeys(one.at):
+            at = _at(one, method, written)
+            listed += [Trial(**alike, at=at, seed=seed) for seed in study.seeds]
+    return listed
+
+
+def quantizer_plans(study: Study, graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
+    """The plan of every trial of a quantizer: all layers at one precision, or as a file says.
+
+    Fixed layers have theirs beside it, and a quantizer that has not their bits is refused before anything is trained.
+    """
+    from bitplan.quant.methods import check_bits, read_method
+
+    files = {_name_of(written): written for one in study.quantizers for written in one.at if is_table(written)}
+    plans: dict[str, Plan] = {}
+    for trial in wanted:
+        if trial.role != "quantizer":
+            continue
+        if trial.at in files:
+            plans[trial.id] = _of_graph(files[trial.at], graph)
+        else:
+            plans[trial.id] = Plan.uniform(graph, Precision.parse(trial.at))
+        try:
+            check_bits(read_method(trial.method), plans[trial.id])
+        except InputError as error:
+            raise InputError(f"[[quantizers]] {study.title_of(trial)} at {trial.at}: {error}") from None
+    return plans
+
+
+def _checked(one: QuantizerAt) -> Quantizer:
+    from bitplan.quant.methods import read_method
+
+    try:
+        return read_method(one.name)
+    except InputError as error:
+        raise InputError(f"[[quantizers]] {one.title}: {error}") from None
+
+
+def _at(one: QuantizerAt, method: Quantizer, written: str) -> str:
+    """How a trial calls the plan that it is tried at, once the quantizer is known to have its bits."""
+    from bitplan.quant.methods import check_has
+
+    try:
+        if is_table(written):
+            for layer, precision in load(written, Plan).precisions.items():
+                check_has(method, precision, f"{written} gives layer {layer!r}")
+            return _name_of(written)
+        precision = Precision.parse(written)
+        check_has(method, precision, f"{precision} asks for")
+        return str(precision)
+    except InputError as error:
+        raise InputError(
+            f"[[quantizers]] {one.title}: {error}. Say at which plans it is tried: at = [\"w2a2\"]"
+        ) from None  # fmt: skip
+
+
+def _of_graph(path: str, graph: Graph) -> Plan:
+    plan = load(path, Plan)
+    for layer in (layer.name for layer in graph.layers if layer.name not in plan.precisions):
+        raise InputError(f"the plan {path} has no precision for {layer}: it is of another network")
+    return plan
+
+
+def _name_of(path: str) -> str:
+    return f"{Path(path).stem} {load(path, Plan).id}"
+
+
+# --- Controls: what every study with a limit on choosing runs beside its searches, whether it names them or not.
+
+PLAIN, LOTS = "uniform", "random_search"
+"""What knows nothing, and what searches without learning."""
+_JUDGE, _SPEND = "judge", "spend"
+
+
+def with_controls(study: Study) -> Study:
+    """The study with its controls: `uniform`, and random search with each judge and spend that its choosers have.
+
+    They are added where the study sets `spend` and a method chooses within a budget, of whichever kind it is; those
+    that the study names itself are not doubled. A study that has them is given back as it is.
+    """
+    bound = [method for method in study.methods if _is_bound(method)]
+    if study.spend is None or not bound:
+        return study
+    there = {_way(method) for method in study.methods}
+    added: list[Method] = []
+    for wanted in [Method(name=PLAIN), *(_lots_like(method) for method in bound)]:
+        if _way(wanted) not in there:
+            there.add(_way(wanted))
+            added.append(wanted)
+    several = sum(control.name == LOTS for control in added) > 1
+    added = [_labelled(control, details=several) for control in added]
+    return study.model_validate(dict(study) | {"methods": (*study.methods, *added)}) if added else study
+
+
+def _is_bound(method: Method) -> bool:
+    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))  # else it is a table's path
+
+
+def _lots_like(method: Method) -> Method:
+    """Random search with the judge of a method, where it has one, its spend, where it says one, and its recipe."""
+    told: dict[str, JsonValue] = {_JUDGE: _option(method, _JUDGE), _SPEND: method.options.get(_SPEND)}
+    usual = {_JUDGE: _default(LOTS, _JUDGE), _SPEND: None}
+    options: dict[str, JsonValue] = {}
+    options |= {name: value for name, value in told.items() if value is not None and value != usual[name]}
+    return Method(name=LOTS, options=options, recipe=method.recipe)
+
+
+def _option(method: Method, name: str) -> Any:
+    """What a method is told, or else its own default; None where it has no such option."""
+    return method.options.get(name, _default(method.name, name))
+
+
+def _default(chooser: str, name: str) -> Any:
+    for option in dataclasses.fields(CHOOSERS.get(chooser)):
+        if option.name == name:
+            return option.default
+    return None
+
+
+def _way(method: Method) -> tuple[Any, ...]:
+    """What makes a control the same as another, however it is written."""
+    if not _is_bound(method):
+        return method.name, str(method.options), method.recipe
+    others = {name: value for name, value in method.options.items() if name not in (_JUDGE, _SPEND)}
+    return method.name, str(others), method.recipe, _option(method, _JUDGE), method.options.get(_SPEND)
+
+
+def _labelled(control: Method, *, details: bool) -> Method:
+    """What tables call it; where there are several, with what tells them apart."""
+    told = ", ".join(str(value) for value in control.options.values()) if details else ""
+    return control.model_copy(update={"label": f"{control.name} ({f'control, {told}' if told else 'control'})"})

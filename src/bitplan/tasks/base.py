@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from bitplan.adapters.torch import device_of
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import first_line
-from bitplan.core.protocols import check_is
-from bitplan.core.registry import TASKS
+from bitplan.core.registry import TASKS, check_is
+from bitplan.core.spend import Spend, charge
 from bitplan.core.trust import import_factory, names_code
 
 Split = Literal["train", "test"]
@@ -131,3 +137,142 @@ def _made(name: str, options: Mapping[str, Any]) -> Any:
         raise
     except Exception as error:
         raise InputError(f"task {name} cannot be made, {type(error).__name__}: {first_line(error)}") from error
+
+
+# --- A task as choosing may see it: its training split cut in two, one part to train on and one to be judged by.
+
+
+@dataclass(frozen=True)
+class ChoosingTask(Task):
+    """`whole` with a share of its training samples held out, the same for all: they are its test split.
+
+    What methods train they train on the rest, and what they measure they measure on what is held out; the test split of
+    `whole` is out of reach.
+    """
+
+    name: str
+    metric: str
+    higher_is_better: bool
+    version: int
+    whole: Task
+    share: float
+
+    def example(self) -> Any:
+        """An input for `trace`."""
+        return self.whole.example()
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+        return self._of(split).size(split)
+
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
+        """One pass over a split."""
+        return self._of(split).batches(split, batch_size, seed)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Run a model on a batch."""
+        return self.whole.forward(model, batch)
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """The training loss."""
+        return self.whole.loss(outputs, batch)
+
+    def logits(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Class scores."""
+        return self.whole.logits(outputs)
+
+    def batch_score(self, outputs: Any, batch: Batch) -> float:
+        """The score on one batch."""
+        return self.whole.batch_score(outputs, batch)
+
+    def score(self, model: nn.Module) -> float:
+        """The score on what is held out."""
+        return self._of("test").score(model)
+
+    def scores(self, model: nn.Module) -> Mapping[str, float]:
+        """All figures of what is held out."""
+        return self._of("test").scores(model)
+
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """A share of what is trained on, for a recipe that keeps the best weights."""
+        stay, held = self._of("train").hold_out(share)
+        return stay, held  # type: ignore[return-value]
+
+    def _of(self, split: Split) -> Task:
+        return self._parts[split != "train"]
+
+    @cached_property
+    def _parts(self) -> tuple[Task, Task]:
+        return self.whole.hold_out(self.share)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The parts are cut again in another process: tasks need not carry their data there."""
+        return {name: value for name, value in vars(self).items() if name != "_parts"}
+
+
+def choosing_task(task: Task, share: float) -> Task:
+    """The task with this share of its training samples held out to judge by; the task itself where it is 0."""
+    if not share:
+        return task
+    return ChoosingTask(task.name, task.metric, task.higher_is_better, task.version, task, share)
+
+
+def judged_by(task: Any) -> Split:
+    """The split that methods measure on: the training split, unless a part of it was held out for that."""
+    return "test" if isinstance(task, ChoosingTask) else "train"
+
+
+def samples_per_epoch(task: Any) -> int:
+    """How many samples an epoch of training has, whatever part of them choosing sees."""
+    return int((task.whole if isinstance(task, ChoosingTask) else task).size("train"))
+
+
+# --- A network on a few training batches as it is: the loss and the score of each.
+
+
+def draw(
+    model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None, split: Split = "train"
+) -> list[Batch]:  # fmt: skip
+    """The first batches of a split in the order of a seed, where the model is."""
+    device = device_of(model)
+    batches = list(itertools.islice(task.batches(split, batch_size, seed=seed), count))
+    if len(batches) < count:
+        raise InputError(f"task {task.name} ran out of batches after {len(batches)} of {count}: check its data")
+    return [tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch) for batch in batches]
+
+
+@torch.no_grad()
+def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
+    """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
+    model.eval()
+    losses, scores = [], []
+    for batch in batches:
+        loss, score = measures(task, task.forward(model, batch), batch)
+        losses.append(loss)
+        scores.append(score)
+        charge(Spend(forwards=samples_in(batch), labels=True))
+    return losses, scores if all(map(math.isfinite, scores)) else None
+
+
+@torch.no_grad()
+def scores_apart_(model: nn.Module, task: Task, batch: Batch, parts: int) -> list[float] | None:
+    """The score of each of so many equal parts of a batch by one pass in inference mode, in which the model is left.
+
+    None where the batch or the outputs hold something else than tensors with a row for each sample.
+    """
+    model.eval()
+    outputs, rows = task.forward(model, batch), samples_in(batch)
+    charge(Spend(forwards=rows, labels=True))
+    leaves = tree_leaves((batch, outputs))
+    if rows % parts or not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows for leaf in leaves):
+        return None
+    scores = []
+    for start in range(0, rows, rows // parts):
+        part, answers = tree_map(lambda leaf: leaf[start : start + rows // parts], (batch, outputs))  # noqa: B023
+        scores.append(float(task.batch_score(answers, part)))
+    return scores
+
+
+def measures(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:
+    """The loss and the score of a batch; a score that is not finite says that a batch has none."""
+    return float(task.loss(outputs, batch)), float(task.batch_score(outputs, batch))

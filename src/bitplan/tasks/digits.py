@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from bitplan.tasks.base import Split
-from bitplan.tasks.classification import Classification, Labelled
-from bitplan.tasks.images import Images, Scale, Shifts, batches_of, check_request
-from bitplan.tasks.splits import Splits
+from bitplan.tasks.images import Classification, Images, Labelled, Scale, Shifts, Splits, batches_of, check_request
 
 _FILE = Path(__file__).with_name("digits.npz")
 _SPLIT_SEED = 0

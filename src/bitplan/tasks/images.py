@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, Self, TypeVar, get_args
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bitplan.adapters.torch import as_floats_of, device_of, inference
 from bitplan.core.errors import FileError, InputError, UnknownName
-from bitplan.tasks.base import Split
-from bitplan.tasks.labelled import Labelled
+from bitplan.tasks.base import Split, Task
 
 OnCorrupt = Literal["stop", "skip"]
 
@@ -143,3 +147,151 @@ def checked_labels(labels: list[Any], classes: int, source: Path) -> Tensor:
                 "correct the file, or remove the row"
             )
     return torch.tensor(labels, dtype=torch.int64)
+
+
+# --- What all tasks on labelled images share: how a model is run on them, and how it is measured.
+
+T = TypeVar("T")
+Labelled = tuple[Tensor, Tensor]
+"""Images (B, C, H, W) and their classes (B,), or those of their pixels (B, H, W)."""
+
+
+class LabelledImages(Task):
+    """A frozen dataclass below it has its options as fields; only they travel to another process."""
+
+    higher_is_better = True
+    scored_at_once: int
+
+    @abstractmethod
+    def example(self) -> Tensor:
+        """An input for `trace`."""
+
+    @abstractmethod
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+
+    @abstractmethod
+    def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Labelled]:
+        """One pass over a split."""
+
+    def forward(self, model: nn.Module, batch: Labelled) -> Any:
+        """Run a model on the images of a batch, in the model's own type."""
+        return model(as_floats_of(model, batch[0]))
+
+    def logits(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Class scores, (B, classes, …): the outputs, or the first of several."""
+        return (outputs[0] if isinstance(outputs, tuple) else outputs,)
+
+    def _measured(self, model: nn.Module, measure: Callable[[Tensor, Tensor], T]) -> list[T]:
+        """What `measure` makes of class scores and labels, for each batch of the test split."""
+        device = device_of(model)
+        measured = []
+        with inference(model), torch.no_grad():
+            for images, labels in self.batches("test", self.scored_at_once):
+                batch = images.to(device), labels.to(device)
+                measured.append(measure(self.logits(self.forward(model, batch))[0], batch[1]))
+        if not measured:
+            raise InputError("the test split has no image that can be read, so there is no score: look at the data")
+        return measured
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only the options travel to another process; the data is read again there."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+# --- The data of both splits, each read once, when it is first asked for.
+
+Piece = TypeVar("Piece", bound=Sized)
+_DRAW = 0  # which samples are held out
+
+
+class Splits(ABC, Generic[Piece]):
+    """A frozen dataclass below it brings `_read`, and asks `_data`; what it reads is a list or knows its `part`."""
+
+    def size(self, split: Split) -> int:
+        """How many samples a split has."""
+        return len(self._data(split))
+
+    def hold_out(self, share: float) -> tuple[Self, Self]:
+        """The task with a share of its training samples left out, and one whose test split they are."""
+        whole: Any = self._data("train")
+        parts: list[Any] = [
+            [whole[row] for row in rows] if isinstance(whole, list) else whole.part(rows)
+            for rows in held_out(len(whole), share)
+        ]
+        return self._with("train", parts[0]), self._with("test", parts[1])
+
+    @abstractmethod
+    def _read(self, split: Split) -> Piece:
+        """What a split holds, from its files."""
+
+    def _data(self, split: Split) -> Piece:
+        check_request(split, 1)
+        if split not in self._kept:
+            self._kept[split] = self._read(split)
+        return self._kept[split]
+
+    def _with(self, split: Split, data: Piece) -> Self:
+        """A copy in which a split holds this; the other is read when asked for."""
+        made = copy.copy(self)
+        made._kept[split] = data
+        return made
+
+    @cached_property
+    def _kept(self) -> dict[Split, Piece]:
+        return {}
+
+
+def held_out(count: int, share: float) -> tuple[Sequence[int], Sequence[int]]:
+    """The rows that stay and those held out, both in order: at least one of each, drawn once for all."""
+    held = max(1, round(share * count))
+    if held >= count:
+        raise InputError(f"of {count} training samples {held} cannot be held out (held_out = {share:g}): lower it")
+    ticket = np.random.RandomState(_DRAW).permutation(count)  # numpy keeps this stream for ever
+    return sorted(ticket[held:].tolist()), sorted(ticket[:held].tolist())
+
+
+def other_split(split: Split) -> Split:
+    """The one that a split must not be mixed up with."""
+    return "test" if split == "train" else "train"
+
+
+# --- What all image classification tasks share: the loss, and the share of images classified right.
+
+
+class Classification(LabelledImages):
+    """Everything of a task but its data: a frozen dataclass below it brings `example`, `size` and `batches`.
+
+    A model may return its class scores (B, classes), or a tuple that begins with them: torchvision's GoogLeNet and
+    Inception do so in training, and their auxiliary scores are left alone.
+    """
+
+    metric = "top-1"
+    tops: tuple[int, ...] = (1,)
+    scored_at_once = 250
+
+    def loss(self, outputs: Any, batch: Labelled) -> Tensor:
+        """Cross-entropy, a mean over the samples."""
+        return F.cross_entropy(self.logits(outputs)[0], batch[1])
+
+    def batch_score(self, outputs: Any, batch: Labelled) -> float:
+        """Percent of a batch classified right."""
+        return 100 * _hits(self.logits(outputs)[0], batch[1], 1) / len(batch[1])
+
+    def score(self, model: nn.Module) -> float:
+        """Percent of the test split classified right."""
+        return self.scores(model)["top-1"]
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """Percent of the test split whose class is among the k best, for each `top-k` of the task."""
+
+        def counts(logits: Tensor, labels: Tensor) -> Tensor:
+            return torch.tensor([len(labels), *(_hits(logits, labels, k) for k in self.tops)])
+
+        seen, *hits = torch.stack(self._measured(model, counts)).sum(0).tolist()
+        return {f"top-{k}": 100 * count / seen for k, count in zip(self.tops, hits, strict=True)}
+
+
+def _hits(logits: Tensor, labels: Tensor, k: int) -> int:
+    best = logits.topk(min(k, logits.shape[1]), dim=1).indices
+    return int((best == labels[:, None]).sum())

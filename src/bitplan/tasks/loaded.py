@@ -7,20 +7,287 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+)
 
 from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import InputError
 from bitplan.forward.batches import LABELS, run_batch, split_batch
 from bitplan.tasks.base import Batch, Split, Task, samples_in
-from bitplan.tasks.samples import Samples, check_disjoint, samples_of
-from bitplan.tasks.splits import held_out
+from bitplan.tasks.images import held_out
+
+# --- Data as users have it, as numbered samples that batches of any size are cut from: `samples_of`.
+
+_LOOKED_AT = 16  # samples that tell data from other data
+
+
+class Samples(ABC):
+    """Numbered samples. Two are equal where they have as many, and those that are looked at are the same."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """A batch for each sequence of numbers; what its making draws at random depends on the seed alone."""
+
+    @abstractmethod
+    def part(self, rows: Sequence[int]) -> Self:
+        """Those with these numbers."""
+
+    def batches(self, batch_size: int, seed: int | None) -> Iterator[Batch]:
+        """One pass: in their own order without a seed, else in that of the seed."""
+        order = torch.arange(len(self))
+        if seed is not None:
+            order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        return self.drawn([rows.tolist() for rows in order.split(batch_size)], 0 if seed is None else seed)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of some samples; the same in every process."""
+        every = sorted({row * (len(self) - 1) // max(1, _LOOKED_AT - 1) for row in range(_LOOKED_AT)})
+        digest = hashlib.sha256()
+        for batch in self.drawn([[row] for row in every if row < len(self)], 0):
+            for leaf in tree_leaves(batch):
+                digest.update(_bytes(leaf))
+        return digest.hexdigest()[:12]
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Samples) and len(self) == len(other)
+        return same and self.fingerprint == other.fingerprint  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((len(self), self.fingerprint))
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} samples {self.fingerprint}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class KeptRows(Samples):
+    """Tensors in memory, one row each for every sample; `structure` is a batch with their numbers in their places."""
+
+    tensors: tuple[Tensor, ...]
+    structure: Any
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """Nothing is random here."""
+        for some in rows:
+            batch = [tensor[list(some)] for tensor in self.tensors]
+            yield tree_map(batch.__getitem__, self.structure)
+
+    def part(self, rows: Sequence[int]) -> KeptRows:
+        """Copies of those."""
+        return KeptRows(tuple(tensor[list(rows)] for tensor in self.tensors), self.structure)
+
+    @classmethod
+    def read(cls, batches: Iterable[Any], most: int | None = None) -> KeptRows:
+        """Read batches until there are `most` samples, or all; what cannot be cut by rows is refused in one line."""
+        kept: list[list[Tensor]] = []
+        structure, count = None, 0
+        for number, batch in enumerate(batches):
+            leaves, parts = tree_flatten(_plain(batch))
+            own = tree_unflatten(list(range(len(leaves))), parts)
+            kept.append([_tensor(leaf, number) for leaf in leaves])
+            _check_alike(kept, own, own if structure is None else structure)
+            structure = own
+            count += len(kept[-1][0])
+            if most is not None and count >= most:
+                break
+        if structure is None or not count:
+            raise InputError("the batches are empty: give at least one, with at least one sample")
+        columns = zip(*kept, strict=True)
+        return cls(tuple(torch.cat(list(column))[:most] for column in columns), structure)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Indexed(Samples):
+    """Items of a dataset by their numbers in it, collated when they are asked for, in `workers` processes if any."""
+
+    dataset: Any
+    numbers: Sequence[int]
+    collate: Callable[[list[Any]], Batch] = default_collate
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """Each sample and each batch from random numbers of its own, so that augmentation repeats in any process."""
+        wanted = [[self.numbers[row] for row in some] for some in rows]
+        seeded = _Seeded(self.dataset, self.collate, seed)
+        if self.workers:
+            unused = torch.Generator().manual_seed(seed)  # or a pass would draw from the numbers of everybody
+            yield from DataLoader(
+                seeded, batch_sampler=wanted, collate_fn=seeded.put_together, num_workers=self.workers, generator=unused
+            )
+            return
+        for some in wanted:
+            yield seeded.put_together([seeded[number] for number in some])
+
+    def part(self, rows: Sequence[int]) -> Indexed:
+        """The same dataset, fewer numbers."""
+        return Indexed(self.dataset, [self.numbers[row] for row in rows], self.collate, self.workers)
+
+
+@dataclass(frozen=True)
+class _Seeded(Dataset[Any]):
+    """A dataset whose items depend on a seed and their number alone, whatever they draw at random."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Batch]
+    seed: int
+
+    def __getitem__(self, number: int) -> tuple[int, Any]:
+        with _seeded(self.seed, number):
+            return number, self.dataset[number]
+
+    def put_together(self, items: list[tuple[int, Any]]) -> Batch:
+        """A batch of items; collating may draw too, such as the words to mask."""
+        with _seeded(self.seed, *(number for number, _ in items)):
+            return _plain(self.collate([item for _, item in items]))
+
+
+def samples_of(given: Any, *, most: int | None = None) -> Samples:
+    """Whatever users have as samples; of what does not tell its length at most so many are read."""
+    if isinstance(given, Samples):
+        return given
+    if isinstance(given, DataLoader):
+        return _of_loader(given, most)
+    if isinstance(given, Tensor | Mapping):
+        return KeptRows.read([given])
+    if isinstance(given, list | tuple):
+        return KeptRows.read(given)
+    if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
+        return _indexed(given, default_collate, 0)
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str):
+        return _indexed(given, default_collate, 0)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return KeptRows.read(given, None if hasattr(given, "__len__") else most)
+    raise InputError(
+        f"batches are a DataLoader, a Dataset, a batch or any iterable of batches, not {type(given).__name__}"
+    )
+
+
+def check_disjoint(train: Samples, test: Samples) -> None:
+    """Refuse splits that are seen to share samples: scores would be of what was trained on."""
+    shared = len(train) if train is test else 0
+    if isinstance(train, Indexed) and isinstance(test, Indexed) and train.dataset is test.dataset:
+        shared = len(set(train.numbers) & set(test.numbers))
+    if shared:
+        raise InputError(
+            f"train and test share {shared:,} samples, so scores would be of what was trained on: give a test split of "
+            "its own, such as by torch.utils.data.random_split"
+        )
+
+
+def _of_loader(loader: DataLoader[Any], most: int | None) -> Samples:
+    """The samples behind a loader; in which order and how many at once is asked later."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return KeptRows.read(loader, most)
+    sampler = loader.sampler
+    plain = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
+    some = isinstance(sampler, SubsetRandomSampler)
+    if type(loader.batch_sampler) is not BatchSampler or not (plain or some):
+        odd = loader.batch_sampler if plain or some else sampler
+        raise InputError(
+            f"the loader draws by {type(odd).__name__}, but every sample is to come once, in an order by seed: give "
+            "its dataset, or list(loader) to have the batches as they come now"
+        )
+    found = _indexed(loader.dataset, loader.collate_fn, loader.num_workers)
+    return found.part(list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else found
+
+
+def _indexed(dataset: Any, collate: Callable[[list[Any]], Batch], workers: int) -> Indexed:
+    """A dataset, or the one that it is a part of, with the numbers there."""
+    numbers: Sequence[int] = range(len(dataset))
+    while isinstance(dataset, Subset):
+        numbers, dataset = [dataset.indices[number] for number in numbers], dataset.dataset
+    return Indexed(dataset, numbers, collate, workers)
+
+
+@contextmanager
+def _seeded(*parts: int) -> Iterator[None]:
+    """Random numbers of torch, numpy and Python from a seed of some parts; what they were is put back."""
+    mixed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
+    plain, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(mixed)
+        random.seed(mixed)
+        np.random.seed(mixed)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(numpy)
+
+
+def _plain(batch: Any) -> Any:
+    """Return a batch whose mappings are dicts, which torch looks into; Hugging Face's are not."""
+    if isinstance(batch, Mapping):
+        return {key: _plain(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [_plain(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def _tensor(leaf: Any, number: int) -> Tensor:
+    if isinstance(leaf, np.ndarray):
+        leaf = torch.from_numpy(leaf)
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        raise InputError(
+            f"batch {number} holds {type(leaf).__name__} {leaf!r:.40}, and batches are tensors with a row for each "
+            "sample: give a DataLoader, whose dataset may hold anything that its collate_fn understands"
+        )
+    return leaf
+
+
+def _check_alike(kept: list[list[Tensor]], own: Any, structure: Any) -> None:
+    """Refuse batches that cannot be put together: other parts, other shapes, parts of other lengths."""
+    first, last = kept[0], kept[-1]
+    lengths = {len(leaf) for leaf in last}
+    if not last or len(lengths) > 1:
+        raise InputError(f"batch {len(kept) - 1} has parts of {sorted(lengths)} rows: all have one for each sample")
+    shapes = [[tuple(leaf.shape[1:]) for leaf in leaves] for leaves in (first, last)]
+    if own != structure or shapes[0] != shapes[1]:
+        raise InputError(
+            f"batches 0 and {len(kept) - 1} are not alike ({shapes[0]} and {shapes[1]} without the first dimension), "
+            "so they cannot be cut anew: pad them to one length, or give the DataLoader, which collates itself"
+        )
+
+
+def _bytes(leaf: Any) -> bytes:
+    """What tells a part of a sample from another; of what is no number, its text."""
+    if isinstance(leaf, Tensor):
+        flat = leaf.detach().cpu().contiguous()
+        return repr((leaf.shape, leaf.dtype)).encode() + flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return repr(leaf).encode() if isinstance(leaf, str | int | float | bool) else type(leaf).__name__.encode()
+
 
 _SCORED_AT_ONCE = 64
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.protocols import lacks
+from bitplan.core.registry import lacks
 
 
 class BrokenContract(AssertionError):

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from bitplan.core.registry import ENGINES
-from bitplan.engines.base import Engine, Failure
+from bitplan.store.engines import Engine, Failure
 from bitplan.testing.contract import Contract
 
 _ITEMS = 7

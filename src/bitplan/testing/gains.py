@@ -11,8 +11,7 @@ from bitplan.core.precision import parse_choices
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS, SELECTORS
 from bitplan.core.trials import Recipe
-from bitplan.gains.aims import with_aim
-from bitplan.gains.base import Context, Gain, LayerGains, as_record, estimate, is_bound, looks_at_model
+from bitplan.gains.base import Context, Gain, LayerGains, as_record, estimate, is_bound, looks_at_model, with_aim
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import branching, hand_made_graph

@@ -24,8 +24,7 @@ from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import quantize, quantizers_of, weights_of
-from bitplan.quant.factory import Quantizers
-from bitplan.quant.methods.base import ALL_BITS, Quantizer
+from bitplan.quant.methods import ALL_BITS, Quantizer, Quantizers
 from bitplan.quant.parameters import parameter_groups
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract

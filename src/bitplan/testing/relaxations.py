@@ -14,7 +14,7 @@ from bitplan.core.registry import RELAXATIONS
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
 from bitplan.gains.base import Context, estimate
-from bitplan.relaxations.base import Relaxation, price_of
+from bitplan.plugins.methods.relaxations.base import Relaxation, price_of
 from bitplan.selection.base import select
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.base import load_task

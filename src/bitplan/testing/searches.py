@@ -13,8 +13,7 @@ from bitplan.core.registry import JUDGES, SEARCHES
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import price
 from bitplan.gains.base import Context, estimate
-from bitplan.searches.base import Search
-from bitplan.searches.judging import PlanJudge
+from bitplan.plugins.methods.searches.base import PlanJudge, Search
 from bitplan.selection.base import select
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.tasks.base import load_task

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bitplan.core.errors import WriteError
 from bitplan.core.parsing import parse_json, parsing
-from bitplan.core.store import open_file, read_text, write_text
+from bitplan.store.files import open_file, read_text, write_text
 
 _TAIL = 1000  # bytes at the end of a log that hold its last lines
 LOG = "log.jsonl"

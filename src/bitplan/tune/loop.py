@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import itertools
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,25 +22,22 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin, broadcast_object_list, send_to_device
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from bitplan.adapters.torch import modes_kept, multiplies_bf16, usable_device
 from bitplan.core.errors import Diverged, InputError
 from bitplan.core.progress import Progress
 from bitplan.core.spend import Spend, charge, uncharged
 from bitplan.core.trials import Recipe
 from bitplan.quant.blend import Shares, shares_of
-from bitplan.tasks.base import Batch, Task, WithWindows, samples_in
-from bitplan.tasks.choosing import judged_by
-from bitplan.tune.blame import blame
-from bitplan.tune.distill import check_teacher, objective
-from bitplan.tune.judge import Judge, judge_of
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.tasks.base import Batch, Task, WithWindows, judged_by, samples_in
+from bitplan.tune.distillation import check_teacher, objective, watched
+from bitplan.tune.length import Pace, pace_of, parts_of, steps_of
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log, stage_folder
-from bitplan.tune.meter import Meter
 from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
-from bitplan.tune.pace import Pace, pace_of, parts_of, steps_of
-from bitplan.tune.prepare import deterministic, layout, mixed, modes, seed_, warn_of_slow_products
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
-from bitplan.tune.sharpness import at_the_worst, check_sharpness, noted
-from bitplan.tune.states import watched
+from bitplan.tune.validation import Judge, judge_of
 
 _log = logging.getLogger(__name__)
 
@@ -314,3 +315,237 @@ def _leave_the_group() -> None:
     """What this process joined it leaves when it ends: gloo's threads would abort one that exits with them running."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+# --- What holds while a model is trained and is undone afterwards: modes, memory layout, random numbers, the device.
+
+_DEVICE = "ACCELERATE_TORCH_DEVICE"  # what accelerate asks
+
+
+@cache
+def warn_of_slow_products(precision: str, device: torch.device) -> None:
+    """Say, once in a process, that a recipe's precision makes its training slower on this processor and not faster."""
+    if precision == "bf16" and not multiplies_bf16(device):
+        _log.warning(
+            "this processor has no products of bfloat16, and trains longer by precision = bf16 than without, 2.2 "
+            "to 2.4 times as long on the one that we measured: leave it out here"
+        )
+
+
+@contextmanager
+def training_on(name: str | None) -> Iterator[None]:
+    """The device that accelerate takes where this process trains for the first time; its own choice unless said."""
+    if name is None:
+        yield
+        return
+    before = os.environ.get(_DEVICE)
+    os.environ[_DEVICE] = str(usable_device(name))
+    try:
+        yield
+    finally:
+        os.environ.pop(_DEVICE)
+        if before is not None:
+            os.environ[_DEVICE] = before
+
+
+@contextmanager
+def modes(model: nn.Module, teacher: nn.Module | None) -> Iterator[None]:
+    """The model in training mode, its teacher in inference mode, until the block ends."""
+    with modes_kept(model, *([] if teacher is None else [teacher])):
+        model.train()
+        if teacher is not None:
+            teacher.eval()
+        yield
+
+
+@contextmanager
+def layout(model: nn.Module, teacher: nn.Module | None, *, wanted: bool, device: torch.device) -> Iterator[None]:
+    """Weights of convolutions as channels_last on a CPU: the images between layers follow them."""
+    both = [one for one in (model, teacher) if one is not None and wanted and device.type == "cpu" and _convolves(one)]
+    for one in both:
+        one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        for one in both:
+            one.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Algorithms that repeat, and random numbers that are the caller's again when the block ends."""
+    backend = torch.backends.cudnn
+    before = backend.deterministic, backend.benchmark
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cuda":
+            backend.deterministic, backend.benchmark = True, False
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                backend.deterministic, backend.benchmark = before
+
+
+def _convolves(model: nn.Module) -> bool:
+    """Whether there are images to lay out, none laid out so already."""
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
+    return bool(weights) and all(weight.is_contiguous() for weight in weights)
+
+
+def mixed(*parts: object) -> int:
+    """A seed of 31 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def seed_(seed: int, device: torch.device) -> None:
+    """Seed dropout and the like; per step, so that no generator's state needs to be kept for a resumed run."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+# --- SAQ's sharpness step: train for the loss where quantized weights, moved a little, make it worst.
+
+Batchnorm = nn.modules.batchnorm._BatchNorm
+
+
+def check_sharpness(model: nn.Module, radius: float) -> None:
+    """Refuse a radius where nothing is quantized."""
+    if radius and not any(isinstance(module, WeightQuantizer) for module in model.modules()):
+        raise InputError(
+            f"the recipe's sharpness ({radius:g}) moves quantized weights, and this model has none: quantize it first, "
+            "or set sharpness to 0"
+        )
+
+
+@contextmanager
+def noted(model: nn.Module, radius: float) -> Iterator[list[Tensor]]:
+    """What the quantizers of weights make in the forward pass of this block, by call; nothing without a radius."""
+    made: list[Tensor] = []
+
+    def note(_: nn.Module, __: Any, out: Tensor) -> None:
+        if out.requires_grad:
+            made.append(out)
+
+    with _hooked(model if radius else None, note):
+        yield made
+
+
+def at_the_worst(
+    model: nn.Module, radius: float, loss: Tensor, made: Sequence[Tensor], again: Callable[[], Tensor]
+) -> Tensor:
+    """The loss of the same pass once more, its quantized weights moved by `radius` to where the loss grows fastest."""
+    slopes = torch.autograd.grad(loss, made, allow_unused=True)
+    known = [slope for slope in slopes if slope is not None]
+    norm = torch.stack([slope.float().norm() for slope in known]).norm() if known else torch.zeros(())
+    scale = radius / norm.clamp_min(torch.finfo(torch.float32).tiny)
+    moves = deque(None if slope is None else (slope * scale).to(slope.dtype) for slope in slopes)
+
+    def move(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        change = moves.popleft() if out.requires_grad else None
+        return out if change is None else out + change
+
+    with _hooked(model, move), _statistics_kept(model):
+        return again()
+
+
+@contextmanager
+def _hooked(model: nn.Module | None, hook: Callable[..., Any]) -> Iterator[None]:
+    quantizers = [] if model is None else [one for one in model.modules() if isinstance(one, WeightQuantizer)]
+    handles = [quantizer.register_forward_hook(hook) for quantizer in quantizers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _statistics_kept(model: nn.Module) -> Iterator[None]:
+    """Running statistics stay as the pass with the weights as they are left them."""
+    norms = [one for one in model.modules() if isinstance(one, Batchnorm) and one.track_running_stats]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if count is not None and norm.training:
+                count.sub_(1)
+
+
+# --- Which layer made a loss NaN or infinite.
+
+
+def blame(model: nn.Module, rerun: Callable[[], Any], batch: Any) -> str:
+    """Say where the first NaN or infinite value comes from, by running the batch that showed it again.
+
+    It is the first module to finish with such an output of finite inputs; quantizers count as their layer.
+    """
+    if not _finite(batch, masks=True):
+        return "the batch itself has NaN or infinite values: check the data"
+    found: list[str] = []
+    with _hooks(model, found), torch.no_grad():
+        rerun()
+    if not found:
+        return "the output of every layer is finite, so the loss itself makes it: check the labels and the loss"
+    layer = model.get_submodule(found[0])
+    own = [name for name, value in layer.named_parameters() if not _finite(value)]
+    why = f" (its {own[0]} is not finite)" if own else ""
+    return f"the first layer with NaN or infinite output is {found[0] or 'the model itself'}{why}"
+
+
+@contextmanager
+def _hooks(model: nn.Module, found: list[str]) -> Iterator[None]:
+    def look(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, arguments: Any, options: Any, output: Any) -> None:
+            if not found and not _finite(output) and _finite((arguments, options), masks=True):
+                found.append(name)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(look(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if not isinstance(module, WeightQuantizer | InputQuantizer)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _finite(tree: Any, *, masks: bool = False) -> bool:
+    """Whether no tensor in it has NaN or infinite values; −∞ passes as a mask where those are allowed."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return all(bool((tensor < torch.inf if masks else torch.isfinite(tensor)).all()) for tensor in tensors)
+
+
+# --- The line that progress shows while a network is trained.
+
+_PAUSE = 0.1  # seconds between two calls of progress
+
+
+class Meter:
+    """Tells `progress` about steps, not more often than an eye can follow."""
+
+    def __init__(self, progress: Progress | None, total: int, begin: int, batch_size: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._begin = begin
+        self._batch_size = batch_size
+        self._start = time.perf_counter()
+        self._next = 0.0
+
+    def tell(self, line: LogLine) -> None:
+        """Loss, score and speed since the start."""
+        now = time.perf_counter()
+        if self._progress is None or (now < self._next and line.step < self._total):
+            return
+        self._next = now + _PAUSE
+        pace = max(now - self._start, 1e-9) / (line.step - self._begin)
+        score = "" if line.score is None else f" · score {line.score:.4g}"
+        self._progress(line.step, self._total, f"loss {line.loss:.4g}{score} · {self._batch_size / pace:.4g} samples/s")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,13 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import Damaged, FileError
 from bitplan.core.parsing import first_line, parse_json, parsing
-from bitplan.core.store import load, save, whole_file
-from bitplan.core.temporary import clear_left
 from bitplan.core.trials import Recipe, Run
-from bitplan.quant.fingerprint import fingerprint, hash_of_weights, put_state_, state_once
+from bitplan.quant.checkpoint import fingerprint, hash_of_weights, put_state_, state_once
+from bitplan.store.files import clear_left, load, save, whole_file
+from bitplan.store.record_store import Places
 from bitplan.tasks.base import Task, title_of
-from bitplan.tune.judge import Judge, Look
-from bitplan.tune.log import LOG, THEN, hash_of_lines, read_log
+from bitplan.tune.log import LOG, THEN, TrainLog, hash_of_lines, read_log
+from bitplan.tune.validation import Judge, Look
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
 SAVE_SECONDS = 30.0  # the least time between two checkpoints
@@ -222,3 +224,25 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (FileError, KeyError, TypeError, ValueError) as error:  # of dict: it is no object
         line = first_line(error)
         raise Damaged(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
+
+
+# --- A training whose folder may have been damaged since it was killed: it is set aside then, and begun anew.
+
+_log = logging.getLogger(__name__)
+Tuned = tuple[nn.Module, TrainLog]
+
+
+def begun_anew(
+    tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], running: Places, job: str
+) -> Tuned:  # fmt: skip
+    """Make a network and train it; where what a killed training left is damaged, it is set aside, and that said."""
+    model = make()
+    try:
+        return model, tune(model)
+    except Damaged as error:
+        if not running.has(job):
+            raise
+        _log.warning("%s; it is kept under another name, and the training begins anew", error)
+        running.set_aside(job)
+    model = make()
+    return model, tune(model)

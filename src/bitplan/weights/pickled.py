@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from bitplan.core.errors import FileError
-from bitplan.core.memory import bounded, check_room
-from bitplan.core.parsing import parsing
+from bitplan.core.parsing import bounded, check_room, parsing
 from bitplan.weights.refusals import check_archive
 from bitplan.weights.tensors import Tensor
 from bitplan.weights.torch_tensors import as_tensor

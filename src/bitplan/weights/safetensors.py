@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from bitplan.core.errors import FileError
-from bitplan.core.memory import check_room
-from bitplan.core.parsing import parse_json
-from bitplan.core.store import open_file
+from bitplan.core.parsing import check_room, parse_json
+from bitplan.store.files import open_file
 from bitplan.weights.refusals import unreadable
 from bitplan.weights.tensors import DTYPES, Tensor
 

@@ -40,7 +40,7 @@ class Tensor:
         return math.prod(self.shape)
 
     def floats(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
-        """Elements in fp32, in order, aligned; 16-bit ones are widened first (docs/decisions/0009, 6)."""
+        """Elements in fp32, in order, aligned; 16-bit ones are widened first."""
         part = self.data[start:stop]
         if self.dtype == "F32":
             if part.dtype == np.float32 and part.flags.aligned and part.flags.c_contiguous:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from bitplan.core.errors import FileError
-from bitplan.core.memory import check_available
+from bitplan.core.parsing import check_available
 from bitplan.weights.opened import open_checkpoint
 from bitplan.weights.safetensors import broken, map_with_texts
 from bitplan.weights.tensors import DTYPES, Tensor

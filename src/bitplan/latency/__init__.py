@@ -1,1 +1,0 @@
-"""Networks timed layer by layer in the runtime that will execute them."""

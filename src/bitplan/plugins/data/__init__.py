@@ -1,0 +1,1 @@
+"""Data sets: CIFAR-10, ImageNet, CamVid, Cityscapes, SQuAD."""

@@ -1,0 +1,1 @@
+"""Language models: text, GGUF and vLLM files, networks larger than memory."""

@@ -1,0 +1,1 @@
+"""Further methods that choose bits: searches, relaxations, racing, and the ceiling."""

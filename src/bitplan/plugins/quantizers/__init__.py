@@ -1,0 +1,1 @@
+"""Quantizers of the literature beside LSQ and FAQ."""

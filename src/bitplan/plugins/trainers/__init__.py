@@ -1,0 +1,1 @@
+"""Quantized networks in the training loops of other libraries."""

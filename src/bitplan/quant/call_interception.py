@@ -1,0 +1,342 @@
+"""Modules that run their own forward while the functions it calls are quantized.
+
+The forward runs under a torch function mode that sees each call, quantizes its operands and passes it on. A weight is
+quantized as soon as a function takes it, whole, so that whatever part or order of it is multiplied is quantized; where
+it is computed, its result is. Products of activations are numbered as `core/naming.py` says.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bitplan.adapters.torch import uncompiled
+from bitplan.core.naming import ATTENTION, CALL_QUANTIZERS, product_name
+from bitplan.quant.calls import AdditionCall, AttentionCall, ProductCall, WeightedCall
+from bitplan.quant.functions import (
+    ADDITION,
+    LAYER_FUNCTIONS,
+    MOVES,
+    MULTIPLICATIONS,
+    SOFTMAX,
+    Arguments,
+    Function,
+    Multiplication,
+    open_attention,
+    operands_of_einsum,
+    pairs_of_einsum,
+    replaced,
+    sum_of,
+    with_operands_in_place,
+)
+from bitplan.quant.layers import Adopted, adopt_, release_
+from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
+from bitplan.quant.recurrence import OPENED, Product, plain
+
+# --- Modules that run their own forward while the functions it calls are quantized.
+
+_UNCOMPILED = (
+    nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.RNNBase, nn.RNNCellBase,
+)  # fmt: skip
+BORROWED = "borrowed_calls"
+"""Calls whose quantizers another module has: a plain list, so that they are nobody's twice."""
+
+
+class Owner(Adopted):
+    """A module that runs its own forward while its calls are quantized."""
+
+    call_quantizers: nn.ModuleDict
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the base's forward; torch's own attention uncompiled: dynamo cannot follow a mode into it."""
+        if isinstance(self, _UNCOMPILED):
+            return self._run_uncompiled(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    @uncompiled
+    def _run_uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        calls, stack = _Calls(self), _stack()
+        args, kwargs = calls.entered(args, kwargs)
+        stack.append(calls)
+        try:
+            with calls:
+                return super().forward(*args, **kwargs)
+        finally:
+            stack.pop()
+
+
+class Bystander(Adopted):
+    """A module inside an owner: the products it calls are not the owner's."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the base's forward."""
+        stack = _stack()
+        stack.append(None)
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            stack.pop()
+
+
+class _Handed(NamedTuple):
+    """What a tensor holds: the weights of these calls, quantized already, or what was computed from that of one."""
+
+    calls: tuple[WeightedCall, ...]
+    quantized: bool
+
+
+class _Calls(TorchFunctionMode):
+    """Sees the calls of one run of an owner's forward, also those inside the modules that it calls."""
+
+    _active: ClassVar[threading.local] = threading.local()
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__()
+        self._owner = owner
+        self._counts: Counter[str] = Counter()
+        self._sites: dict[str, Any] = dict(owner.call_quantizers.items())
+        products = [site for site in self._sites.values() if isinstance(site, ProductCall)]
+        self._softmax = next((site.softmax for site in products if site.softmax is not None), None)
+        sums = [site for site in self._sites.values() if isinstance(site, AdditionCall)]
+        self._entries = {name: entry for site in sums for name, entry in site.entries.items()}
+        self._adds = bool(sums)
+        calls = [site for site in self._sites.values() if isinstance(site, WeightedCall)]
+        calls += vars(owner).get(BORROWED, [])
+        self._sources = {source: _Handed((call,), quantized=False) for call in calls for source in call.sources}
+        self._weights: dict[Tensor, _Handed] = {}
+        self._constants: dict[Tensor, None] = {}
+        self._follows_all = any(call.computed is not False for call in calls)
+        self._made: dict[tuple[WeightedCall, bool], Tensor] = {}
+
+    def entered(self, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
+        """The owner's arguments, quantized where they are operands of its additions."""
+        new = {place: entry(args[place]) for place, entry in self._entries.values() if place < len(args)}
+        named = {name: entry(kwargs[name]) for name, (_, entry) in self._entries.items() if name in kwargs}
+        return replaced(args, new), kwargs | named
+
+    def __torch_function__(
+        self, func: Function, kinds: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_own = _stack()[-1] is self
+        if func is F.multi_head_attention_forward and self._looks_into(args, kwargs, is_own=is_own):
+            with self:
+                return open_attention(*args, **kwargs)
+        if func in SOFTMAX and self._softmax is not None and is_own:
+            args = args or (kwargs.pop("input"),)
+            return call_without_saving_result(func, self._softmax(args[0]), *args[1:], **kwargs)
+        if func is F.scaled_dot_product_attention and is_own:
+            site = self._sites.get(self._next(ATTENTION))
+            return func(*args, **kwargs) if site is None or not site.query.enabled else site(*args, **kwargs)
+        if func in OPENED and self._looks_into(args, kwargs, is_own=is_own):
+            return OPENED[func](self._made_product, *args, **kwargs)
+        if func is torch.einsum:
+            return self._einsum(*operands_of_einsum(args), is_own=is_own)
+        if func in MULTIPLICATIONS:
+            return self._multiplied(func, MULTIPLICATIONS[func], args, kwargs, is_own=is_own)
+        addends = sum_of(func, args, kwargs) if self._adds and is_own else None
+        site = self._sites.get(self._next(ADDITION)) if addends is not None else None
+        if addends is not None and site is not None:
+            return site.added(addends)
+        return self._followed(func, args, kwargs)
+
+    def _looks_into(self, args: Arguments, kwargs: dict[str, Any], *, is_own: bool) -> bool:
+        """Tell whether torch's attention has something of ours to do: its own, or a weight that it was given."""
+        if is_own and isinstance(self._owner, nn.MultiheadAttention):
+            return True
+        return any(self._weight(tensor) is not None for tensor in _tensors((*args, *kwargs.values())))
+
+    def _next(self, name: str) -> str:
+        count = self._counts[name]
+        self._counts[name] += 1
+        return product_name(name, count)
+
+    def _einsum(self, equation: str, operands: tuple[Tensor, ...], *, is_own: bool) -> Any:
+        """All operands, two at a time where there are more."""
+        einsum, result = MULTIPLICATIONS[torch.einsum], operands[0]
+        if len(operands) == 1:
+            return self._followed(torch.einsum, (equation, result), {})
+        equations = [equation] if len(operands) == 2 else pairs_of_einsum(equation, len(operands))
+        for pair, operand in zip(equations, operands[1:], strict=True):
+            result = self._multiplied(torch.einsum, einsum, (pair, result, operand), {}, is_own=is_own)
+        return result
+
+    def _multiplied(
+        self, func: Function, about: Multiplication, args: Arguments, kwargs: dict[str, Any], *, is_own: bool
+    ) -> Any:
+        args, kwargs = with_operands_in_place(about, args, kwargs)
+        for inputs, weight in about.orders:
+            held = self._weight(args[weight])
+            if held is not None and self._is_computed_by(about, held, args[inputs]):
+                return self._followed(func, args, kwargs)
+            if held is not None:
+                new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
+                args, kwargs = held.calls[0].with_bias(about, replaced(args, new), kwargs)
+                return call_without_saving(func, *args, **kwargs)
+        if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
+            return self._followed(func, args, kwargs)  # a weight may be computed so
+        site = self._sites.get(self._next(about.name))
+        if site is None:
+            return self._followed(func, args, kwargs)
+        new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
+        if about.name == "matmul":
+            new = {place: copy_for_bmm(operand) for place, operand in new.items()}
+        return call_without_saving(func, *replaced(args, new), **kwargs)
+
+    def _is_computed_by(self, about: Multiplication, held: _Handed, other: Tensor) -> bool:
+        """Tell whether a weight is still being computed, as by a spectral norm: multiplied by what no data made."""
+        by_layers = about.name in LAYER_FUNCTIONS  # which may also be given learned queries
+        return held.calls[0].computed is not False and not by_layers and self._is_constant(other)
+
+    def _made_product(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+        """A product of a recurrent function: its weight is quantized here, once for all steps."""
+        held = self._weight(weight)
+        if held is None:
+            return plain(weight, bias)
+        quantized, quantizer = self._operand(weight, held), held.calls[0].input_quantizer
+        see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
+        multiply = partial(F.linear, weight=quantized, bias=bias)  # all steps use this weight, so it is kept
+        return lambda x: call_without_saving(multiply, see(x))
+
+    def _weight(self, operand: Any) -> _Handed | None:
+        """What an operand holds of the weights of calls."""
+        if not isinstance(operand, Tensor):
+            return None
+        held = self._weights.get(operand) or self._sources.get(operand)
+        if held is None and operand._base is not None:  # a part that was taken elsewhere
+            held = self._sources.get(operand._base)
+        return held
+
+    def _operand(self, operand: Tensor, held: _Handed) -> Tensor:
+        """The operand with quantized values."""
+        if held.quantized:
+            return operand
+        (call,) = held.calls
+        base = operand if operand in self._sources else operand._base
+        if call.computed or base is None or base not in self._sources:
+            return call.quantized_result(operand)
+        return self._part(operand, base, call)
+
+    def _part(self, part: Tensor, parameter: Tensor, call: WeightedCall) -> Tensor:
+        """A call's weight, or a view of it, with quantized values."""
+        key = (call, torch.is_grad_enabled())
+        if key not in self._made:
+            self._made[key] = call.quantized()
+        whole = self._made[key]
+        if part is parameter:
+            return whole
+        return whole.as_strided(part.size(), part.stride(), part.storage_offset() - parameter.storage_offset())
+
+    def _followed(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """Run a function that multiplies nothing, and remember whether what it makes is still a weight."""
+        given = list(_tensors((*args, *kwargs.values())))
+        held = [weight for weight in map(self._weight, given) if weight is not None]
+        if held and func in MOVES and all(call.computed is False for weight in held for call in weight.calls):
+            named = dict(zip(kwargs, _mapped(kwargs.values(), self._as_quantized), strict=True))
+            out = func(*_mapped(args, self._as_quantized), **named)
+            calls = tuple(dict.fromkeys(call for weight in held for call in weight.calls))
+            self._weights.update((made, _Handed(calls, quantized=True)) for made in _tensors((out,)))
+            return out
+        out = func(*args, **kwargs)
+        if self._follows_all:
+            self._note(held, given, args[:1] if out is None else (out,))  # without a result, what was written to
+        return out
+
+    def _note(self, held: list[_Handed], given: list[Tensor], made: Arguments) -> None:
+        """Remember what was computed from a weight and from nothing that depends on data; and from nothing at all."""
+        calls = [call for weight in held for call in weight.calls if call.computed is not False]
+        if calls and all(self._is_constant(tensor) or not tensor.is_floating_point() for tensor in given):
+            self._weights.update((each, _Handed((calls[0],), quantized=False)) for each in _tensors(made))
+        elif not calls and all(map(self._is_constant, given)):
+            self._constants.update((each, None) for each in _tensors(made))
+
+    def _as_quantized(self, argument: Any) -> Any:
+        held = self._weight(argument)
+        return argument if held is None else self._operand(argument, held)
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor does not depend on what the owner is given."""
+        if isinstance(tensor, nn.Parameter) or tensor in self._weights or tensor in self._constants:
+            return True
+        return any(tensor is buffer for buffer in self._owner.buffers())
+
+
+def is_parameter(operand: Any) -> bool:
+    """Tell whether an operand is a parameter or a view of one."""
+    return isinstance(operand, nn.Parameter) or isinstance(getattr(operand, "_base", None), nn.Parameter)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments or results, also those in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _mapped(values: Iterable[Any], change: Callable[[Any], Any]) -> Arguments:
+    """Arguments with every tensor changed, also those in lists of them."""
+    return tuple(_mapped(value, change) if type(value) in (list, tuple) else change(value) for value in values)
+
+
+def _stack() -> list[_Calls | None]:
+    active = _Calls._active
+    if not hasattr(active, "stack"):
+        active.stack = [None]
+    stack: list[_Calls | None] = active.stack
+    return stack
+
+
+# --- Modules become owners of calls, and what is inside them is set apart.
+
+
+def own_(module: nn.Module) -> nn.ModuleDict:
+    """Make a module the owner of calls, which are returned."""
+    if not isinstance(module, Owner):
+        if isinstance(module, Bystander):
+            release_(module)
+        adopt_(module, Owner)
+    return calls_of(module)
+
+
+def calls_of(module: nn.Module) -> nn.ModuleDict:
+    """The calls whose quantizers a module has."""
+    if CALL_QUANTIZERS not in module._modules:
+        module.call_quantizers = nn.ModuleDict()
+    calls = module.call_quantizers
+    assert isinstance(calls, nn.ModuleDict)
+    return calls
+
+
+def set_apart_(owner: Owner) -> None:
+    """Have the calls of modules inside an owner not taken for its own, where those are numbered."""
+    calls = owner.call_quantizers.values()
+    if not any(isinstance(call, ProductCall | AttentionCall | AdditionCall) for call in calls):
+        return
+    adds = any(isinstance(call, AdditionCall) for call in calls)
+    for module in owner.modules():
+        if module is not owner and not isinstance(module, Adopted) and not _calls_nothing(module, adds=adds):
+            adopt_(module, Bystander)
+
+
+def _calls_nothing(module: nn.Module, *, adds: bool) -> bool:
+    """Tell whether a module is one of ours, or of torch's that computes nothing which is numbered.
+
+    Of torch's only those with parts may add activations, unless they merely call their parts.
+    """
+    home = type(module).__module__
+    composed = adds and any(module.children()) and home != nn.Sequential.__module__
+    return home.startswith("bitplan.quant.") or (home.startswith("torch.nn.") and not composed)

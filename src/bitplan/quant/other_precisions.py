@@ -1,0 +1,159 @@
+"""Layers of a quantized network at other precisions for a while, in place: no copy of the network is made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bitplan.adapters.torch import device_of
+from bitplan.core.precision import Precision
+from bitplan.quant.convert import options_of, plan_of, quantizers_of
+from bitplan.quant.methods import Factory, Quantizers, read_method
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.sites import PLAN, root_of, sites_of
+
+Switched = WeightQuantizer | InputQuantizer
+Some = TypeVar("Some", WeightQuantizer, InputQuantizer)
+
+
+def can_switch(model: nn.Module, layers: Mapping[str, Precision]) -> bool:
+    """Whether only bits differ: what is left alone has no quantizer, integer grids hang together over layers.
+
+    A method that fits weights anew at other bits has nothing to rescale, unless they are off and fitted in any case.
+    """
+    options, now = options_of(model), plan_of(model).precisions
+    if options.integer or not all(_quantizes(now[name]) == _quantizes(layers[name]) for name in layers):
+        return False
+    found = quantizers_of(model) if read_method(options.method).anew else {}
+    return all(
+        is_off(found[name]) or now[name].weight_bits == layers[name].weight_bits for name in found.keys() & layers
+    )
+
+
+def _quantizes(precision: Precision) -> tuple[bool, bool]:
+    return precision.quantizes_weights, precision.quantizes_inputs
+
+
+def switch_off_(model: nn.Module, layers: Iterable[str]) -> None:
+    """Let the weights of these layers pass as they are: a float network whose layers are switched on to be lowered."""
+    found = quantizers_of(model)
+    for quantizer in (found[name].weight for name in layers if name in found):
+        if quantizer is not None:
+            quantizer.enabled = False
+
+
+def is_off(quantizers: Quantizers) -> bool:
+    """Whether the weight of a layer passes as it is."""
+    return quantizers.weight is not None and not quantizers.weight.enabled
+
+
+class Fresh:
+    """Quantizers of weights as `quantize` makes them of a float network, fitted to each weight once for all bits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sites, self._factory = sites_of(model), Factory(options_of(model), {}, device_of(model))
+        self._made: dict[tuple[str, int], WeightQuantizer] = {}
+
+    def at(self, layer: str, bits: int) -> WeightQuantizer:
+        """That of a layer at so many bits."""
+        if (layer, bits) not in self._made:
+            made = self._factory.weight(self._sites[layer], bits)
+            assert isinstance(made, WeightQuantizer), "only bits that quantize are asked for"
+            self._made[layer, bits] = made.eval()
+        return self._made[layer, bits]
+
+
+def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh) -> list[WeightQuantizer]:
+    """The quantizer of a layer's weight at each of these choices: fresh ones where it is off, else rescaled copies."""
+    if found.weight is None:
+        return []
+    if is_off(found):
+        return [fresh.at(layer, choice.weight_bits) for choice in choices]
+    return [rescaled(found.weight, choice.weight_bits) for choice in choices]
+
+
+def rescaled(quantizer: Some, bits: int) -> Some:
+    """A copy with other bits, its step rescaled as where a group is lowered."""
+    remembered = vars(quantizer).pop("forward", None)  # what it made at its own bits is nothing to a copy
+    made = copy.deepcopy(quantizer)
+    if remembered is not None:
+        vars(quantizer)["forward"] = remembered
+    made.rescale_(bits)
+    return made
+
+
+@contextmanager
+def switched(
+    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh | None = None
+) -> Iterator[list[Switched]]:
+    """Quantizers of these layers at other bits, their steps rescaled as `quantize` does, until the block ends.
+
+    `found` is what `quantizers_of` says of the model. Each quantizer goes on as a copy of itself, and is afterwards
+    what it was; so is the plan that the model follows. One that is switched off goes on as a `fresh` one.
+    """
+    root, plan = root_of(model), plan_of(model)
+    changes = {id(one): (name, one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
+    before = [(quantizer, dict(vars(quantizer))) for _, quantizer, _ in changes.values()]
+    try:
+        setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
+        for name, quantizer, bits in changes.values():
+            if not quantizer.enabled and isinstance(quantizer, WeightQuantizer):
+                _hold_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
+                continue
+            _hold_(
+                quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
+            )
+            quantizer.rescale_(bits)
+        yield [quantizer for _, quantizer, _ in changes.values()]
+    finally:
+        setattr(root, PLAN, plan)
+        for quantizer, own in before:
+            _hold_(quantizer, own)
+
+
+def _hold_(quantizer: Switched, own: dict[str, Any]) -> None:
+    """Let a quantizer have these attributes and no others; it stays the object that others refer to."""
+    held = vars(quantizer)
+    held.clear()  # another dictionary in the place of its own has crashed Python 3.11's garbage collector
+    held.update(own)
+
+
+def changes_of(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[Switched, int]]:
+    """The quantizers of a layer that follow its precision, with their bits; those around a softmax keep their own."""
+    if quantizers.weight is not None and precision.quantizes_weights:
+        yield quantizers.weight, precision.weight_bits
+    if precision.quantizes_inputs:
+        yield from ((one, precision.act_bits) for one in quantizers.inputs if not one.masked)
+
+
+def remember_weights_(model: nn.Module) -> None:
+    """Let a copy whose weights stay as they are quantize each only once, where nothing is to learn from it."""
+    for quantizers in quantizers_of(model).values():
+        if quantizers.weight is not None:
+            quantizers.weight.__dict__["forward"] = _Remembering(quantizers.weight)
+
+
+class _Remembering:
+    """What a weight's quantizer does in the place of its forward: a parameter is quantized once."""
+
+    def __init__(self, quantizer: WeightQuantizer) -> None:
+        self._quantizer = quantizer
+        self._made: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def __call__(self, weight: Tensor, **options: Any) -> Tensor:
+        fresh = type(self._quantizer).forward
+        if options or not isinstance(weight, nn.Parameter) or self._learns(weight):
+            return fresh(self._quantizer, weight, **options)
+        known = self._made.get(id(weight))
+        if known is None or known[1] != weight._version:
+            made = fresh(self._quantizer, weight)
+            known = self._made[id(weight)] = weight, weight._version, made
+        return known[2]
+
+    def _learns(self, weight: Tensor) -> bool:
+        return torch.is_grad_enabled() and any(one.requires_grad for one in (weight, *self._quantizer.parameters()))

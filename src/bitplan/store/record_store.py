@@ -1,0 +1,189 @@
+"""A shelf: records of one kind in a folder, each under the id of what it belongs to.
+
+What holds for every shelf, whoever fills it and however often its processes are killed:
+
+- A file is there whole or not at all; who replaces one leaves the old one until then.
+- Who reads checks that the file is as it was written and belongs to the id asked for; else it is refused by name.
+- What is refused so is never deleted nor written over: who needs it anew sets it aside first.
+- What is there already is not written again, so that a finished run is only read.
+- `has` looks at one file and `ids` lists the folder once; nothing else looks at more than it was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from bitplan.core.errors import Damaged, FileError, WriteError
+from bitplan.core.record import Record, is_intact, sealed
+from bitplan.store.files import ASIDE, checked_name, load, read_bytes, restore, set_aside, write_text
+
+# --- A shelf: records of one kind in a folder, each under the id of what it belongs to.
+
+Kept = TypeVar("Kept", bound=Record)
+Other = TypeVar("Other", bound=Record)
+_SUFFIX, _RUNNING = ".json", "running"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shelf(Generic[Kept]):
+    """Where records of a kind are kept by id, and where those who work on one say so (`leases`).
+
+    `sealed` takes no file without a checksum, which those of older formats lack.
+    """
+
+    folder: Path
+    kind: type[Kept]
+    leases: Path
+    sealed: bool = True
+
+    @classmethod
+    def at(cls, folder: str | Path) -> Shelf[Record]:
+        """A folder of its own for outcomes of any kind, its leases inside it."""
+        return Shelf(Path(folder), Record, Path(folder) / "leases", sealed=False)
+
+    def holding(self, kind: type[Other]) -> Shelf[Other]:
+        """The same folder for records of another kind: jobs of several methods stand side by side."""
+        return cast("Shelf[Other]", replace(self, kind=kind))  # type: ignore[arg-type]
+
+    def path(self, name: str) -> Path:
+        """The file of an id."""
+        return self.folder / f"{checked_name(name)}{_SUFFIX}"
+
+    def lease(self, name: str) -> Path:
+        """The file of who works on an id."""
+        return self.leases / f"{self.folder.name}-{checked_name(name)}"
+
+    @property
+    def running(self) -> Places:
+        """Where trainings that records come of are under way, by id: beside the leases."""
+        return Places(self.leases.with_name(_RUNNING))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a record of that id."""
+        return self.path(name).is_file()
+
+    def ids(self) -> set[str]:
+        """All that are there, by one look into the folder."""
+        return {name.removesuffix(_SUFFIX) for name in self._names() if name.endswith(_SUFFIX)}
+
+    def read(self, name: str, *, without: str = "") -> Kept:
+        """The record of an id, checked; a field that is left out is checked by the seal alone, and is not there."""
+        return load(self.path(name), self.kind, of=name, sealed=self.sealed, without=without)
+
+    def find(self, name: str) -> Kept | None:
+        """The same, or None where there is none."""
+        return self.read(name) if self.has(name) else None
+
+    def read_sound(self, names: Iterable[str]) -> tuple[dict[str, Kept], dict[str, Damaged]]:
+        """Those of some ids that are there: the sound ones, and what is wrong with the others.
+
+        One that somebody sets aside just now is neither.
+        """
+        sound: dict[str, Kept] = {}
+        damaged: dict[str, Damaged] = {}
+        for name in names:
+            try:
+                sound[name] = self.read(name)
+            except Damaged as error:
+                damaged[name] = error
+            except FileError:
+                if self.has(name):
+                    raise
+        return sound, damaged
+
+    def look_at(self, names: Iterable[str]) -> tuple[set[str], dict[str, Damaged]]:
+        """The same without what they say: which are sound, by their seals alone where these fit."""
+        intact: set[str] = set()
+        others: list[str] = []
+        for name in names:
+            try:
+                (intact.add if is_intact(read_bytes(self.path(name)), of=name) else others.append)(name)
+            except FileError:  # gone, or read again below, which says why not
+                others.append(name)
+        sound, damaged = self.read_sound(others)
+        return intact | sound.keys(), damaged
+
+    def set_aside(self, name: str) -> Path:
+        """Keep a damaged record under another name, and give that name."""
+        return set_aside(self.path(name))
+
+    def lost(self) -> set[str]:
+        """The ids whose record was set aside, and has not been made again."""
+        aside = {name.partition(_SUFFIX)[0] for name in self._names() if f"{_SUFFIX}{ASIDE}" in name}
+        return aside - self.ids() if aside else aside
+
+    def read_all(self) -> dict[str, Kept]:
+        """Every record by its id, in the order of ids."""
+        return {name: self.read(name) for name in sorted(self.ids())}
+
+    def keep(self, name: str, record: Kept) -> None:
+        """Write a record under an id, unless its file says the same already."""
+        keep_record(self.path(name), record, of=name)
+
+    def _names(self) -> list[str]:
+        """Of all files that are not under a temporary name; none where there is no folder to look into."""
+        try:
+            return [name for name in os.listdir(self.folder) if not name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
+
+    def remove(self, name: str) -> None:
+        """Forget an id, if it is there: asking a read-only disk to remove nothing would fail."""
+        if self.has(name):
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError as error:
+                raise WriteError(f"cannot remove {self.path(name)}: {error.strerror or error}") from None
+
+
+def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
+    """Write a record unless its file says the same already; a damaged one is kept under another name, and that said."""
+    text = record.to_json(of=of)
+    if path.is_file():
+        try:
+            same = (text.encode(), sealed(text).encode())
+            if path.stat().st_size in map(len, same) and read_bytes(path) in same:
+                return
+            load(path, type(record), of=of, sealed=True)
+        except Damaged as error:
+            _log.warning("%s; it is made again, and the old one is kept as %s", error, set_aside(path).name)
+        except FileError:
+            pass  # of another bitplan, which may be written over as before
+    elif os.path.lexists(path):
+        _log.warning("%s is no file; it is made, and the old one is kept as %s", path, set_aside(path).name)
+    write_text(path, sealed(text))
+
+
+# --- Folders of a run by id that others fill, such as checkpoints.
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders by id that others fill, such as checkpoints."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        """The folder of an id, there or not."""
+        return self.folder / checked_name(name)
+
+    def has(self, name: str) -> bool:
+        """Whether it is there."""
+        restore(self.path(name))
+        return self.path(name).is_dir()
+
+    def set_aside(self, name: str) -> None:
+        """Keep a damaged one under another name, if it is there."""
+        if self.path(name).exists():
+            set_aside(self.path(name))
+
+    def clear(self, name: str) -> None:
+        """Remove it; what cannot be removed stays, and does no harm."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
