@@ -73,22 +73,22 @@ def files(graph, tmp_path, monkeypatch):
         (("plan", "resnet50", "--fix", "layer1", *UNIFORM), "is not PATTERN=PRECISION"),
         (("plan", "graph.json", "--option", "x", *UNIFORM), "is not KEY=VALUE"),
         (("plan", "graph.json", "--option", "x=1", *UNIFORM), "unknown option of uniform 'x'"),
-        (("trace", "resnet50", "--input", "1x4x224x224"), "in conv1 (Conv2d): "),
-        (("trace", "resnet50", "--input", "1x3"), "in conv1 (Conv2d): "),
-        (("trace", "resnet50", "--input", "large"), "cannot be read: write 1x3x224x224"),
-        (("trace", "no_such_package:build"), "cannot import 'no_such_package'"),
-        (("trace", "raises:build"), "cannot import 'raises' of raises:build: RuntimeError: my own bug"),
-        (("trace", "users_model:bdy"), "unknown factory in users_model 'bdy'; did you mean body"),
-        (("trace", "users_model:not_callable"), "unknown factory"),
-        (("trace", "users_model:wrong"), "returned int, not a torch model"),
-        (("trace", "users_model:body"), "gives no example input: add --input"),
+        (("steps", "trace", "resnet50", "--input", "1x4x224x224"), "in conv1 (Conv2d): "),
+        (("steps", "trace", "resnet50", "--input", "1x3"), "in conv1 (Conv2d): "),
+        (("steps", "trace", "resnet50", "--input", "large"), "cannot be read: write 1x3x224x224"),
+        (("steps", "trace", "no_such_package:build"), "cannot import 'no_such_package'"),
+        (("steps", "trace", "raises:build"), "cannot import 'raises' of raises:build: RuntimeError: my own bug"),
+        (("steps", "trace", "users_model:bdy"), "unknown factory in users_model 'bdy'; did you mean body"),
+        (("steps", "trace", "users_model:not_callable"), "unknown factory"),
+        (("steps", "trace", "users_model:wrong"), "returned int, not a torch model"),
+        (("steps", "trace", "users_model:body"), "gives no example input: add --input"),
         (
-            ("trace", "factories:needs"),
+            ("steps", "trace", "factories:needs"),
             "factories:needs needs the arguments width, depth, and a factory is",
         ),
-        (("trace", "factories:fails"), "factories:fails cannot be built, its code raised KeyError: 'weights'"),
-        (("trace", "factories:half"), "cannot be built, its code raised OSError"),
-        (("trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
+        (("steps", "trace", "factories:fails"), "factories:fails cannot be built, its code raised KeyError: 'weights'"),
+        (("steps", "trace", "factories:half"), "cannot be built, its code raised OSError"),
+        (("steps", "trace", "nowhere.json"), "cannot read nowhere.json: No such file"),
         (("plan", "nowhere/weights", "--budget", "70%"), "there is no file or folder nowhere/weights"),
         (("plan", "nowhere.ckpt", "--budget", "70%"), "there is no file or folder nowhere.ckpt"),
         (("plan", "resnet5O", "--budget", "70%"), "unknown model 'resnet5O'; did you mean"),
@@ -96,33 +96,33 @@ def files(graph, tmp_path, monkeypatch):
         (("plan", "graph.json", "--free", "nolayer", *UNIFORM), "the pattern 'nolayer' matches no layer"),
         (("plan", "graph.json", "--first", "w4a4", *UNIFORM), "--first would have no effect: graph.json was traced"),
         (("plan", "graph.json", "--narrow", "0", *UNIFORM), "--narrow would have no effect: graph.json was traced"),
-        (("frontier", "graph.json", "--last", "free", "--gain", "uniform"), "--last would have no effect"),
+        (("show", "frontier", "graph.json", "--rules", "last=free", "--gain", "uniform"), "--last would have no effect"),
         (
-            ("quantize", "digits_resnet", "--plan", "plan.json", "--fix", "a=w8a8", "-o", "q"),
+            ("quantize", "digits_resnet", "--plan", "plan.json", "--rules", "fix=a=w8a8", "-o", "q"),
             "--fix would have no effect",
         ),
         (("plan", "graph.json", "--input", "1x3", *UNIFORM), "--input would have no effect: graph.json is a record"),
         (
-            ("plan", "net.safetensors", "--values", "--budget", "70%"),
+            ("plan", "net.safetensors", "--input", "values", "--budget", "70%"),
             "--values would have no effect: net.safetensors is",
         ),
-        (("trace", "factories:decides", "--input", "1x4"), "trace it with data, --values (in Python"),
-        (("trace", "plan.json"), "this is a plan, where a graph is needed"),
-        (("price", "bmac", "cut.json"), "cut.json: cut off"),
-        (("price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
-        (("price", "bmac", "text.json"), "text.json: not JSON"),
-        (("price", "bmac", "binary.json"), "not a text file"),
-        (("price", "bmac", "."), ". holds neither model.safetensors"),
-        (("price", "bmac", "graph.json", "-o", "graph.json/x.json"), "cannot write graph.json/x.json"),
-        (("select", "graph.json", "gains.json", "--budget", "70%"), "no costs among the files"),
-        (("select", "graph.json", "bmac.json", "--budget", "70%"), "exactly one gains file is needed, got 0"),
+        (("steps", "trace", "factories:decides", "--input", "1x4"), "steps trace it with data, --input values (in Python"),
+        (("steps", "trace", "plan.json"), "this is a plan, where a graph is needed"),
+        (("steps", "price", "bmac", "cut.json"), "cut.json: cut off"),
+        (("steps", "price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
+        (("steps", "price", "bmac", "text.json"), "text.json: not JSON"),
+        (("steps", "price", "bmac", "binary.json"), "not a text file"),
+        (("steps", "price", "bmac", "."), ". holds neither model.safetensors"),
+        (("steps", "price", "bmac", "graph.json", "-o", "graph.json/x.json"), "cannot write graph.json/x.json"),
+        (("steps", "select", "graph.json", "gains.json", "--budget", "70%"), "no costs among the files"),
+        (("steps", "select", "graph.json", "bmac.json", "--budget", "70%"), "exactly one gains file is needed, got 0"),
         (("plan", "nowhere.safetensors", "--budget", "70%"), "cannot read nowhere.safetensors"),
         (("plan", "cut.safetensors", "--budget", "70%"), "cut.safetensors"),
         (("plan", "model.gguf", "--budget", "70%"), "GGUF"),
         (("plan", "empty", "--budget", "70%"), "holds neither model.safetensors nor"),
-        (("trace", "users_model:body", "--input", "1x200", "--link", "["), "--link is for checkpoints"),
+        (("steps", "trace", "users_model:body", "--input", "1x200", "--rules", "link=["), "--link is for checkpoints"),
         (("list", "gain"), "did you mean gains"),
-        (("diff", "plan.json", "graph.json"), "this is a graph, where a plan is needed"),
+        (("show", "diff", "plan.json", "graph.json"), "this is a graph, where a plan is needed"),
     ],
 )
 def test_one_line_and_exit_code_two(run, own_model, words, said):
@@ -135,13 +135,13 @@ def test_one_line_and_exit_code_two(run, own_model, words, said):
 
 
 def test_validate_goes_on_after_a_bad_file(run):
-    code, out, err = run("validate", "cut.json", "graph.json", "newer.json")
+    code, out, err = run("show", "validate", "cut.json", "graph.json", "newer.json")
     assert code == 2
     assert out.startswith("graph.json: graph ")
     assert err.count("error: ") == 2
 
 
 def test_a_model_that_decides_by_values_is_traced_with_some(run):
-    code, out, err = run("trace", "factories:decides", "--input", "1x4", "--values", "--json")
+    code, out, err = run("steps", "trace", "factories:decides", "--input", "1x4,values", "--json")
     assert (code, err) == (0, "")
     assert '"name": "one"' in out

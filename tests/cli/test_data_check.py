@@ -1,4 +1,4 @@
-"""`bitplan data check`: what is there, what is missing, and where it is to be had."""
+"`bitplan run data`: what is there, what is missing, and where it is to be had."
 
 import json
 import pickle
@@ -15,7 +15,7 @@ from bitplan.tasks.checking import PUBLISHED, look_for
 
 
 def run(*words):
-    return CliRunner().invoke(app, ["data", "check", *map(str, words)])
+    return CliRunner().invoke(app, ["run", "data", *map(str, words)])
 
 
 @pytest.fixture

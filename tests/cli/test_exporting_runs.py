@@ -62,7 +62,7 @@ def recommended(folder, budget=None):
 
 def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
     result = recommended(folder)
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "net.safetensors")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "net.safetensors")
     assert code == 0, err
     said = err.splitlines()
     words = folder.study.words(result.trial)
@@ -73,7 +73,7 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
     untrainable()
     task, network = bitplan.load_task("digits"), bitplan.load_model("tiny:network")[0]
     assert bitplan.evaluate(bitplan.load_packed("net.safetensors", network), task) == result.score
-    code, _, err = run("export", "run", "--trust", "--to", "onnx", "-o", "net.onnx")
+    code, _, err = run("export", "run", "--trust", "--format", "onnx", "-o", "net.onnx")
     assert code == 0, err
     assert err.splitlines()[0] == f"{words}, scored {result.score:.4g}"
     code, out, err = run("verify", "net.onnx", "--against", "run", "--trust")
@@ -87,8 +87,7 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
 
 def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     title, budget, seed = "from the last", "85.0%", 1
-    code, _, err = run("export", "run", "--trust", "--to", "qonnx", "-o", "net.onnx", "--method", title,
-                       "--budget", budget, "--seed", seed)  # fmt: skip
+    code, _, err = run("export", "run", "--trust", "--format", "qonnx", "-o", "net.onnx", "--method", title, "--budget", budget, "--seed", seed)  # fmt: skip
     assert code == 0, err
     assert err.startswith("from the last 85% seed 1, scored ")
     next_ = "verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1 --trust"
@@ -97,7 +96,7 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     assert (code, "the file does what the model does" in out) == (0, True), err
     result = next(one for one in folder.results if folder.study.words(one.trial) == "from the last 85% seed 1")
     assert Qonnx().read(Path("net.onnx")).precisions == folder.plans[result.plan].precisions
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "w2", "--method", "w2a2")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "w2", "--method", "w2a2")
     assert code == 0, err
     assert err.startswith("w2a2 seed 0, scored ")
     assert run("verify", "w2", "--against", "run", "--trust", "--method", "w2a2", "--limit", 9)[0] == 0
@@ -107,7 +106,7 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
 def test_a_recipe_of_a_run_trains_nothing(run, folder, untrainable):
     untrainable()
     result = recommended(folder, "85%")
-    words = ("export", "run", "--to", "compressed-tensors", "-o", "recipe.json", "--widen", "--budget", "85%")
+    words = ("export", "run", "--format", "compressed-tensors", "-o", "recipe.json", "--widen", "--budget", "85%")
     code, _, err = run(*words)
     assert code == 0, err
     assert err.startswith(f"the plan of {folder.study.words(result.trial).removesuffix(' seed 0')}\n")
@@ -136,7 +135,7 @@ def test_a_network_that_scores_otherwise_than_recorded_is_called_so(run, folder)
             folder.trials.keep(one.trial.id, one.model_copy(update={"score": 12.5}))
     words = ("--method", folder.study.title_of(result.trial), "--budget", *result.trial.budgets)
     for place in range(2):
-        code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", f"net{place}", *words)
+        code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", f"net{place}", *words)
         assert code == 0
         assert f"not the network that the run had: it scores {result.score:.6g}, recorded is 12.5" in err
 
@@ -148,7 +147,7 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
     study.write_text(tiny.STUDY.replace("seeds = [0, 1]", "seeds = [0]\nkeep_networks = true"))
     assert run("sweep", study, "--trust", "--run", "kept", "--only", "uniform")[0] == 0
     untrainable()
-    code, _, err = run("export", "kept", "--trust", "--to", "packed", "-o", "net")
+    code, _, err = run("export", "kept", "--trust", "--format", "packed", "-o", "net")
     assert code == 0, err
     assert err.startswith("uniform 85% seed 0, scored ")
     assert load(Path("kept/study.json"), bitplan.Study).keep_networks
@@ -175,7 +174,7 @@ def test_bad_input_is_one_line_before_anything_is_trained(run, folder, untrainab
     untrainable()
     Path("here").write_text("mine")
     Path("folder").mkdir()
-    code, out, err = run("export", "run", "--trust", "--to", "packed", "-o", "x", *words)
+    code, out, err = run("export", "run", "--trust", "--format", "packed", "-o", "x", *words)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
@@ -196,6 +195,6 @@ def test_a_run_without_results_and_options_without_a_run(run, folder):
         assert said in err
         assert err.count("\n") == 1
     shutil.rmtree(folder.path / "trials")
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "x")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "x")
     assert code == 2
     assert "run has no trained network yet: go on with `bitplan sweep`" in err

@@ -23,7 +23,7 @@ def without(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "mobilenet_v2", "wide_resnet50_2"])
-@pytest.mark.parametrize("verb", [("plan", "--budget", "70%"), ("trace",), ("quantize", "--to", "w4a4", "-o", "q")])
+@pytest.mark.parametrize("verb", [("plan", "--budget", "70%"), ("trace",), ("quantize", "--bits", "w4a4", "-o", "q")])
 def test_a_name_of_torchvisions_says_what_to_install(run, without, name, verb):
     without(torchvision, timm)
     code, out, err = run(verb[0], name, *verb[1:])
@@ -40,11 +40,11 @@ def test_a_name_of_timms_says_what_to_install(run, without):
 
 def test_an_unknown_name_says_whose_names_are_not_known(run, without):
     without(torchvision, timm)
-    code, _, err = run("trace", "digits_transformr")
+    code, _, err = run("steps", "trace", "digits_transformr")
     assert code == 2
     assert "did you mean digits_transformer" in err
     assert "? Those of torchvision and timm are not known here: pip install" in err
-    assert run("trace", "digits_resnet")[0] == 0  # bitplan's own are there
+    assert run("steps", "trace", "digits_resnet")[0] == 0  # bitplan's own are there
 
 
 @pytest.mark.parametrize("words", [(), ("store",)])

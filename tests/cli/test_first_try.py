@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bitplan.cli.demo import NEXT
+from bitplan.cli.studies import NEXT
 
 MODULE = """
 import torch
@@ -74,24 +74,24 @@ def test_a_plan_on_the_first_try_for_every_kind_of_model(run, mine):
     planned(f"{mine}:net", "drift", "--task", f"{mine}:task")
     torch.save(sys.modules["mine"].net()[0].state_dict(), "float.pth")
     assert "(mse)" in planned("float.pth", "eagl")
-    code, _, err = run("quantize", f"{mine}:net", "--to", "w4a4", "--data", f"{mine}:loader", "-o", "start")
+    code, _, err = run("quantize", f"{mine}:net", "--bits", "w4a4", "--data", f"{mine}:loader", "-o", "start")
     assert (code, "no --task" in err) == (0, False)
     assert "learned steps" in planned("start", "eagl")
-    run("trace", f"{mine}:net", "-o", "graph.json")
+    run("steps", "trace", f"{mine}:net", "-o", "graph.json")
     assert "no trained weights" in planned("graph.json", "uniform")
 
 
 def test_the_frontier_sees_data_too(run, mine):
     for typed in ("--data", f"{mine}:loader"), ("--task", f"{mine}:task"):
-        code, out, err = run("frontier", f"{mine}:net", "--at", "90%,70%", *typed)
+        code, out, err = run("show", "frontier", f"{mine}:net", "--budgets", "90%,70%", *typed)
         assert code == 0, err
         assert "gains: auto takes drift, since there is data" in err
         assert "70%" in out
 
 
 def test_a_file_is_verified_on_data_of_hers(run, mine):
-    run("quantize", f"{mine}:net", "--to", "w4a4", "--data", f"{mine}:loader", "-o", "start")
-    run("export", "start", "--model", f"{mine}:net", "--to", "onnx", "-o", "net.onnx")
+    run("quantize", f"{mine}:net", "--bits", "w4a4", "--data", f"{mine}:loader", "-o", "start")
+    run("export", "start", "--model", f"{mine}:net", "--format", "onnx", "-o", "net.onnx")
     words = ("verify", "net.onnx", "--against", "start", "--model", f"{mine}:net")
     code, out, err = run(*words, "--data", f"{mine}:loader", "--speed")
     assert code == 0, err
@@ -113,9 +113,9 @@ def test_methods_that_need_a_loss_take_a_task_of_the_users(run, mine):
 
 
 def test_finetune_and_evaluate_take_it_too(run, mine):
-    run("quantize", f"{mine}:net", "--to", "w4a4", "--task", f"{mine}:task", "-o", "start")
+    run("quantize", f"{mine}:net", "--bits", "w4a4", "--task", f"{mine}:task", "-o", "start")
     words = ("--model", f"{mine}:net", "--task", f"{mine}:task")
-    code, out, err = run("finetune", "start", *words, "--set", "steps=2", "--set", "batch_size=8", "-o", "tuned")
+    code, out, err = run("finetune", "start", *words, "--recipe", "steps=2", "--recipe", "batch_size=8", "-o", "tuned")
     assert code == 0, err
     code, again, _ = run("evaluate", "tuned", *words)
     assert code == 0

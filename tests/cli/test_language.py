@@ -35,7 +35,7 @@ def test_a_folder_is_evaluated_quantized_and_evaluated_again(run, folder, tmp_pa
     found = {}
     for finish in ("round", "compensate"):
         words = ("--to", "w2a16", "--narrow", "0", "--method", "groups:size=16,zeros=true", "--samples", "64")
-        code, _, err = run("quantize", "model", *words, "--finish", finish, *ON_TEXT, "-o", finish)
+        code, _, err = run("quantize", "model", *words, "--rounding", finish, *ON_TEXT, "-o", finish)
         assert code == 0, err
         assert 0.5 < perplexity(run, finish) / whole < 3  # it brings its configuration and its tokenizer
         found[finish] = bitplan.load_checkpoint(tmp_path / finish)
@@ -68,16 +68,16 @@ def test_gguf_is_evaluated_and_traced(run, tmp_path):
     write_gguf(tmp_path / "m.gguf")
     write_text(tmp_path / "text.txt")
     assert 20 < perplexity(run, "m.gguf") < 50  # it has random weights, and 32 words
-    code, out, err = run("trace", "m.gguf")
+    code, out, err = run("steps", "trace", "m.gguf")
     assert code == 0, err
     assert "model.layers.1.mlp.down_proj" in out
 
 
 def test_what_is_lacking_is_one_line(run, folder, tmp_path):
-    code, _, err = run("quantize", "model", "--to", "w3a16", "--finish", "compensate", "-o", "out")
+    code, _, err = run("quantize", "model", "--bits", "w3a16", "--rounding", "gptq", "-o", "out")
     assert code == 2
     assert "give batches=… (on the command line --task or --data)" in err
-    code, _, err = run("evaluate", "model", *ON_TEXT[:2], "--task-option", "data=text.txt")
+    code, _, err = run("evaluate", "model", *ON_TEXT[:2], "--task", "TASK:data=text.txt")
     assert code == 2
     assert "windows have 512 tokens, the model has positions for 64" in err
     part = folder / "model.safetensors"
@@ -92,8 +92,7 @@ def test_on_the_command_line_the_folder_is_not_loaded(run, folder, tmp_path, mon
     monkeypatch.setattr("bitplan.models.pretrained.load_pretrained", lambda path: pytest.fail("it was loaded"))
     words = (*ON_TEXT, "--option", "samples=4")
     code, _, err = run(
-        "plan", "model", "--gain", "moments", "--method", "groups:size=16", "--choices", "w2a16,w4a16",
-        "--budget", "3bpw", "--narrow", "0", *words, "-o", "plan.json",
+        "plan", "model", "--gain", "moments", "--quantizer", "groups:size=16", "--bits", "w2a16,w4a16", "--budget", "3bpw", "--rules", "narrow=0", *words, "-o", "plan.json",
     )  # fmt: skip
     assert code == 0, err
     assert len(set(map(str, bitplan.load(tmp_path / "plan.json").precisions.values()))) > 1

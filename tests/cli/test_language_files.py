@@ -30,7 +30,7 @@ def done(run, *words):
 
 
 def test_from_a_budget_in_bytes_to_a_file_that_llama_cpp_runs(run, folder, tmp_path):
-    code, _, err = run("plan", "model", "--budget", "10kB", "--for", "gguf", "--narrow", "0")
+    code, _, err = run("plan", "model", "--budget", "10kB", "--target", "gguf", "--rules", "narrow=0")
     assert code == 2
     assert "budget 10kB cannot be met: with every layer at its lowest precision the gguf file takes" in err
     assert "Raise the budget to at least" in err
@@ -70,7 +70,7 @@ def test_a_frontier_counts_the_bytes_of_a_file_too(run, folder):
         assert one["target"] == "gguf"
         assert one["precisions"] == {layer: str(precision) for layer, precision in plan.precisions.items()}
         assert one["limits"][0]["cost"] == plan.limits[0].cost
-    code, _, err = run("frontier", "model", *words, "--cost", "memory")
+    code, _, err = run("show", "frontier", "model", *words, "--cost", "memory")
     assert (code, err.count("\n")) == (2, 1)
     assert "a frontier has one cost" in err
 
@@ -91,27 +91,20 @@ def test_other_targets_get_the_grouping_that_they_store(run, folder, tmp_path, t
         assert {"config.json", "model.safetensors", "tokenizer.json"} == {
             one.name for one in (tmp_path / name).iterdir()
         }
-        code, _, err = run("export", "mixed", "--to", to, "-o", name)
+        code, _, err = run("export", "mixed", "--format", to, "-o", name)
         assert code == 2
         assert "served" in err
 
 
 BAD = {
-    ("plan", "model", "--budget", "4bpw", "--for", "ggfu"): "unknown target 'ggfu'; did you mean gguf?",
-    ("plan", "model", "--budget", "4bpw", "--for", "vllm"): "rows of 64 are no multiple: take --for vllm:size=64",
-    ("plan", "model", "--budget", "4bpw", "--for", "gguf", "--choices", "w2a2,w8a8"): "gguf leaves activations alone",
+    ("plan", "model", "--budget", "4bpw", "--target", "ggfu"): "unknown target 'ggfu'; did you mean gguf?",
+    ("plan", "model", "--budget", "4bpw", "--target", "vllm"): "rows of 64 are no multiple: take --for vllm:size=64",
+    ("plan", "model", "--budget", "4bpw", "--target", "gguf", "--bits", "w2a2,w8a8"): "gguf leaves activations alone",
     (
-        "plan",
-        "model",
-        "--budget",
-        "4bpw",
-        "--text",
-        "text.txt",
-        "--task",
-        "digits",
+        "plan", "model", "--budget", "4bpw", "--task", "text:data=text.txt", "--task", "digits",
     ): "--text and --task digits are both",
-    ("plan", "odd.gguf", "--budget", "4bpw", "--for", "gguf"): "is of type I8, which cannot be turned into floats here",
-    ("plan", "cut.gguf", "--budget", "4bpw", "--for", "gguf"): "cut off or damaged",
+    ("plan", "odd.gguf", "--budget", "4bpw", "--target", "gguf"): "is of type I8, which cannot be turned into floats here",
+    ("plan", "cut.gguf", "--budget", "4bpw", "--target", "gguf"): "cut off or damaged",
     (
         "evaluate",
         "model",
@@ -133,7 +126,7 @@ def test_bad_input_is_one_line(run, folder, tmp_path, capsys):
     capsys.readouterr()
     shard = sorted((tmp_path / "parts").glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-64])
-    code, _, err = run("plan", "parts", "--budget", "5bpw", "--for", "gguf")
+    code, _, err = run("plan", "parts", "--budget", "5bpw", "--target", "gguf")
     assert code == 2
     assert f"{shard.name} is cut off" in err
     assert err.count("\n") == 1
@@ -163,7 +156,7 @@ def odd(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evaluate", "model", "--text", "short.txt", "--task-option", "tokens=32"), SHORT.format("test", 8)),
+        (("evaluate", "model", "--task", "text:data=short.txt", "--task", "TASK:tokens=32"), SHORT.format("test", 8)),
         (
             ("plan", "model", *WEIGHTS_ALONE, "--text", "short.txt", "--task-option", "tokens=32"),
             SHORT.format("train", 12),

@@ -18,11 +18,7 @@ ROWS = (
     ("uniform", None, "90.25 ± 0.34", "89.03 ± 0.20", "86.25 ± 0.39", "82.15 ± 0.20", "87.16 ± 0.30"),
 )
 WIDE = Table(
-    "frontier",
-    (Column("method"), *numbers("no budget", *BUDGETS, "area")),
-    ROWS,
-    ("a note",),
-    frozenset({(2, 2)}),
+    "show", "frontier", (Column("method"), *numbers("no budget", *BUDGETS, "area")), ROWS, ("a note",), frozenset({(2, 2)}),
 )
 
 

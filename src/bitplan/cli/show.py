@@ -1,36 +1,119 @@
-"""Records as tables for people."""
+"""Records, runs and tables on the terminal, drawn by rich."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from bitplan.cli.console import console
 from bitplan.cli.terminal import say, say_json
+from bitplan.core.about import about_of
 from bitplan.core.brief import counted, headline
 from bitplan.core.budget import Budget
+from bitplan.core.checkpoints import Checkpoint
 from bitplan.core.precision import Precision
+from bitplan.core.progress import clock
+from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Layer, Limit, Plan
+from bitplan.core.shown import shown
+from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.core.units import Account
 from bitplan.costs.totals import total
+from bitplan.reports.formats import Column, Table, to_json
 
 if TYPE_CHECKING:
     from bitplan.plan.confidence import Confidence
     from bitplan.plan.frontier import Frontier
+    from bitplan.study.check import Checked
+    from bitplan.study.forecast import Forecast
+    from bitplan.study.status import Status
+    from bitplan.study.sweep import Summary
+
+_WIDTH = 160  # where the output is on no terminal
+_PADDING = re.compile(r" +$", re.MULTILINE)
+
+
+class ShownConsole(Console):
+    """A console that shows what it is given: neither escape sequences nor markup in it have any effect."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Escape before anything is measured, so that columns are as wide as what is shown."""
+        return super().render_str(shown(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Escape whatever reaches the screen by another way."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else shown(text), style, control)
+
+
+class _Trimmed:
+    """A pipe or a file, whose lines end where their text does: padded ones would be folded by whoever shows them."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+def console() -> Console:
+    """The terminal, or a plain page where the output goes elsewhere."""
+    if sys.stdout.isatty():
+        return ShownConsole(highlight=False, markup=False)
+    return ShownConsole(width=_page_width(), file=_Trimmed(sys.stdout), highlight=False, markup=False)  # type: ignore[arg-type]
+
+
+def _page_width() -> int:
+    """As wide as the terminal that a pipe is read on, or as COLUMNS says; wide where there is none."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+    except (OSError, ValueError):  # it is none, or has none
+        return _WIDTH
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar beside the answers, gone when it ends; gives what moves it on."""
+    words = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words)
+    beside = ShownConsole(stderr=True, highlight=False, markup=False)
+    with Progress(*columns, console=beside, transient=True) as progress:
+        task = progress.add_task(shown(what), total=None)
+        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=shown(what))
+
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
 _WIDE = 120  # from here on there is room for everything
+_FIELD = 400  # characters of a field
 _NAMES = 40  # longer names of layers may be folded
 _UNSURE = "The gains by {} carry no standard errors, so how sure each choice is cannot be said"
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+def table(*columns: str, title: str | None = None) -> RichTable:
     """An empty table; columns that start with ">" are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    made = RichTable(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
     for column in columns:
         if column.startswith(">"):
             made.add_column(column.removeprefix(">"), justify="right", overflow="fold", no_wrap=True)
@@ -52,10 +135,10 @@ def show_graph(graph: Graph) -> None:
     out.print(rows)
     out.print(f"\n{headline(graph)}")
     if graph.unreached:
-        out.print(_unreached(graph))
+        out.print(_describe_unreached(graph))
 
 
-def _unreached(graph: Graph) -> str:
+def _describe_unreached(graph: Graph) -> str:
     return f"Not reached by the example input, so not planned: {', '.join(graph.unreached)}"
 
 
@@ -65,11 +148,11 @@ def show_rows(record: Gains | Costs) -> None:
     errors = (record.errors if isinstance(record, Gains) else None) or {}
     for name, row in record.rows.items():
         own_errors = errors.get(name, (0.0,) * len(row))
-        rows.add_row(name, *(_figure(value, error) for value, error in zip(row, own_errors, strict=True)))
+        rows.add_row(name, *(_number_text(value, error) for value, error in zip(row, own_errors, strict=True)))
     console().print(rows)
 
 
-def _figure(value: float, error: float) -> str:
+def _number_text(value: float, error: float) -> str:
     """A gain or a cost; costs are whole numbers."""
     text = f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
     return f"{text} ± {error:.2g}" if error else text
@@ -81,16 +164,16 @@ def show_plan(
     """The answer first, then the layers; with reasons where asked for, and with how sure they are where it is known."""
     out = console()
     out.print(headline(graph))
-    for line in (*plan_lines(plan, graph, costs), _chosen(plan, graph)):
+    for line in (*plan_lines(plan, graph, costs), _count_choices(plan, graph)):
         out.print(line)
     out.print()
     if explain:
-        out.print(_explained(plan, graph, gains, costs[0], sure, wide=out.width >= _WIDE))
+        out.print(_explain_rows(plan, graph, gains, costs[0], sure, wide=out.width >= _WIDE))
         out.print(f"\n{sure or _UNSURE.format(gains.method)}")
     else:
         out.print(_bars(plan, graph))
     if graph.unreached:
-        out.print(f"\n{_unreached(graph)}")
+        out.print(f"\n{_describe_unreached(graph)}")
 
 
 def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
@@ -98,7 +181,7 @@ def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
     lines += [_file_line(plan, graph, cost) for cost in costs if cost.target]
-    lines += [_binding(plan.limits)] if len(plan.limits) > 1 else []
+    lines += [_describe_binding(plan.limits)] if len(plan.limits) > 1 else []
     lines.append(f"gain {plan.gain:.6g} by {plan.method}, {plan.selector} selection ({plan.proof})")
     figures = total(plan, graph)
     lines.append(
@@ -131,7 +214,7 @@ def _file_line(plan: Plan, graph: Graph, cost: Costs) -> str:
     )
 
 
-def _binding(limits: Sequence[Limit]) -> str:
+def _describe_binding(limits: Sequence[Limit]) -> str:
     """Which of several budgets hold the plan back: more of them would gain something."""
     binding = [limit.cost_name for limit in limits if limit.shadow_price > 0]
     idle = [limit.cost_name for limit in limits if limit.shadow_price <= 0]
@@ -140,19 +223,19 @@ def _binding(limits: Sequence[Limit]) -> str:
     return f"binding: {', '.join(binding)}" + (f"; there is room in {', '.join(idle)}" if idle else "")
 
 
-def _chosen(plan: Plan, graph: Graph) -> str:
+def _count_choices(plan: Plan, graph: Graph) -> str:
     """How many groups got which precision."""
     shares = counted(plan.precisions[group.name] for group in graph.selectable)
     fixed = len(graph.groups) - len(graph.selectable)
     return f"groups: {shares}; {fixed} fixed by rules" if fixed else f"groups: {shares}"
 
 
-def _bars(plan: Plan, graph: Graph) -> Table:
+def _bars(plan: Plan, graph: Graph) -> RichTable:
     rows = table("layer", "bits", "", "why")
     rows.columns[0].min_width = _name_width(graph)
     for layer in graph.layers:
         precision = plan.precisions[layer.name]
-        rows.add_row(layer.name, str(precision), _bar(precision), _reason(layer, graph, through=False))
+        rows.add_row(layer.name, str(precision), _draw_bits(precision), _reason(layer, graph, through=False))
     return rows
 
 
@@ -161,12 +244,14 @@ def _name_width(graph: Graph) -> int:
     return min(_NAMES, max(len(layer.name) for layer in graph.layers))
 
 
-def _bar(precision: Precision) -> Text:
+def _draw_bits(precision: Precision) -> Text:
     """A block per bit of the weights, so that the eye finds the low layers without colour too."""
     return Text("█" * precision.weight_bits, _COLOURS.get(precision.weight_bits, "magenta"))
 
 
-def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None, *, wide: bool) -> Table:
+def _explain_rows(
+    plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confidence | None, *, wide: bool
+) -> RichTable:
     """Gain and cost of every layer's choice, how sure it is where known, and why it is fixed or linked.
 
     Where the terminal is wide, also the group that a layer belongs to: it has the name of its first layer.
@@ -193,7 +278,7 @@ def _explained(plan: Plan, graph: Graph, gains: Gains, cost: Costs, sure: Confid
             price = f"{cost.rows[group][pick]:,}"
             kept = f"{sure.share(group):.0%}" if sure else ""
         why = _reason(layer, graph, through=wide)
-        cells: list[str | Text] = [layer.name, str(precision), _bar(precision), group, gain, price, kept, why]
+        cells: list[str | Text] = [layer.name, str(precision), _draw_bits(precision), group, gain, price, kept, why]
         rows.add_row(*(cell for name, cell in zip(columns, cells, strict=True) if name not in left_out))
     return rows
 
@@ -227,7 +312,7 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
         console().print("Amounts are those of the whole network, fixed layers included; a share would be without them")
 
 
-def _frontier_rows(frontier: Frontier, plans: Sequence[Plan]) -> Table:
+def _frontier_rows(frontier: Frontier, plans: Sequence[Plan]) -> RichTable:
     """A row per plan: its budget, what it comes to, and how many groups it gives each choice."""
     choices = frontier.cost.choices
     counted = [f">at {choice}" for choice in choices]
@@ -304,6 +389,36 @@ def _change(first: Precision | None, second: Precision | None) -> str:
     return "fewer bits" if first.above(second) else "mixed bits"
 
 
+def show_record(record: Record) -> None:
+    """Print a graph, gains, costs or a plan as a table; of another record its fields."""
+    if isinstance(record, Graph):
+        show_graph(record)
+    elif isinstance(record, Gains | Costs):
+        show_rows(record)
+    elif isinstance(record, Plan):
+        _show_precisions(record)
+    elif isinstance(record, Checkpoint) and record.plan is not None:
+        say(f"{record.kind()} {record.id} of {record.spec or 'a model that it does not name'}")
+        _show_precisions(record.plan)
+    else:
+        say(str(record))
+        rows = table("field", "value")
+        for name, value in record.model_dump(mode="json").items():
+            text = json.dumps(value, ensure_ascii=False)
+            rows.add_row(name, text if len(text) <= _FIELD else f"{text[:_FIELD]} …")
+        console().print(rows)
+
+
+def _show_precisions(plan: Plan) -> None:
+    """Print a plan without its graph."""
+    out = console()
+    out.print(str(plan))
+    rows = table("layer", "bits", "")
+    for name, precision in plan.precisions.items():
+        rows.add_row(name, str(precision), _draw_bits(precision))
+    out.print(rows)
+
+
 def _print_json(content: object) -> None:
     say_json(json.dumps(content, indent=1))
 
@@ -316,3 +431,256 @@ def show_score(task: Any, scores: Mapping[str, float], facts: Mapping[str, Any],
     listed = ", ".join(f"{metric} {score:.2f}" for metric, score in scores.items())
     more = "".join(f"; {name} {value}" for name, value in facts.items())
     say(f"{listed} on the {task.size('test'):,} test samples of {task.name}{more}")
+
+
+_LETTERS = (
+    "passes: of one sample through the network, backwards counts 2; N samples that are looked at, T of an epoch of "
+    "training, G groups, C choices, P plans. docs/methods.md has the formulas."
+)
+
+
+def show_methods(methods: Mapping[str, type], *, as_json: bool) -> None:
+    """One row for each; of a method that says nothing of itself only what it is."""
+    if as_json:
+        told = {name: about_of(method) for name, method in methods.items()}
+        plain = {name: None if about is None else dataclasses.asdict(about) for name, about in told.items()}
+        say_json(json.dumps(plain, indent=1, ensure_ascii=False))
+        return
+    rows = table("name", "what it is", "data", "labels", "trains", "passes", "source")
+    for name, method in methods.items():
+        about, what = about_of(method), (method.__doc__ or "").split("\n")[0]
+        if about is None:
+            rows.add_row(name, what, *["–"] * 5)
+            continue
+        seen = ["yes" if yes else "no" for yes in (about.data, about.labels, about.trains)]
+        rows.add_row(name, what, *seen, about.passes, about.source)
+    console().print(rows)
+    say(_LETTERS)
+
+
+_FAILURES_SHOWN = 5
+_BAR = 24  # blocks of a bar
+_GAP = 2  # between two columns
+_LEAST = 16  # what a column of texts keeps of its width where room is scarce
+_FIRST_NAMES = 24  # and the first one, which says what a row is about
+
+
+def show_table(content: Table) -> None:
+    """A table of a run on the terminal; one that is too wide goes on below, its first column repeated."""
+    out, texts = console(), [[shown(text) for text in row] for row in content.texts()]
+    for row, column in content.best:
+        texts[row][column] = f"* {texts[row][column]}"
+    widths = [_column_width(column, cells) for column, *cells in zip(content.columns, *texts, strict=True)]
+    widths[0] = dataclasses.replace(widths[0], least=min(_FIRST_NAMES, widths[0].wanted))
+    out.print(Text(content.title, "bold"))
+    for part, columns in enumerate(_parts(widths, out.width)):
+        rows = list(range(len(texts)))
+        if part > 0:
+            out.print()
+            rows = [row for row in rows if any(content.rows[row][column] is not None for column in columns[1:])]
+        made = _make_rows([content.columns[column] for column in columns], _share_width(widths, columns, out.width))
+        for row in rows:
+            cells = []
+            for column in columns:
+                style = "bold" if (row, column) in content.best else ""
+                cells.append(Text(texts[row][column], style))
+            made.add_row(*cells)
+        out.print(made)
+    for note in content.notes:
+        out.print(_indent(note))
+    if content.best:
+        out.print(_indent("* the best of its column"))
+    out.print()
+
+
+def _make_rows(columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
+    """An empty table with these columns, each exactly so wide."""
+    made = table(*(f">{column.name}" if column.number else column.name for column in columns))
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+        column.no_wrap = False  # the headings of numbers may be folded
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Width:
+    """The least width of a column and the one it would like."""
+
+    least: int
+    wanted: int
+
+
+def _column_width(column: Column, cells: Sequence[str]) -> _Width:
+    """Headings and texts may be folded, numbers may not."""
+    content = max(map(cell_len, cells), default=0)
+    wanted = max(content, cell_len(column.name))
+    if column.number:
+        return _Width(max(content, *map(cell_len, column.name.split()), 1), wanted)
+    return _Width(min(_LEAST, wanted), wanted)
+
+
+def _share_width(widths: Sequence[_Width], columns: Sequence[int], room: int) -> list[int]:
+    """How wide each of these columns is; what is left of the room goes first to those that lack little."""
+    given = {column: widths[column].least for column in columns}
+    spare = room - sum(given.values()) - _GAP * (len(columns) - 1)
+    for column in sorted(columns, key=lambda column: widths[column].wanted - widths[column].least):
+        more = max(0, min(widths[column].wanted - given[column], spare))
+        given[column] += more
+        spare -= more
+    return list(given.values())
+
+
+def _indent(content: str | RichTable) -> Padding:
+    return Padding(content, (0, 0, 0, 2), expand=False)
+
+
+def _parts(widths: Sequence[_Width], room: int) -> list[list[int]]:
+    """Which columns stand side by side: all of them where they fit, else the first with as many as do."""
+    parts: list[list[int]] = [[0]]
+    for column in range(1, len(widths)):
+        taken = sum(widths[before].least + _GAP for before in parts[-1])
+        if len(parts[-1]) > 1 and taken + widths[column].least > room:
+            parts.append([0])
+        parts[-1].append(column)
+    return parts
+
+
+def print_tables(tables: Mapping[str, Table]) -> None:
+    """Several tables as one JSON object."""
+    content = {name: json.loads(to_json(one)) for name, one in tables.items()}
+    say_json(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> None:
+    """How far a run is, what is running, what failed and why; `by_method` adds a bar for each."""
+    if as_json:
+        _print_status(status)
+        return
+    out = console()
+    out.print(_status_line(status))
+    if by_method and status.parts:
+        out.print(_indent(_meters(status)))
+    for job in status.running:
+        step = f", step {job.step}" if job.step else ""
+        out.print(_indent(f"running: {job.what}{step}"))
+    for failed in status.failed[:_FAILURES_SHOWN]:
+        out.print(f"  failed: {status.study.words(failed.trial)}: {' '.join(failed.error.split())}")
+    if status.failed:
+        out.print("  tracebacks are in failures/; `bitplan sweep --retry` tries them again")
+    for line in status.damaged[:_FAILURES_SHOWN]:
+        out.print(f"  damaged: {line}")
+    if status.damaged:
+        out.print("  `bitplan run store check` names all; `bitplan sweep` mends what it can and says what is missing")
+    if status.missing:
+        out.print("  `bitplan sweep --redo-damaged` does the missing ones again, whose results were damaged")
+
+
+def _print_status(status: Status) -> None:
+    """As JSON: the study by its name, failures in words."""
+    content = dataclasses.asdict(dataclasses.replace(status, study=status.study.name, failed=(), parts=()))  # type: ignore[arg-type]
+    del content["parts"]
+    content["failed"] = [{"trial": status.study.words(one.trial), "error": one.error} for one in status.failed]
+    say_json(json.dumps(content, indent=1))
+
+
+def _status_line(status: Status) -> str:
+    line = f"{status.study.name}: {status.done} of {status.total} trials done"
+    if status.shared:
+        line += f" ({status.shared} of all share a training with another)"
+    line += f", {len(status.running)} running, {len(status.failed)} failed, {status.waiting} waiting"
+    if status.missing:
+        line += f", {status.missing} missing"
+    unfinished = status.waiting or status.running
+    if unfinished and status.seconds_left is not None:
+        line += f"; about {clock(status.seconds_left)} left"
+    return line
+
+
+def _meters(status: Status) -> RichTable:
+    """A bar for the whole run, and one for each method and reference; failures where there are any."""
+    from bitplan.study.status import MethodProgress
+
+    rows = table("", "", ">done", ">failed") if status.failed else table("", "", ">done")
+    rows.show_header = bool(status.failed)
+    whole = MethodProgress("all trials", status.total, status.done, len(status.failed))
+    for part in (whole, *status.parts):
+        full = _BAR * part.done // max(1, part.total)
+        blocks = Text("█" * full, "green").append("░" * (_BAR - full), "dim")
+        counts = [f"{part.done}/{part.total}"]
+        if status.failed:
+            counts.append(str(part.failed or ""))
+        rows.add_row(Text(shown(part.title), "bold" if part is whole else ""), blocks, *counts)
+    return rows
+
+
+def show_forecast(study: Study, folder: Path, forecast: Forecast, *, as_json: bool) -> None:
+    """Every trial with its seconds, then the sums."""
+    if as_json:
+        _print_forecast(study, forecast)
+        return
+    rows = table("trial", "id", ">about", "state", title=f"{study.name} → {folder}")
+    for line in forecast.lines:
+        state = "done" if line.done else "to do"
+        rows.add_row(study.words(line.trial), line.trial.id, clock(line.seconds), state)
+    out = console()
+    out.print(rows)
+    left = sum(not line.done for line in forecast.lines)
+    methods = "".join(f"; {title} estimates for about {clock(seconds)}" for title, seconds in forecast.methods.items())
+    out.print(
+        f"\n{left} of {len(forecast.lines)} trials to do: at most about {clock(forecast.seconds)} in turn "
+        f"({1000 * forecast.step_seconds:.0f} ms a step){methods}; {forecast.bytes_kept / 1e6:.1f} MB kept, and "
+        f"{forecast.bytes_passing / 1e6:.1f} MB at a time for each training. Trials that choose the same layers are "
+        "trained once."
+    )
+
+
+def _print_forecast(study: Study, forecast: Forecast) -> None:
+    trials = []
+    for line in forecast.lines:
+        trial = line.trial
+        trials.append({"id": trial.id, "trial": study.words(trial), "done": line.done, "seconds": line.seconds})
+    names = [field.name for field in dataclasses.fields(forecast) if field.name != "lines"]
+    sums = {name: getattr(forecast, name) for name in names}
+    say_json(json.dumps({"trials": trials, **sums}, indent=1))
+
+
+def print_summary(summary: Summary, folder: Path) -> None:
+    """How a sweep ended, as JSON."""
+    counts = {"total": summary.total, "done": summary.done, "failed": len(summary.failed)}
+    counts["missing"] = len(summary.missing)
+    say_json(json.dumps({"run": str(folder), **counts, "trained": summary.trained, "seconds": summary.seconds}))
+
+
+def show_check(checked: Checked, *, as_json: bool) -> None:
+    """What is wrong in a run, a line each, then how much was looked at."""
+    if as_json:
+        wrong = [{"path": str(one.path), "what": one.what} for one in checked.wrong]
+        unknown = [str(path) for path in checked.unknown]
+        say_json(json.dumps({"files": checked.files, "wrong": wrong, "unknown": unknown}, indent=1))
+        return
+    for one in checked.wrong:
+        what = " ".join(one.what.split())
+        say(what if str(one.path) in what else f"{one.path}: {what}")
+    for path in checked.unknown:
+        say(f"not checked, since it carries no checksum: {path}")
+    say(f"{checked.files} files checked: {f'{len(checked.wrong)} wrong' if checked.wrong else 'all sound'}")
+
+
+def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> None:
+    """What both experiments say."""
+    if as_json:
+        records = [record for record in (pairs, fit) if record is not None]
+        say_json(json.dumps({record.kind(): json.loads(record.to_json()) for record in records}, indent=1))
+        return
+    out = console()
+    if pairs is not None:
+        out.print(
+            f"{len(pairs.pairs)} pairs of groups, by {pairs.metric}: predicted against measured drop R = "
+            f"{pairs.correlation:.3f} (the paper: 0.98)"
+        )
+    if fit is not None:
+        held = "none" if fit.correlation_held_out is None else f"{fit.correlation_held_out:.4f}"
+        out.print(
+            f"{fit.networks} random plans of {fit.epochs:.3g} epochs, by {fit.metric}: R = {fit.correlation:.4f} on "
+            f"those fitted, {held} on those held out (the paper: 0.9996 and 0.9994); residual {fit.residual:.3g}"
+        )

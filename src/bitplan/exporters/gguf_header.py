@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 LLAMA_LIKE = ("llama", "mistral")
 """Kinds of networks of transformers' that are llama in GGUF: their queries and keys are turned."""
 _NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens in llama.cpp
-_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --option origin=FILE.gguf"
+_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --format gguf:origin=FILE.gguf"
 
 
 def header_of(config: Any, folder: Path | None, name: str) -> dict[str, Entry]:

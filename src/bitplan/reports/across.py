@@ -68,7 +68,9 @@ def _found(
     for run in runs:
         study, ceilings = run.study, run.found_ceilings
         if not ceilings:
-            raise InputError(f"{run.path} has no ceiling: `bitplan ceiling STUDY` finds one; leave it out until then")
+            raise InputError(
+                f"{run.path} has no ceiling: `bitplan run ceiling STUDY` finds one; leave it out until then"
+            )
         names, told = _names(study), spends_of(run)
         for one in regrets(study, run.results, ceilings, run.plans):
             place = called[study.id], one.budget

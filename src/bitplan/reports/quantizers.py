@@ -67,7 +67,7 @@ def _cells(run: RunFolder) -> tuple[Cell, ...]:
     if not run.study.quantizers:
         raise InputError(f"{run.study.name} compares no quantizers: a study lists them as [[quantizers]]")
     if not found:
-        raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
+        raise InputError(f"{run.path} has no finished trial yet: `bitplan run status {run.path}` shows how far it is")
     return found
 
 

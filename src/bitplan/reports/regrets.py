@@ -55,7 +55,7 @@ def regret_values(run: RunFolder) -> Table:
 def _found(run: RunFolder) -> tuple[list[Ceiling], tuple[Regret, ...]]:
     study, ceilings = run.study, run.found_ceilings  # what is no run's folder is refused first
     if not ceilings:
-        raise InputError(f"{run.path} has no ceiling yet: `bitplan ceiling STUDY --run {run.path}` finds one")
+        raise InputError(f"{run.path} has no ceiling yet: `bitplan run ceiling STUDY --run {run.path}` finds one")
     return ceilings, regrets(study, run.results, ceilings, run.plans)
 
 
