@@ -79,12 +79,22 @@ def test_bytes_bring_the_memory_cost_with_them(run):
     assert (limit.budget, limit.cost_name) == ("120bytes", "memory")
     assert limit.capacity + limit.fixed == 960
     assert planned(run, "--budget", "memory=120B").precisions == plan.precisions
-    weights_only = planned(run, "--budget", "120bytes", "--choices", "w2a16,w4a16")  # of which bmac would want no part
+    weights_only = planned(run, "--budget", "120bytes", "--bits", "w2a16,w4a16")  # of which bmac would want no part
     assert weights_only.limits[0].cost_name == "memory"
 
 
 def test_the_frontier_is_shown_for_times(run):
-    words = ("show", "frontier", "graph.json", "--gain", "gains.csv", "--cost", "latency.csv", "--budgets", "13.6ms,12ms,8ms")
+    words = (
+        "show",
+        "frontier",
+        "graph.json",
+        "--gain",
+        "gains.csv",
+        "--cost",
+        "latency.csv",
+        "--budgets",
+        "13.6ms,12ms,8ms",
+    )
     code, out, err = run(*words)
     assert code == 0, err
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if "×" in line}
@@ -104,7 +114,7 @@ def test_the_verbs_one_by_one_carry_the_unit(run, graph):
 
 
 def test_the_page_of_a_plan_is_in_milliseconds(run, graph, tmp_path):
-    code, _, err = run(*WHOLE, "--cost", "latency.csv", "--budget", "12ms", "--html", "plan.html", "-o", "plan.json")
+    code, _, err = run(*WHOLE, "--cost", "latency.csv", "--budget", "12ms", "-o", "plan.html", "-o", "plan.json")
     assert code == 0, err
     block = re.search(r'id="data">(.*?)</script>', (tmp_path / "plan.html").read_text(), re.DOTALL)[1]
     data = json.loads(block)

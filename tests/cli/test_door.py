@@ -157,11 +157,11 @@ def test_a_file_never_names_code(here, tmp_path):
         (lambda: read_input("run").model, "run has no trained network yet"),
         (lambda: read_input("named", InputOptions(weights="x")).model, "named has its own weights: leave --weights out"),
         (lambda: read_input("resnet50", InputOptions(model="x")), "--model names the network of a checkpoint folder"),
-        (lambda: read_input("named", pick=RunChoice(method="eagl")), "--method is for the folder of a run"),
-        (lambda: read_input("named").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
-        (lambda: read_input("graph.json").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
-        (lambda: inputs.teacher_of("resnet50", None), "teach nothing: add --teacher-weights"),
-        (lambda: inputs.teacher_of("graph.json", None), "graph.json is no network"),
+        (lambda: read_input("named", choice=RunChoice(method="eagl")), "--method is for the folder of a run"),
+        (lambda: read_input("named").graph(RULES, ["q_proj"]), "--rules link=… is for checkpoints"),
+        (lambda: read_input("graph.json").graph(RULES, ["q_proj"]), "--rules link=… is for checkpoints"),
+        (lambda: inputs.load_teacher("resnet50", None), "teach nothing: add teacher_weights=FILE"),
+        (lambda: inputs.load_teacher("graph.json", None), "graph.json is no network"),
     ],
 )  # fmt: skip
 def test_what_a_thing_has_not_is_said_with_what_it_is(here, ask, said):
@@ -178,14 +178,23 @@ def test_links_of_a_file_can_be_asked_for(here):
 
 def test_task_and_teacher_are_loaded_once(run, here, loads):
     """Also by a method that says beforehand what it will take."""
-    words = ("--narrow", "0", "--task", "digits", "--samples", "32", "-o", "start")
+    words = ("--rules", "narrow=0", "--task", "digits", "--samples", "32", "-o", "start")
     assert run("quantize", "named", "--bits", "w4a4", *words)[0] == 0
-    fixed = ("--fix", "blocks.[0-3].*=w4a4")  # three groups are left, which are trained one at a time
+    fixed = ("--rules", "fix=blocks.[0-3].*=w4a4")  # three groups are left, which are trained one at a time
     assert run("steps", "trace", "start", "--rules", "narrow=0", *fixed, "-o", "start.json")[0] == 0
     loads.clear()
-    recipe = ("--set", "steps=2", "--set", "batch_size=16", "--set", "distill=0.5", "--teacher", "named")
-    words = ("--model", "start", "--option", "steps=1", "--task", "digits", *recipe)
-    code, _, err = run("steps", "estimate", "alps", "start.json", *words)
+    recipe = (
+        "--recipe",
+        "steps=2",
+        "--recipe",
+        "batch_size=16",
+        "--recipe",
+        "distill=0.5",
+        "--recipe",
+        "teacher=named",
+    )
+    words = ("--model", "start", "--task", "digits", *recipe)
+    code, _, err = run("steps", "estimate", "alps:steps=1", "start.json", *words)
     assert code == 0, err
     assert "3 trainings (0 of them done)" in err
     assert loads.count("load_task") == 1

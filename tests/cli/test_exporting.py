@@ -1,4 +1,4 @@
-"""The verbs export and verify."""
+"""The commands export and verify."""
 
 import json
 import re

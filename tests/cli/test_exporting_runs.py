@@ -163,7 +163,7 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
         (("--budget", "much"), "budget 'much' cannot be read"),
         (("--seed", 7), "with seed 7: there is 0, 1"),
         (("--method", "w4a4", "--budget", "70%"), "w4a4 has no budget: leave out --budget 70%"),
-        (("--option", "opset=3"), "unknown option of packed 'opset'"),
+        (("--format", "packed:opset=3"), "unknown option of packed 'opset'"),
         (("-o", "here"), "here exists: choose another name, or give --force"),
         (("-o", "run"), "run is also what is read (run), and would be replaced: write to another name"),
         (("-o", "run/trials"), "run/trials is among the files that the run "),
@@ -186,7 +186,7 @@ def test_a_run_without_results_and_options_without_a_run(run, folder):
     start = folder.path / "starts" / folder.results[1].trial.id
     own = ("--model", "tiny:network")
     for words, said in (
-        (("export", plan, "--to", "torchao", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
+        (("export", plan, "--format", "torchao", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
         (("verify", "x", "--against", plan, "--task", "digits"), "plan.json is no network"),
         (("verify", "x", "--against", start, *own), "say whose test split to run both on: --task NAME"),
     ):

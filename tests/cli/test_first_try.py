@@ -103,11 +103,11 @@ def test_a_file_is_verified_on_data_of_hers(run, mine):
 
 def test_methods_that_need_a_loss_take_a_task_of_the_users(run, mine):
     network = f"{mine}:net"
-    words = ("plan", network, "--gain", "drop", "--option", "samples=16", "--budget", "70%")
+    words = ("plan", network, "--gain", "drop:samples=16", "--budget", "70%")
     code, _, err = run(*words, "--data", f"{mine}:loader")
     assert code == 2
     assert "--task package.module:task, a function that returns bitplan.task(…)" in err.splitlines()[-1]
-    code, out, err = run(*words, "--task", f"{mine}:task", "--task-option", "samples=16")
+    code, out, err = run(*words, "--task", f"{mine}:task:samples=16")
     assert code == 0, err
     assert "by drop" in out
 
@@ -132,10 +132,9 @@ def test_finetune_and_evaluate_take_it_too(run, mine):
         (("--data", "mine:broken"), "mine:broken gives no data, its code raised OSError: no such disk"),
         (("--data", "mine:needs"), "it is called without arguments"),
         (("--data", "mine:loader", "--task", "digits"), "--data and --task are both what the network is run on"),
-        (("--task-option", "samples=3"), "--task-option is an option of --task"),
         (("--task", "mine:no_task"), "DataLoader is no task, for it has no"),
-        (("--task", "mine:task", "--task-option", "wrong=1"), "task mine:task cannot be made, TypeError"),
-        (("--narrow", "128"), "nothing left to choose in mine:net.*--narrow 0"),
+        (("--task", "mine:task:wrong=1"), "task mine:task cannot be made, TypeError"),
+        (("--rules", "narrow=128"), "nothing left to choose in mine:net.*--rules narrow=0"),
     ],
 )
 def test_bad_data_is_one_line(run, mine, words, message):

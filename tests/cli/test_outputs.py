@@ -84,8 +84,8 @@ def test_what_must_not_be_written_is_refused_and_stays(run, graph, target, said)
     Path("x").mkdir()
     name, before = target(), graph.read_bytes()
     for words in (
-        ("price", "bmac", graph, "-o", name),
-        ("plan", graph, "--gain", "uniform", "--budget", "70%", "--html", name),
+        ("steps", "price", "bmac", graph, "-o", name),
+        ("plan", graph, "--gain", "uniform", "--budget", "70%", "-o", "page.html", "-o", name),
     ):
         code, _, err = run(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -114,11 +114,11 @@ def test_what_a_run_keeps_is_written_by_the_run_alone(run, of_a_run, name):
     """Also what is not there yet, and whatever it is that is read."""
     there = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     for words in (
-        ("price", "bmac", "run/graph.json", "-o", f"run/{name}"),
-        ("price", "bmac", "graph.json", "-o", f"run/x/../{name}"),
-        ("tables", "run", "-o", f"run/{name}"),
+        ("steps", "price", "bmac", "run/graph.json", "-o", f"run/{name}"),
+        ("steps", "price", "bmac", "graph.json", "-o", f"run/x/../{name}"),
+        ("run", "tables", "run", "-o", f"run/{name}"),
         ("report", "run", "-o", f"run/{name}"),
-        ("quantize", "link/a", "--to", "w2a2", "-o", f"run/{name}"),
+        ("quantize", "link/a", "--bits", "w2a2", "-o", f"run/{name}"),
     ):
         code, _, err = run(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -215,15 +215,15 @@ def hostile(run, graph):
         ("show", "frontier", "graph.json", "--gain", "uniform"),
         ("steps", "price", "bmac", "graph.json"),
         ("steps", "trace", "net.safetensors"),
-        ("trace", "net.safetensors", "--link", f"{EVIL}"),
-        ("validate", f"{EVIL}.json", "graph.json"),
+        ("steps", "trace", "net.safetensors", "--rules", f"link={EVIL}"),
+        ("show", "validate", f"{EVIL}.json", "graph.json"),
         ("show", "diff", "plan.json", "other.json"),
         ("sweep", "bad.toml"),
-        ("price", EVIL, "graph.json"),
-        ("price", f"--{EVIL}", "graph.json"),
+        ("steps", "price", EVIL, "graph.json"),
+        ("steps", "price", f"--{EVIL}", "graph.json"),
         (EVIL,),
-        ("trace", f"{EVIL}:network"),
-        ("export", "plan.json", "--to", "llama_cpp", "-o", f"{EVIL}out", "--widen"),
+        ("steps", "trace", f"{EVIL}:network"),
+        ("export", "plan.json", "--format", "llama_cpp", "-o", f"{EVIL}out", "--widen"),
     ],
     ids=lambda words: " ".join(words).encode("unicode_escape").decode()[:60],
 )

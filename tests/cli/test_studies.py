@@ -1,4 +1,4 @@
-"""The verbs of studies: what they print, in which format, and with which exit code."""
+"""The commands of studies: what they print, in which format, and with which exit code."""
 
 import csv
 import io

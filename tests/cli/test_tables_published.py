@@ -28,8 +28,8 @@ def test_it_is_printed_for_people_and_for_programs(run, monkeypatch):
     [
         (("--which", "published", "--of", "resnet"), "unknown network or task 'resnet'"),
         (("--which", "published_times", "--of", "bert-base"), "unknown network 'bert-base'"),
-        (("runs", "--which", "published"), "the table published is of no run, so runs has no part in it"),
-        (("--which", "published", "--budgets", "70%"), "so --budgets has no part in it"),
+        (("runs", "--which", "published"), "the table published does not use a run: remove runs"),
+        (("--which", "published", "--budgets", "70%"), "does not use a run: remove --budgets"),
         (("--which", "frontier"), "the table frontier is of a run: bitplan run tables RUN --which frontier"),
         (("--which", "publishd"), "unknown table 'publishd'; did you mean published"),
         (("runs", "--of", "resnet50"), "--of is for what others published"),

@@ -9,7 +9,7 @@ import bitplan
 from bitplan.quant.convert import options_of
 from bitplan.quant.integer import additions_of
 
-SHORT = ("--set", "steps=3", "--set", "batch_size=32", "--threads", "1")
+SHORT = ("--recipe", "steps=3", "--recipe", "batch_size=32", "--threads", "1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,13 +29,38 @@ def test_from_a_name_to_a_mixed_network(run):
     assert bitplan.evaluate(model, bitplan.load_task("digits")) == said["scores"]["top-1"]
 
     assert (
-        run("quantize", "float", "--bits", "w4a4", "--rules", "narrow=0", "--task", "digits", "--samples", "64", "-o", "q")[0]
+        run(
+            "quantize",
+            "float",
+            "--bits",
+            "w4a4",
+            "--rules",
+            "narrow=0",
+            "--task",
+            "digits",
+            "--samples",
+            "64",
+            "-o",
+            "q",
+        )[0]
         == 0
     )
     quantized = bitplan.load_checkpoint("q")
     assert {str(precision) for precision in bitplan.plan_of(quantized).precisions.values()} == {"w4a4", "w8a8"}
 
-    told = ("finetune", "q", "--task", "digits", *SHORT, "--set", "distill=0.5", "--teacher", "float", "-o", "tuned")
+    told = (
+        "finetune",
+        "q",
+        "--task",
+        "digits",
+        *SHORT,
+        "--recipe",
+        "distill=0.5",
+        "--recipe",
+        "teacher=float",
+        "-o",
+        "tuned",
+    )
     assert run(*told)[0] == 0
     assert run("plan", "tuned", "--rules", "narrow=0", "--budget", "70%", "-o", "plan.json")[0] == 0
     code, _, err = run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")
@@ -56,12 +81,10 @@ def test_quantizers_are_listed_and_typed_with_their_options(run):
     assert listed["lq"]["uniform"] == "no"
     assert listed["pact"]["from"].startswith("Choi et al. 2018")
     typed = ("quantize", "digits_resnet", "--bits", "w2a4", "--task", "digits", "--samples", "64", "-o", "q")
-    assert run(*typed, "--method", "sawb:zero=true,decay=0.001")[0] == 0
+    assert run(*typed, "--quantizer", "sawb:zero=true,decay=0.001")[0] == 0
     assert options_of(bitplan.load_checkpoint("q")).method == "sawb:zero=true,decay=0.001"
     assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
-    code, _, err = run(
-        "plan", "tuned", "--bits", "w2a2,w2a4", "--cost", "bops", "--budget", "80%", "-o", "plan.json"
-    )
+    code, _, err = run("plan", "tuned", "--bits", "w2a2,w2a4", "--cost", "bops", "--budget", "80%", "-o", "plan.json")
     assert code == 0, err
     assert run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")[0] == 0
     assert options_of(bitplan.load_checkpoint("mixed")).method == "sawb:zero=true,decay=0.001"
@@ -80,7 +103,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_finished_run_is_not_repeated
 
 def test_a_recipe_file_and_single_values_over_it(run, tmp_path):
     (tmp_path / "recipe.toml").write_text("[recipe]\nepochs = 5\nlr = 0.1\nbatch_size = 32\n")
-    told = ("--recipe", "recipe.toml", "--set", "steps=2", "--threads", "1")
+    told = ("--recipe", "recipe.toml", "--recipe", "steps=2", "--threads", "1")
     assert run("finetune", "digits_resnet", "--task", "digits", *told, "-o", "x")[0] == 0
     lines = [json.loads(line) for line in (tmp_path / "x.training" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -109,20 +132,20 @@ def test_a_model_of_ones_own(run, own_model):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("quantize", "digits_resnet", "-o", "q"), "give either --plan FILE or --to PRECISION"),
+        (("quantize", "digits_resnet", "-o", "q"), "give either --plan FILE or --bits PRECISION"),
         (("finetune", "digits_resnet", "--task", "digits", "-o", "x"), "give the length of training once"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "epoch=1", "-o", "x"), "did you mean epochs?"),
-        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "epochs", "-o", "x"), "'epochs' is not KEY"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "epochs", "-o", "x"), "'epochs' is neither"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "no.toml", "-o", "x"), "cannot read no.toml"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "bad.toml", "-o", "x"), "bad.toml: not TOML"),
         (("evaluate", "digits_resnet", "--task", "digit"), "did you mean digits?"),
         (("evaluate", "digits_resnet", "--task", "digits:data=x"), "unknown option of digits"),
         (("evaluate", "resnet20", "--task", "cifar10:data=nowhere"), "nowhere"),
         (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
-        (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
+        (("finetune", "resnet20", "--task", "digits", *SHORT, "--recipe", "teacher=resnet20", "-o", "x"), "teach nothing"),
         (("evaluate", "digits_resnet", "--task", "digits", "--fresh", "fc.*"), "which tensors --weights may lack"),
-        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--teacher-weights", "x.pth", "-o", "x"),
-         "--teacher-weights are those of --teacher"),
+        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--recipe", "teacher_weights=x.pth", "-o", "x"),
+         "teacher_weights are those of teacher=NAME"),
         (("export", "bad.toml", "--model", "x", "--format", "mlx", "-o", "x"), "--model names the network of a checkpoint"),
         (("evaluate", "resnet20", "--task", "digits"), "does not fit the task digits: the example input does not fit "
                                                        "the model: in conv1 (Conv2d): "),
@@ -154,7 +177,7 @@ def test_a_quantized_networks_weights_are_told_as_what_they_are(run, given):
 
 
 def test_a_network_for_integers_stays_one_from_verb_to_verb(run):
-    words = ("--to", "w4a4", "--narrow", "0", "--task", "digits", "--samples", "64", "--integer")
+    words = ("--bits", "w4a4", "--rules", "narrow=0", "--task", "digits", "--samples", "64", "--integer")
     assert run("quantize", "digits_resnet", *words, "-o", "q")[0] == 0
     assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
     assert run("plan", "tuned", "--rules", "narrow=0", "--budget", "70%", "-o", "plan.json")[0] == 0

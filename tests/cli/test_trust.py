@@ -1,4 +1,4 @@
-"""What stands in a file is never imported unless the user says so: a stranger's folder, by every verb."""
+"""What stands in a file is never imported unless the user says so: a stranger's folder, by every command."""
 
 import os
 import shutil
@@ -112,7 +112,18 @@ TOML = [
     ("sweep", "study.toml", "--run", "run"),
 ]
 TEACHER = [
-    ("finetune", "digits_resnet", "--task", "digits", "--recipe", "steps=2", "--recipe", "teacher=checkpoint", "-o", "out"),
+    (
+        "finetune",
+        "digits_resnet",
+        "--task",
+        "digits",
+        "--recipe",
+        "steps=2",
+        "--recipe",
+        "teacher=checkpoint",
+        "-o",
+        "out",
+    ),
     ("finetune", "digits_resnet", "--task", "digits", "--recipe", "steps=2", "--recipe", "teacher=run", "-o", "out"),
 ]
 ALL = [

@@ -19,7 +19,9 @@ def test_the_flow_as_separate_verbs_equals_plan_in_one_go(run, own_model):
     assert run("steps", "price", "bmac", "graph.json", "-o", "bmac.json")[0] == 0
     assert run("steps", "price", "memory", "graph.json", "-o", "memory.json")[0] == 0
     limits = ("--budget", "80%", "--budget", "memory=80%")
-    code, _, err = run("steps", "select", "memory.json", "bmac.json", "gains.json", "graph.json", *limits[:2], "-o", "a.json")
+    code, _, err = run(
+        "steps", "select", "memory.json", "bmac.json", "gains.json", "graph.json", *limits[:2], "-o", "a.json"
+    )
     assert code == 0, err
     code, out, err = run("steps", "select", "graph.json", "gains.json", "bmac.json", "memory.json", *limits, "--json")
     assert code == 0, err
@@ -36,9 +38,8 @@ def test_price_and_estimate_take_what_plan_takes(run, own_model):
     for written, given in ((model, ()), ("folder", ("--trust",))):
         traced, direct = run("steps", "price", "bmac", "graph.json"), run("steps", "price", "bmac", written, *given)
         assert traced[:2] == direct[:2]
-    steps = ("--option", "steps=mse")
-    by_graph = run("steps", "estimate", "eagl", "graph.json", "--model", model, *steps)
-    direct = run("steps", "estimate", "eagl", model, *steps)
+    by_graph = run("steps", "estimate", "eagl:steps=mse", "graph.json", "--model", model)
+    direct = run("steps", "estimate", "eagl:steps=mse", model)
     assert direct[0] == 0, direct[2]
     assert by_graph[:2] == direct[:2]
     code, _, err = run("steps", "estimate", "eagl", model, "--model", model)
@@ -114,7 +115,16 @@ def test_trace_shows_what_was_not_reached(run):
 
 def test_trace_takes_rules_and_shapes(run, own_model):
     code, out, err = run(
-        "steps", "trace", f"{own_model}:body", "--input", "7x200", "--rules", "fix=2=w2a2", "--rules", "first=free", "--json"
+        "steps",
+        "trace",
+        f"{own_model}:body",
+        "--input",
+        "7x200",
+        "--rules",
+        "fix=2=w2a2",
+        "--rules",
+        "first=free",
+        "--json",
     )
     assert code == 0, err
     layers = {layer.name: layer for layer in Graph.from_json(out).layers}
@@ -130,7 +140,7 @@ def test_bits_per_weight(run, own_model):
 
 
 def test_weight_only_choices(run, own_model):
-    words = ("--choices", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
+    words = ("--bits", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
     code, out, err = run("plan", f"{own_model}:with_example", *words)
     assert code == 0, err
     assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16}
@@ -149,7 +159,7 @@ def a_checkpoint(path):
 
 def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
     path = a_checkpoint(tmp_path / "model.safetensors")
-    words = ("plan", path, "--budget", "3.2bpw", "--choices", "w2a16,w3a16,w4a16", "--json")
+    words = ("plan", path, "--budget", "3.2bpw", "--bits", "w2a16,w3a16,w4a16", "--json")
     code, out, err = run(*words)
     assert code == 0, err
     plan = Plan.from_json(out)
@@ -157,7 +167,7 @@ def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
     assert len(plan.links) == 6
     code, out, _ = run("steps", "trace", path, "--rules", "link=none", "--json")
     assert (code, Graph.from_json(out).links) == (0, ())
-    code, out, _ = run("steps", "trace", path, "--rules", "link=\b[qk]_proj$", "--json")
+    code, out, _ = run("steps", "trace", path, "--rules", r"link=\b[qk]_proj$", "--json")
     assert {len(link.layers) for link in Graph.from_json(out).links} == {2}
     assert run("steps", "trace", path, "-o", "graph.json")[0] == 0
     code, out, err = run("steps", "estimate", "eagl:steps=absmax", "graph.json", "--model", path, "--json")
@@ -231,7 +241,9 @@ def test_version_and_module_entry():
 
 @pytest.mark.parametrize("name", ["bert-base", "timm/vit_tiny_patch16_224", "resnet18"])
 def test_every_part_of_the_zoo_works_from_a_cold_start(name):
-    done = subprocess.run([sys.executable, "-m", "bitplan", "steps", "trace", name], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bitplan", "steps", "trace", name], capture_output=True, text=True, check=True
+    )
     assert f"{name}: " in done.stdout
 
 

@@ -179,7 +179,10 @@ def test_regrets_stand_in_tables_and_on_the_page(found, tmp_path):
 
 def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(found, tmp_path, monkeypatch, capsys):
     kept = tmp_path / "results.json"
-    for told in (["run", "results", str(found[0]), "-o", str(kept)], ["run", "tables", str(kept), "--which", "methods"]):
+    for told in (
+        ["run", "results", str(found[0]), "-o", str(kept)],
+        ["run", "tables", str(kept), "--which", "methods"],
+    ):
         monkeypatch.setattr(sys, "argv", ["bitplan", *told])
         with pytest.raises(SystemExit) as end:
             main()

@@ -100,7 +100,9 @@ def test_a_table_compares_them(compared):
     assert [row[0] for row in table.rows] == ["lsq", "pact", "ternary"]
     assert table.rows[2][1] == cells["ternary", "w2a2"].spread
     assert table.rows[2][2] is None
-    rows = list(csv.reader(io.StringIO(run_verb("run", "tables", run.path, "--which", "quantizers", "--format", "csv"))))
+    rows = list(
+        csv.reader(io.StringIO(run_verb("run", "tables", run.path, "--which", "quantizers", "--format", "csv")))
+    )
     assert rows[0] == ["quantizer", "plan", "seeds", "mean", "sd"]
     assert len(rows) == 1 + 5
 

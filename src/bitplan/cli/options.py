@@ -343,6 +343,8 @@ def _read_toml(path: Path, table: str) -> dict[str, Any]:
     from bitplan.core.parsing import parse_toml, parsing
     from bitplan.core.store import read_text
 
+    if path.suffix != ".toml" and not path.exists():
+        raise InputError(f"--{table} {str(path)!r} is neither a .toml file nor KEY=VALUE")
     with parsing(path, "a recipe" if table == "recipe" else table, "write it again"):
         content = parse_toml(read_text(path))
     return dict(content.get(table, content))

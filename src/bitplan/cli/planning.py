@@ -366,9 +366,7 @@ def _tell_of_groups(quantizer: str | None, budgets: Sequence[str]) -> None:
     stored = [str(one) for one in asked if (one.cost or one.unit.usual) in ("memory", WEIGHT_BITS)]
     if stored:
         form = PackedForm(**{key: value for key, value in options.items() if key in ("size", "zeros")})
-        tell(
-            f"{stored[0]} is of weights alone: --target {form.written} counts the scales of groups and all else as well"
-        )
+        tell(f"{stored[0]} counts weights alone: --target {form.written} also counts the scales of groups and all else")
 
 
 def usual_rules(form: Form | None) -> dict[str, str]:

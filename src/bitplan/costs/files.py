@@ -301,8 +301,8 @@ class FileCost:
         bits = self.form.place(row_of(layer), precision.weight_bits)
         if bits >= LEFT_ALONE_BITS and precision.quantizes_weights and layer.weights:
             raise InputError(
-                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_of(layer))}; or leave it as it is, --rules fix="
-                f"'{layer.name}=w16a16'"
+                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_of(layer))}; or leave it as it is, "
+                f"--rules 'fix={layer.name}=w16a16'"
             )
         return bits
 

@@ -226,8 +226,8 @@ def _kinds(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
     shown = "; ".join(odd[:_SHOWN]) + (f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else "")
     if odd and not widen:
         raise InputError(
-            f"GGUF has no type that holds exactly: {shown}. Quantize for it (bitplan plan … --target gguf, or --quantizer "
-            "gguf), or give --widen (widen=True) to store them so"
+            f"GGUF has no type that holds exactly: {shown}. Quantize for it (bitplan plan … --target gguf, or "
+            "--quantizer gguf), or give --widen (widen=True) to store them so"
         )
     if odd:
         _log.warning("widened for gguf: %s", shown)

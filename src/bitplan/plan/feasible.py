@@ -68,7 +68,8 @@ def _impossible_file(budget: Budget, cost: Costs, account: Account, least: int) 
         largest = max(cost.fixed, key=lambda name: cost.fixed[name])
         taken = unit.text(cost.fixed[largest] / unit.one(account))
         hints.append(
-            f"store {largest} ({taken}) in fewer bits, such as --rules 'free={largest}' or --rules 'fix={largest}=w4a16'"
+            f"store {largest} ({taken}) in fewer bits, "
+            f"such as --rules 'free={largest}' or --rules 'fix={largest}=w4a16'"
         )
     if "size" in cost.target or cost.target.startswith(("vllm", "matmulnbits", "packed")):
         hints.append("take larger groups (--target …:size=128)")

@@ -92,7 +92,8 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     if not gains and run.bound_gains:
         raise InputError(
             f"every method of {study.name} that is done chose within one budget, and a page needs gains that hold for "
-            "all: add a method to the study, such as uniform; `bitplan compare` and `bitplan run tables` show the scores"
+            "all: add a method to the study, such as uniform; `bitplan compare` and `bitplan run tables` "
+            "show the scores"
         )
     if graph is None or costs is None or not gains:
         missing = "graph" if graph is None else "costs" if costs is None else "gains of any method"
