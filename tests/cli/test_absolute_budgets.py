@@ -186,7 +186,8 @@ def test_a_study_with_times_from_the_sweep_to_the_page(run, tmp_path, monkeypatc
     assert all(limit.cost + limit.fixed <= 1700 for plan in found.plans.values() for limit in plan.limits)
     for words in (("compare", "run"), ("run", "tables", "run", "--which", "layers", "--budgets", "1.6ms"),
                   ("report", "run", "-o", "page.html", "--budget", "1.6ms"),
-                  ("export", "run", "--format", "mlx", "-o", "recipe.json", "--widen", "--budget", "1.7ms")):  # fmt: skip
+                  ("export", "run", "--format", "mlx", "-o", "recipe.json", "--widen", "--budget",
+                   "1.7ms")):  # fmt: skip
         code, _, err = run(*words)
         assert code == 0, err
     assert "1.6ms of time, whole network" in (tmp_path / "page.html").read_text()

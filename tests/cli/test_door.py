@@ -155,7 +155,7 @@ def test_a_file_never_names_code(here, tmp_path):
         (lambda: read_input("resnet50").quantized, "resnet50 is neither a plan"),
         (lambda: read_input("run").graph(RULES), "run is the folder of a run: its graph is in run/graph.json"),
         (lambda: read_input("run").model, "run has no trained network yet"),
-        (lambda: read_input("named", InputOptions(weights="x")).model, "named has its own weights: leave --weights out"),
+        (lambda: read_input("named", InputOptions(weights="x")).model, "has its own weights: leave --weights out"),
         (lambda: read_input("resnet50", InputOptions(model="x")), "--model names the network of a checkpoint folder"),
         (lambda: read_input("named", choice=RunChoice(method="eagl")), "--method is for the folder of a run"),
         (lambda: read_input("named").graph(RULES, ["q_proj"]), "--rules link=… is for checkpoints"),

@@ -143,7 +143,7 @@ def test_an_existing_recipe_is_kept_unless_forced(run, planned):
         (("plan.json", "--format", "mlx", "-o", "/proc/x"), "cannot write /proc/x: "),
         (("plan.json", "--format", "mlx:group_size=7", "-o", "x"), "group_size must be 32, 64 or 128"),
         (("plan.json", "--format", "mlx:size=7", "-o", "x"), "unknown option of mlx 'size'"),
-        (("plan.json", "--format", "mlx", "-o", "x", "--graph", "plan.json"), "this is a plan, where a graph is needed"),
+        (("plan.json", "--format", "mlx", "-o", "x", "--graph", "plan.json"), "a plan, where a graph is needed"),
         (("gone.json", "--format", "mlx", "-o", "x"), "gone.json"),
         (("here", "--format", "mlx", "-o", "x"), "here is neither a plan (.json), nor a checkpoint"),
     ],

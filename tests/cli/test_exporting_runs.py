@@ -87,7 +87,8 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
 
 def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     title, budget, seed = "from the last", "85.0%", 1
-    code, _, err = run("export", "run", "--trust", "--format", "qonnx", "-o", "net.onnx", "--method", title, "--budget", budget, "--seed", seed)  # fmt: skip
+    chosen = ("--method", title, "--budget", budget, "--seed", seed)
+    code, _, err = run("export", "run", "--trust", "--format", "qonnx", "-o", "net.onnx", *chosen)
     assert code == 0, err
     assert err.startswith("from the last 85% seed 1, scored ")
     next_ = "verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1 --trust"

@@ -1,5 +1,5 @@
-"""What users mistype, command by command: exit code 2 and one line that names the culprit and says what to do, or what there
-is; nothing is written, and nothing is shown but that line."""
+"""What users mistype, command by command: exit code 2 and one line that names the culprit and says what to do, or what
+there is; nothing is written, and nothing is shown but that line."""
 
 import os
 import shlex
@@ -449,7 +449,8 @@ FILES_FOR_OTHERS = [
     ("measure graph.json --on torch -o out.json", "graph.json is no network", "give the model"),
 ]
 CASES = [
-    *COMMANDS, *BUDGETS, *OPTIONS, *OUTPUTS, *TABLES, *MODELS, *RECORDS, *WEIGHTS, *NETWORKS, *STUDIES, *FILES_FOR_OTHERS
+    *COMMANDS, *BUDGETS, *OPTIONS, *OUTPUTS, *TABLES, *MODELS, *RECORDS, *WEIGHTS, *NETWORKS, *STUDIES,
+    *FILES_FOR_OTHERS
 ]  # fmt: skip
 
 

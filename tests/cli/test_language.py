@@ -101,7 +101,8 @@ def test_on_the_command_line_the_folder_is_not_loaded(run, folder, tmp_path, mon
     monkeypatch.setattr("bitplan.models.pretrained.load_pretrained", lambda path: pytest.fail("it was loaded"))
     words = ON_TEXT
     code, _, err = run(
-        "plan", "model", "--gain", "moments:samples=4", "--quantizer", "groups:size=16", "--bits", "w2a16,w4a16", "--budget", "3bpw", "--rules", "narrow=0", *words, "-o", "plan.json",
+        "plan", "model", "--gain", "moments:samples=4", "--quantizer", "groups:size=16", "--bits", "w2a16,w4a16",
+        "--budget", "3bpw", "--rules", "narrow=0", *words, "-o", "plan.json",
     )  # fmt: skip
     assert code == 0, err
     assert len(set(map(str, bitplan.load(tmp_path / "plan.json").precisions.values()))) > 1

@@ -33,7 +33,8 @@ OPTIONS = "judge=drift:samples=32,spend=256"
 
 
 def test_plan_searches_within_its_budget(start, tmp_path):
-    done = run("plan", start / "w4a4", "--gain", f"evolution:{OPTIONS}", "--budget", "70%", "--rules", "narrow=0", "--task", "digits", "-o", tmp_path / "plan.json", "-o", tmp_path / "plan.html")  # fmt: skip
+    words = ("--gain", f"evolution:{OPTIONS}", "--budget", "70%", "--rules", "narrow=0", "--task", "digits")
+    done = run("plan", start / "w4a4", *words, "-o", tmp_path / "plan.json", "-o", tmp_path / "plan.html")
     assert done.exit_code == 0, done.output
     plan = load(tmp_path / "plan.json", Plan)
     assert (plan.method, plan.limits[0].budget) == ("evolution", "70%")
