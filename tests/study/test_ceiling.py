@@ -215,7 +215,7 @@ def test_bad_wishes_are_refused(study, tmp_path, swept):
         find_ceiling(study, tmp_path, "50%")
     with pytest.raises(InputError, match="at least 2 trainings"):
         Effort(trainings=1)
-    with pytest.raises(InputError, match="no ceiling yet: `bitplan ceiling"):
+    with pytest.raises(InputError, match="no ceiling yet: `bitplan run ceiling"):
         regret(RunFolder(swept))
     with pytest.raises(FileError, match="is not the folder of a run"):
         regret(RunFolder(tmp_path))
