@@ -152,7 +152,7 @@ def test_a_file_never_names_code(here, tmp_path):
         (lambda: read_input("net.safetensors").plan, "net.safetensors is a file of weights, which has no plan"),
         (lambda: read_input("named").plan, "named holds a float network, which has no plan"),
         (lambda: read_input("resnet50").plan, "resnet50 is a model, which has no plan"),
-        (lambda: read_input("resnet50").quantized, "resnet50 is neither a plan"),
+        (lambda: read_input("resnet50").quantized_model, "resnet50 is neither a plan"),
         (lambda: read_input("run").graph(RULES), "run is the folder of a run: its graph is in run/graph.json"),
         (lambda: read_input("run").model, "run has no trained network yet"),
         (lambda: read_input("named", InputOptions(weights="x")).model, "has its own weights: leave --weights out"),

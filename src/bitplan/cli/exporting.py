@@ -66,7 +66,7 @@ def export(
     shapes = load(graph, Graph) if graph else None
     options_beside = InputOptions(input=input, model=model, trust=trust)
     network = read_input(source, options_beside, RunChoice(method, budget, seed, threads))
-    content = network.exported(plan_only=plan_only)
+    content = network.get_content(plan_only=plan_only)
     example, spec = (None, None) if isinstance(content, Plan) else (network.example, network.spec)
     known: dict[str, Any] = {"graph": shapes or network.recorded_graph, "example": example, "spec": spec}
     known["pretrained"] = network.pretrained
@@ -106,7 +106,7 @@ def verify(
     options = InputOptions(model=model, trust=trust)
     network = read_input(against, options, RunChoice(method, budget, seed, threads))
     samples = _read_samples(task, data, network)
-    quantized = network.quantized
+    quantized = network.quantized_model
     samples = samples or network.task
     if samples is None:
         yours = "--data package.module:loader for batches of yours"

@@ -129,13 +129,13 @@ class InputOptions:
 
     @property
     def values(self) -> bool:
-        """Whether the network decides by the values of its input, so that it is traced with some."""
+        """True if the model is to be traced with values, since it decides by them."""
         return split_input(self.input)[1]
 
 
 @dataclass(frozen=True)
 class Input:
-    """Something that a user typed. The class of each kind says what it has; the rest is refused here."""
+    """Something that a user typed. The class of each kind says which parts it has; the rest is refused here."""
 
     is_a: ClassVar[str] = "nothing that bitplan knows"
 
@@ -166,7 +166,7 @@ class Input:
 
     @property
     def has_random_weights(self) -> bool:
-        """Whether it has no weights of its own yet."""
+        """True if its weights are random, so that methods learn nothing from them."""
         return False
 
     @property
@@ -201,16 +201,16 @@ class Input:
         return None
 
     @property
-    def quantized(self) -> Any:
+    def quantized_model(self) -> Any:
         """The network that files for others are made of."""
         raise FileError(
             f"{self.name} is neither a plan (.json), nor a checkpoint folder (with a checkpoint.json), nor that of "
             "a run (with a study.json)"
         )
 
-    def exported(self, *, plan_only: bool) -> Any:
+    def get_content(self, *, plan_only: bool) -> Any:
         """The quantized network that a file is made of, or its plan if that is enough and at hand."""
-        return self.quantized
+        return self.quantized_model
 
     def _without(self, what: str) -> InputError:
         return InputError(f"{self.name} is {self.is_a}, which has no {what}")
@@ -224,17 +224,17 @@ class BuiltModel(Input):
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
         """Trace the network itself if it is loaded, else one without weights, which is faster."""
-        model, _ = self._filled if self.options.values else self._at_hand
+        model, _ = self._with_weights if self.options.values else self._at_hand
         return trace_model(model, self.example, self.name, rules, link, values=self.options.values)
 
     @property
     def model(self) -> Any:
-        """Built and filled."""
-        return self._filled[0]
+        """The network with its weights."""
+        return self._with_weights[0]
 
     @property
     def has_random_weights(self) -> bool:
-        """Whether it is of the zoo, without --weights; a factory may load what it likes."""
+        """True for a model of the zoo without --weights. A factory may load any weights."""
         from bitplan.models.zoo import find_factory
 
         return self.spec is not None and self.options.weights is None and bool(find_factory(self.spec))
@@ -252,16 +252,16 @@ class BuiltModel(Input):
     @property
     def _at_hand(self) -> tuple[Any, Any]:
         """Model and example: with weights where they were asked for, or else without."""
-        return self._filled if "_filled" in vars(self) else self._bare
+        return self._with_weights if "_with_weights" in vars(self) else self._without_weights
 
     @cached_property
-    def _bare(self) -> tuple[Any, Any]:
+    def _without_weights(self) -> tuple[Any, Any]:
         from bitplan.models.zoo import load_model
 
         return load_model(self.name, weightless=True)
 
     @cached_property
-    def _filled(self) -> tuple[Any, Any]:
+    def _with_weights(self) -> tuple[Any, Any]:
         """Model and example; random weights repeat for a seed."""
         import torch
 
@@ -298,23 +298,23 @@ class RecordFile(Input):
 
     @property
     def model(self) -> Any:
-        """It has none."""
+        """Refuse: a record has no network."""
         raise InputError(f"{self.name} is no network: give the model, a checkpoint folder, or the folder of a run")
 
     @cached_property
     def plan(self) -> Plan:
-        """As it was selected."""
+        """The plan in the file."""
         from bitplan.core.records import Plan
         from bitplan.core.store import load
 
         return load(self.name, Plan)
 
     @property
-    def quantized(self) -> Any:
-        """It has none either."""
+    def quantized_model(self) -> Any:
+        """Refuse: a record has no network."""
         return self.model
 
-    def exported(self, *, plan_only: bool) -> Any:
+    def get_content(self, *, plan_only: bool) -> Any:
         """A plan is enough for recipes; a format that holds the network itself refuses it."""
         return self.plan
 
@@ -346,7 +346,7 @@ class WeightsFile(Input):
     is_a: ClassVar[str] = "a file of weights"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """By the names of its tensors."""
+        """Return the graph that the names of its tensors tell."""
         from bitplan.graph.names import LinkRule, Names, trace_checkpoint
 
         self.refuse_inputs()
@@ -355,14 +355,14 @@ class WeightsFile(Input):
 
     @property
     def model(self) -> Any:
-        """It says nothing of its network."""
+        """Refuse: a file of weights does not say which network it belongs to."""
         raise InputError(
             f"{self.name} is not a checkpoint that bitplan wrote: name the model and give this as --weights"
         )
 
     @cached_property
     def weights(self) -> Any:
-        """The opened file."""
+        """The opened file of weights."""
         from bitplan.weights.opened import open_checkpoint
 
         return open_checkpoint(self.name)
@@ -380,10 +380,10 @@ class PretrainedModel(WeightsFile):
     is_a: ClassVar[str] = "a network of transformers'"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """By names, or of the network."""
+        """Return the graph by names, or traced from the network."""
         if self._is_file:
             return super().graph(rules, link)
-        return trace_model(self._traced, self.example, self.name, rules, link, values=self.options.values)
+        return trace_model(self._network_to_trace, self.example, self.name, rules, link, values=self.options.values)
 
     @cached_property
     def model(self) -> Any:
@@ -404,11 +404,11 @@ class PretrainedModel(WeightsFile):
         """A row of tokens, unless a shape was typed."""
         from bitplan.models.pretrained import example_for
 
-        return example_for(self._traced) if self.options.shape is None else super().example
+        return example_for(self._network_to_trace) if self.options.shape is None else super().example
 
     @property
     def spec(self) -> str | None:
-        """What its checkpoints say builds it: the configuration beside them."""
+        """The name of the configuration file, which builds the network."""
         return CONFIG
 
     @property
@@ -418,12 +418,12 @@ class PretrainedModel(WeightsFile):
 
     @property
     def _is_file(self) -> bool:
-        """Whether it is looked at as a file of weights."""
+        """True if it is treated as a file of weights."""
         return self.pretrained.is_dir() and self.options.must_run == "no"
 
     @cached_property
     def _is_large(self) -> bool:
-        """Whether it is run block by block, since memory does not hold what is loaded to lower parts of it."""
+        """True if it is run block by block, since memory does not hold the copies that lowering needs."""
         from bitplan.core.memory import available_memory
         from bitplan.weights.opened import open_checkpoint
 
@@ -434,7 +434,7 @@ class PretrainedModel(WeightsFile):
         return need > (available_memory() or need)
 
     @cached_property
-    def _traced(self) -> Any:
+    def _network_to_trace(self) -> Any:
         """The network, without its weights where they are not loaded."""
         from bitplan.models.streamed import skeleton_of
 
@@ -448,7 +448,7 @@ class CheckpointFolder(Input):
     is_a: ClassVar[str] = "a checkpoint"
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> Graph:
-        """Of its network where it is known, else by the names of its tensors."""
+        """Trace its network if that is known, else use the names of its tensors."""
         if self._network is None:
             return self._file.graph(rules, link)
         return trace_model(self.model, self.example, self._network, rules, link, values=self.options.values)
@@ -460,7 +460,7 @@ class CheckpointFolder(Input):
 
         if self.options.weights is not None:
             raise InputError(f"{self.name} has its own weights: leave --weights out")
-        return load_checkpoint(self.name, self._built[0])
+        return load_checkpoint(self.name, self._model_and_example[0])
 
     @property
     def weights(self) -> Any:
@@ -469,7 +469,7 @@ class CheckpointFolder(Input):
 
     @property
     def plan(self) -> Plan:
-        """The one that it was quantized by."""
+        """The plan that it was quantized by."""
         if self._about.plan is None:
             raise InputError(f"{self.name} holds a float network, which has no plan")
         return self._about.plan
@@ -477,11 +477,13 @@ class CheckpointFolder(Input):
     @property
     def example(self) -> Any:
         """The one that its network's code gives, unless a shape was typed."""
-        return super().example if self.options.shape is not None or self._network is None else self._built[1]
+        return (
+            super().example if self.options.shape is not None or self._network is None else self._model_and_example[1]
+        )
 
     @property
     def spec(self) -> str | None:
-        """What builds its network, unless that is code."""
+        """The name of its network in the zoo, or None if code builds it."""
         return None if self._network is None or names_code(self._network) else self._network
 
     @property
@@ -490,7 +492,7 @@ class CheckpointFolder(Input):
         return Path(self.name) if self._about.spec == CONFIG else None
 
     @property
-    def quantized(self) -> Any:
+    def quantized_model(self) -> Any:
         """The network, plan and all."""
         return self.model
 
@@ -503,7 +505,7 @@ class CheckpointFolder(Input):
         return self.options.model or own
 
     @cached_property
-    def _built(self) -> tuple[Any, Any]:
+    def _model_and_example(self) -> tuple[Any, Any]:
         from bitplan.models.pretrained import built_pretrained
         from bitplan.models.zoo import load_model
 
@@ -546,12 +548,12 @@ class RunNetwork(Input):
     choice: RunChoice = RunChoice()
 
     def graph(self, rules: Rules, link: Sequence[str] = ()) -> NoReturn:
-        """It has one already, under the rules of its study."""
+        """Refuse: it has a graph already, under the rules of its study."""
         self.check_plannable()
         raise AssertionError
 
     def check_plannable(self) -> NoReturn:
-        """A run has plans; others are selected from its gains."""
+        """Refuse: a run has plans already."""
         raise InputError(
             f"{self.name} is the folder of a run: its graph is in {self._run.file_of(Graph)}, and "
             "`bitplan steps select` chooses from its gains"
@@ -559,12 +561,12 @@ class RunNetwork(Input):
 
     @cached_property
     def model(self) -> Any:
-        """Kept, or trained again."""
+        """The network of the chosen trial, trained again if it was not kept."""
         return _load_or_train(self._setting, self._result, self._words, self.choice.threads)
 
     @cached_property
     def plan(self) -> Plan:
-        """The one that the network was trained with."""
+        """The plan that the network was trained with."""
         tell(f"the plan of {self._run.study.words_over_seeds(self._result.trial)}")
         plans, name = self._run.plans, self._result.plan
         if name not in plans:
@@ -573,12 +575,12 @@ class RunNetwork(Input):
 
     @property
     def recorded_graph(self) -> Graph | None:
-        """The run's."""
+        """The graph of the run."""
         return self._run.graph
 
     @property
     def task(self) -> Any:
-        """The study's."""
+        """The task of the study."""
         return self._setting.task
 
     @property
@@ -592,11 +594,11 @@ class RunNetwork(Input):
         return self._setting.spec
 
     @property
-    def quantized(self) -> Any:
-        """The network."""
+    def quantized_model(self) -> Any:
+        """The trained network."""
         return self.model
 
-    def exported(self, *, plan_only: bool) -> Any:
+    def get_content(self, *, plan_only: bool) -> Any:
         """For a recipe only the plan, without training."""
         return self.plan if plan_only else self.model
 
@@ -647,6 +649,6 @@ def _load_or_train(setting: Setting, result: Result, words: str, threads: int | 
 
 
 def _threads_of(run: RunFolder) -> int | None:
-    """How many threads each worker of the run had, where its study says that there were workers."""
+    """Return the threads of each worker of the run, or None if its study has no workers."""
     options = run.study.engine_options
     return int(str(options.get("threads", 1))) if run.study.engine == "local" and options.get("workers") else None

@@ -311,7 +311,7 @@ def limit_threads(threads: int | None) -> None:
 
 
 def read_selector(typed: str | None) -> dict[str, Any]:
-    """Return what `select` takes for "exact:levels=10000"."""
+    """Return the arguments of `select` for "exact:levels=10000"."""
     if typed is None:
         return {"selector": None, "levels": None}
     name, options = read_named(typed, "--selector")

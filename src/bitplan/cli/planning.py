@@ -269,7 +269,7 @@ class Method:
     bits: str
 
     @cached_property
-    def named(self) -> tuple[str, dict[str, Any]]:
+    def name_and_options(self) -> tuple[str, dict[str, Any]]:
         """Its name and its options; a table of gains is its file."""
         from bitplan.core.tables import is_table
         from bitplan.core.written import read_named
@@ -279,12 +279,12 @@ class Method:
     @property
     def name(self) -> str:
         """Its name, or the file of a table."""
-        return self.named[0]
+        return self.name_and_options[0]
 
     @property
     def options(self) -> dict[str, Any]:
         """Its options."""
-        return self.named[1]
+        return self.name_and_options[1]
 
     @cached_property
     def gain(self) -> Any:

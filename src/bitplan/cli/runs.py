@@ -63,10 +63,10 @@ def tables(
     plain = format in ("csv", "json")
     given = runs or []
     if which in (PUBLISHED, TIMES):
-        _refuse(run=given[0] if given else None, budgets=within, which=which)
-        table = _published(of, plain=plain) if which == PUBLISHED else _times(of)
+        _refuse_run(run=given[0] if given else None, budgets=within, which=which)
+        table = _make_published(of, plain=plain) if which == PUBLISHED else _make_times(of)
     elif which == METHODS:
-        table = _across(given, plain=plain)
+        table = _compare_runs(given, plain=plain)
     else:
         table = _of_run(given, which, of, within, plain=plain)
     _print(table, format, output)
@@ -181,14 +181,14 @@ def clean_store(
         say(f"{size}, that {whose}" + ("; --yes removes them" if waste.paths else ""))
 
 
-def _refuse(*, run: Path | None, budgets: list[str], which: str) -> None:
+def _refuse_run(*, run: Path | None, budgets: list[str], which: str) -> None:
     """Refuse a run and budgets for a table of published figures."""
     if run is not None or budgets:
         idle = "--budgets" if run is None else str(run)
         raise InputError(f"the table {which} does not use a run: remove {idle}")
 
 
-def _across(runs: list[Path], *, plain: bool) -> Table:
+def _compare_runs(runs: list[Path], *, plain: bool) -> Table:
     from bitplan.reports.across import methods, methods_values
     from bitplan.reports.kept import look_at
 
@@ -210,14 +210,14 @@ def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *,
     return make(which, look_at(run), plain=plain, budgets=budgets)
 
 
-def _published(of: str | None, *, plain: bool) -> Table:
+def _make_published(of: str | None, *, plain: bool) -> Table:
     from bitplan.reports.published import about, needed, published, published_values
 
     traced = {name: _trace_structure(name) for name in needed(about(of))}
     return (published_values if plain else published)(traced, of)
 
 
-def _times(of: str | None) -> Table:
+def _make_times(of: str | None) -> Table:
     from bitplan.reports.published import published_times
 
     return published_times(of)

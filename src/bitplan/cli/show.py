@@ -48,10 +48,10 @@ _PADDING = re.compile(r" +$", re.MULTILINE)
 
 
 class ShownConsole(Console):
-    """A console that shows what it is given: neither escape sequences nor markup in it have any effect."""
+    """A console on which escape sequences and markup in a text have no effect."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape before anything is measured, so that columns are as wide as what is shown."""
+        """Escape before anything is measured, so that columns fit the escaped text."""
         return super().render_str(shown(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -61,7 +61,7 @@ class ShownConsole(Console):
 
 
 class _Trimmed:
-    """A pipe or a file, whose lines end where their text does: padded ones would be folded by whoever shows them."""
+    """A pipe or a file without blanks at the ends of lines, which a pager would fold."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -81,7 +81,7 @@ def console() -> Console:
 
 
 def _page_width() -> int:
-    """As wide as the terminal that a pipe is read on, or as COLUMNS says; wide where there is none."""
+    """Return COLUMNS, or the width of the terminal that a pipe is read on, or a wide default."""
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
@@ -93,7 +93,7 @@ def _page_width() -> int:
 
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar beside the answers, gone when it ends; gives what moves it on."""
+    """Show a bar on standard error until the block ends; yield the function that moves it."""
     words = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words)
     beside = ShownConsole(stderr=True, highlight=False, markup=False)
@@ -123,7 +123,7 @@ def table(*columns: str, title: str | None = None) -> RichTable:
 
 
 def show_graph(graph: Graph) -> None:
-    """Layers in execution order, links and what the example did not reach."""
+    """Print the layers in execution order, with links and the layers that the example did not reach."""
     rows = table("layer", "kind", ">MACs", ">weights", ">inputs", "precision", "why")
     for layer in graph.layers:
         bits = _bits(layer.fixed.weight_bits) if layer.fixed else Text("to choose", "bold")
@@ -177,7 +177,7 @@ def show_plan(
 
 
 def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
-    """What was asked for and what it comes to, a line each."""
+    """Return a line for each budget, for the gain and for the size of a plan."""
     accounts = {cost.name: Account.of(graph, cost) for cost in costs}
     lines = [_limit_line(limit, accounts.get(limit.cost_name)) for limit in plan.limits]
     lines += [_file_line(plan, graph, cost) for cost in costs if cost.target]
@@ -192,7 +192,7 @@ def plan_lines(plan: Plan, graph: Graph, costs: Sequence[Costs]) -> list[str]:
 
 
 def _limit_line(limit: Limit, account: Account | None) -> str:
-    """What a budget allowed and what is used of it; of the whole network where that is what was asked for."""
+    """Return how much of a budget is used, of the whole network if the budget counts it."""
     more = f"one more percent would gain {limit.shadow_price:.4g}"
     if limit.fixed is None or account is None:
         spent = f"{limit.cost:,} of {limit.capacity:,} used, {limit.slack:,} left"
@@ -204,7 +204,7 @@ def _limit_line(limit: Limit, account: Account | None) -> str:
 
 
 def _file_line(plan: Plan, graph: Graph, cost: Costs) -> str:
-    """What the tensors of a target's file will take, and what that is for each weight."""
+    """Return the bytes of the tensors in a target's file, and the bits per weight."""
     chosen = sum(cost.rows[group.name][cost.choices.index(plan.precisions[group.name])] for group in graph.selectable)
     weights, every = (sum(one.weights for one in groups) for groups in (graph.selectable, graph.groups))
     fixed = sum(cost.fixed.values())
@@ -224,7 +224,7 @@ def _describe_binding(limits: Sequence[Limit]) -> str:
 
 
 def _count_choices(plan: Plan, graph: Graph) -> str:
-    """How many groups got which precision."""
+    """Return the number of groups at each precision."""
     shares = counted(plan.precisions[group.name] for group in graph.selectable)
     fixed = len(graph.groups) - len(graph.selectable)
     return f"groups: {shares}; {fixed} fixed by rules" if fixed else f"groups: {shares}"
@@ -240,7 +240,7 @@ def _bars(plan: Plan, graph: Graph) -> RichTable:
 
 
 def _name_width(graph: Graph) -> int:
-    """What the names of layers keep where room is scarce."""
+    """Return the least width of the column of names."""
     return min(_NAMES, max(len(layer.name) for layer in graph.layers))
 
 
@@ -284,7 +284,7 @@ def _explain_rows(
 
 
 def _reason(layer: Layer, graph: Graph, *, through: bool = True) -> str:
-    """Why a layer is fixed, and which others it is linked to, through what."""
+    """Return why a layer is fixed and which layers it is linked to."""
     reasons = [layer.why] if layer.why else []
     link = graph.link_of(layer.name)
     if link:
@@ -313,7 +313,7 @@ def show_frontier(frontier: Frontier, budgets: Sequence[str], *, as_json: bool) 
 
 
 def _frontier_rows(frontier: Frontier, plans: Sequence[Plan]) -> RichTable:
-    """A row per plan: its budget, what it comes to, and how many groups it gives each choice."""
+    """Return a row per plan: its budget, its cost and gain, and the groups at each precision."""
     choices = frontier.cost.choices
     counted = [f">at {choice}" for choice in choices]
     rows = table(
@@ -333,7 +333,7 @@ def _frontier_rows(frontier: Frontier, plans: Sequence[Plan]) -> RichTable:
 
 
 def show_names(names: Mapping[str, str], *, as_json: bool) -> None:
-    """Names, with what they are in a few words."""
+    """Print names with a few words about each."""
     if as_json:
         _print_json(list(names))
         return
@@ -351,7 +351,7 @@ def show_names(names: Mapping[str, str], *, as_json: bool) -> None:
 
 
 def show_quantizers(methods: Mapping[str, Mapping[str, str]], *, as_json: bool) -> None:
-    """Methods of quantization: what each is, its bits, whether it is uniform, its options, where it comes from."""
+    """Print quantizers with their bits, uniformity, options and sources."""
     if as_json:
         _print_json(methods)
         return
@@ -381,7 +381,7 @@ def show_difference(first: Plan, second: Plan, *, as_json: bool) -> None:
 
 
 def _change(first: Precision | None, second: Precision | None) -> str:
-    """What becomes of a layer's bits, in words; nothing to say where one plan does not have it."""
+    """Return whether a layer got more or fewer bits, or nothing if one plan lacks it."""
     if first is None or second is None:
         return ""
     if second.above(first):
@@ -424,7 +424,7 @@ def _print_json(content: object) -> None:
 
 
 def show_score(task: Any, scores: Mapping[str, float], facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """What a network scores on a task's test split, and what else there is to say."""
+    """Print the scores of a network on a task's test split, and further facts."""
     if as_json:
         say_json(json.dumps({"task": task.name, "scores": dict(scores), **facts}))
         return
@@ -440,7 +440,7 @@ _LETTERS = (
 
 
 def show_methods(methods: Mapping[str, type], *, as_json: bool) -> None:
-    """One row for each; of a method that says nothing of itself only what it is."""
+    """Print methods with their needs, costs and sources."""
     if as_json:
         told = {name: about_of(method) for name, method in methods.items()}
         plain = {name: None if about is None else dataclasses.asdict(about) for name, about in told.items()}
@@ -520,7 +520,7 @@ def _column_width(column: Column, cells: Sequence[str]) -> _Width:
 
 
 def _share_width(widths: Sequence[_Width], columns: Sequence[int], room: int) -> list[int]:
-    """How wide each of these columns is; what is left of the room goes first to those that lack little."""
+    """Return the widths of these columns; spare room goes first to those that lack little."""
     given = {column: widths[column].least for column in columns}
     spare = room - sum(given.values()) - _GAP * (len(columns) - 1)
     for column in sorted(columns, key=lambda column: widths[column].wanted - widths[column].least):
@@ -552,7 +552,7 @@ def print_tables(tables: Mapping[str, Table]) -> None:
 
 
 def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> None:
-    """How far a run is, what is running, what failed and why; `by_method` adds a bar for each."""
+    """Print the progress of a run, its running and failed trials; `by_method` adds a bar for each method."""
     if as_json:
         _print_status(status)
         return
@@ -576,7 +576,7 @@ def show_status(status: Status, *, as_json: bool, by_method: bool = True) -> Non
 
 
 def _print_status(status: Status) -> None:
-    """As JSON: the study by its name, failures in words."""
+    """Print the status as JSON: the study by its name, failures in words."""
     content = dataclasses.asdict(dataclasses.replace(status, study=status.study.name, failed=(), parts=()))  # type: ignore[arg-type]
     del content["parts"]
     content["failed"] = [{"trial": status.study.words(one.trial), "error": one.error} for one in status.failed]
@@ -645,14 +645,14 @@ def _print_forecast(study: Study, forecast: Forecast) -> None:
 
 
 def print_summary(summary: Summary, folder: Path) -> None:
-    """How a sweep ended, as JSON."""
+    """Print the counts of a finished sweep as JSON."""
     counts = {"total": summary.total, "done": summary.done, "failed": len(summary.failed)}
     counts["missing"] = len(summary.missing)
     say_json(json.dumps({"run": str(folder), **counts, "trained": summary.trained, "seconds": summary.seconds}))
 
 
 def show_check(checked: Checked, *, as_json: bool) -> None:
-    """What is wrong in a run, a line each, then how much was looked at."""
+    """Print a line for each damaged file of a run, then the number of files checked."""
     if as_json:
         wrong = [{"path": str(one.path), "what": one.what} for one in checked.wrong]
         unknown = [str(path) for path in checked.unknown]
@@ -667,7 +667,7 @@ def show_check(checked: Checked, *, as_json: bool) -> None:
 
 
 def show_additivity(pairs: Pairs | None, fit: Fit | None, *, as_json: bool) -> None:
-    """What both experiments say."""
+    """Print the results of both experiments on additivity."""
     if as_json:
         records = [record for record in (pairs, fit) if record is not None]
         say_json(json.dumps({record.kind(): json.loads(record.to_json()) for record in records}, indent=1))

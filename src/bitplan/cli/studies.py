@@ -88,7 +88,7 @@ def sweep(
 
 
 def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) -> None:
-    """Put what other runs found into the folder of this one."""
+    """Copy the trials that other runs finished into the folder of this one."""
     from bitplan.reports.kept import look_at
     from bitplan.study.restore import restore
 
@@ -232,7 +232,7 @@ def ready_to_train(workers: int | None) -> Engine | None:
 
 
 def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> None:
-    """Say what a sweep found damaged, which trials are missing for it, and the command that does them again."""
+    """Tell which files a sweep found damaged, which trials are missing, and the command that does them again."""
     for path in summary.set_aside:
         tell(f"damaged, and set aside: {path}")
     for trial in summary.missing:
@@ -260,7 +260,7 @@ def show_run(folder: Path) -> None:
 
 
 def run_demo(folder: Path, workers: int | None) -> Summary:
-    """Sweep the study that comes with the package, then show what it says."""
+    """Sweep the study that comes with the package, then print its tables and two sentences about them."""
     os.environ["OMP_NUM_THREADS"] = "1"  # sums depend on the number of threads; so the numbers are those of any machine
     from bitplan.cli.show import show_table
     from bitplan.core.progress import clock
