@@ -86,7 +86,7 @@ def test_what_reads_a_run_takes_it(swept, tmp_path):
     assert kept == []
     rows = {row[0]: row for row in table("costs", run, plain=False).rows}
     assert set(rows) == {"eagl", *run.bound_gains}
-    assert "lots" in {row[0] for row in table("show", "frontier", run, plain=False).rows}
+    assert "lots" in {row[0] for row in table("frontier", run, plain=False).rows}
     for words in (["compare", str(run.path)], ["report", str(run.path), "-o", str(tmp_path / "page.html")]):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
