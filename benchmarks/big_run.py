@@ -2,7 +2,7 @@
 
     python -m benchmarks.big_run [--seeds 100] [--keep FOLDER]
 
-The sweep is real but for its trainings, which give a drawn score and a log of a hundred lines at once. The verbs run
+The sweep is real but for its trainings, which give a drawn score and a log of a hundred lines at once. The commands run
 as a user starts them, each in a process of its own. Files go to memory where /dev/shm is one, which leaves out what a
 disk takes to be flushed. Sweeps of a hundredth are made in between, so that what else the machine does meanwhile hits
 both alike; they are left out of the time of the large one.
@@ -37,7 +37,7 @@ METHODS, BUDGETS, SEEDS = 10, 10, 100
 LINES = 100  # of a log, as many as any training of a hundred steps or more keeps
 FEW_TURNS = 9  # a sweep of 100 trials takes half a second, which says little once
 MEMORY = Path("/dev/shm")
-VERBS = {"status": 2.0, "compare": 5.0, "report": 15.0}
+COMMANDS = {"run status": 2.0, "compare": 5.0, "report": 15.0}
 """The most seconds that each may take."""
 
 
@@ -109,9 +109,9 @@ def swept(folder: Path, seeds: int, between: Callable[[], None] | None = None) -
     return 1000 * (done[-1] - done[0]) / (len(done) - 1)
 
 
-def seconds_of(verb: str, run: Path) -> float:
-    """CPU seconds of a verb, from its start on: how long a user waits where nobody else needs the machine."""
-    words = [verb, str(run)] + (["-o", str(run / "page.html")] if verb == "report" else [])
+def seconds_of(command: str, run: Path) -> float:
+    """CPU seconds of a command, from its start on: how long a user waits where nobody else needs the machine."""
+    words = [*command.split(), str(run)] + (["-o", str(run / "page.html")] if command == "report" else [])
     before = _children()
     subprocess.run([sys.executable, "-m", "bitplan", *words], check=True, capture_output=True)
     return _children() - before
@@ -123,7 +123,7 @@ def _children() -> float:
 
 
 def rows(seeds: int = SEEDS, keep: Path | None = None) -> list[Row]:
-    """The sweep of a hundredth against all of it, then each verb."""
+    """The sweep of a hundredth against all of it, then each command."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as scratch:
         home = keep or Path(scratch)
         few, many = max(1, seeds // 100), seeds
@@ -138,9 +138,9 @@ def rows(seeds: int = SEEDS, keep: Path | None = None) -> list[Row]:
                 f"of {METHODS * BUDGETS * few:,}", "CPU ms", 1.1,
             )
         ]  # fmt: skip
-        for verb, most in VERBS.items():
+        for command, most in COMMANDS.items():
             made.append(
-                Row(f"`bitplan {verb}` of {trials}", seconds_of(verb, whole / "run"), unit="CPU s", target=most)
+                Row(f"`bitplan {command}` of {trials}", seconds_of(command, whole / "run"), unit="CPU s", target=most)
             )
         return made
 

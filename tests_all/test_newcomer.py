@@ -92,7 +92,7 @@ def test_the_wheel_alone_plans_for_her_network_and_says_what_is_missing_for_othe
     assert "gains: auto takes eagl" in done.stderr
     for line, library in (
         ("bitplan plan resnet50 --budget 70%", "torchvision"),
-        ("bitplan trace timm/resnet18", "timm"),
+        ("bitplan steps trace timm/resnet18", "timm"),
     ):
         done = bare.type(line)
         assert done.returncode == 2

@@ -90,7 +90,7 @@ def test_a_plan_and_a_file_of_her_own_network(stranger):
     for line in (
         "bitplan plan mine:factory --budget 70% -o plan.json",
         "bitplan quantize mine:factory --plan plan.json --task digits -o mixed",
-        "bitplan export mixed --to onnx -o mixed.onnx --model mine:factory",
+        "bitplan export mixed --format onnx -o mixed.onnx --model mine:factory",
         "bitplan verify mixed.onnx --against mixed --model mine:factory --task digits",
     ):
         done = stranger.type(line)

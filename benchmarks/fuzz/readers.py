@@ -104,9 +104,9 @@ def _gains(path: Path) -> None:
 
 
 def _recipe(path: Path) -> None:
-    from bitplan.cli.inputs import read_recipe
+    from bitplan.cli.options import read_recipe
 
-    read_recipe(path, ())
+    read_recipe([str(path)])
 
 
 def _study(path: Path) -> None:

@@ -79,12 +79,22 @@ def test_bytes_bring_the_memory_cost_with_them(run):
     assert (limit.budget, limit.cost_name) == ("120bytes", "memory")
     assert limit.capacity + limit.fixed == 960
     assert planned(run, "--budget", "memory=120B").precisions == plan.precisions
-    weights_only = planned(run, "--budget", "120bytes", "--choices", "w2a16,w4a16")  # of which bmac would want no part
+    weights_only = planned(run, "--budget", "120bytes", "--bits", "w2a16,w4a16")  # of which bmac would want no part
     assert weights_only.limits[0].cost_name == "memory"
 
 
 def test_the_frontier_is_shown_for_times(run):
-    words = ("frontier", "graph.json", "--gain", "gains.csv", "--cost", "latency.csv", "--at", "13.6ms,12ms,8ms")
+    words = (
+        "show",
+        "frontier",
+        "graph.json",
+        "--gain",
+        "gains.csv",
+        "--cost",
+        "latency.csv",
+        "--budgets",
+        "13.6ms,12ms,8ms",
+    )
     code, out, err = run(*words)
     assert code == 0, err
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if "×" in line}
@@ -93,18 +103,18 @@ def test_the_frontier_is_shown_for_times(run):
 
 
 def test_the_verbs_one_by_one_carry_the_unit(run, graph):
-    assert run("price", "latency.csv", "graph.json", "-o", "costs.json")[0] == 0
-    assert run("estimate", "gains.csv", "graph.json", "-o", "gains.json")[0] == 0
+    assert run("steps", "price", "latency.csv", "graph.json", "-o", "costs.json")[0] == 0
+    assert run("steps", "estimate", "gains.csv", "graph.json", "-o", "gains.json")[0] == 0
     costs = bitplan.load("costs.json", bitplan.Costs)
     assert (costs.unit, costs.fixed, costs.lacking) == ("ns", {"stem": 2_500_000, "head": 500_000}, ())
     limits = ("--budget", "12ms", "--budget", "memory=0.12kB")
-    code, out, err = run("select", "graph.json", "costs.json", "gains.json", *limits, "--json")
+    code, out, err = run("steps", "select", "graph.json", "costs.json", "gains.json", *limits, "--json")
     assert code == 0, err
     assert [limit.fixed for limit in Plan.from_json(out).limits] == [3_000_000, 288]
 
 
 def test_the_page_of_a_plan_is_in_milliseconds(run, graph, tmp_path):
-    code, _, err = run(*WHOLE, "--cost", "latency.csv", "--budget", "12ms", "--html", "plan.html", "-o", "plan.json")
+    code, _, err = run(*WHOLE, "--cost", "latency.csv", "--budget", "12ms", "-o", "plan.html", "-o", "plan.json")
     assert code == 0, err
     block = re.search(r'id="data">(.*?)</script>', (tmp_path / "plan.html").read_text(), re.DOTALL)[1]
     data = json.loads(block)
@@ -174,9 +184,10 @@ def test_a_study_with_times_from_the_sweep_to_the_page(run, tmp_path, monkeypatc
     found = RunFolder(Path("run"))
     assert {limit.fixed for plan in found.plans.values() for limit in plan.limits} == {1000}
     assert all(limit.cost + limit.fixed <= 1700 for plan in found.plans.values() for limit in plan.limits)
-    for words in (("compare", "run"), ("tables", "run", "--which", "layers", "--budgets", "1.6ms"),
+    for words in (("compare", "run"), ("run", "tables", "run", "--which", "layers", "--budgets", "1.6ms"),
                   ("report", "run", "-o", "page.html", "--budget", "1.6ms"),
-                  ("export", "run", "--to", "mlx", "-o", "recipe.json", "--widen", "--budget", "1.7ms")):  # fmt: skip
+                  ("export", "run", "--format", "mlx", "-o", "recipe.json", "--widen", "--budget",
+                   "1.7ms")):  # fmt: skip
         code, _, err = run(*words)
         assert code == 0, err
     assert "1.6ms of time, whole network" in (tmp_path / "page.html").read_text()

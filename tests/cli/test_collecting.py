@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bitplan.cli.loading import _USUAL, begin_loading, end_loading
-from bitplan.cli.progress import showing_progress
+from bitplan.cli.terminal import _USUAL, begin_loading, end_loading, showing_progress
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from bitplan.cli import main
 if __name__ == "__main__":
     sys.exit(main())
 """  # as pip writes it
-PLAN = ["plan", "model.safetensors", "--budget", "70%", "--narrow", "0"]
+PLAN = ["plan", "model.safetensors", "--budget", "70%", "--rules", "narrow=0"]
 OPTIONAL = {
     "cupy",
     "dotenv",

@@ -1,4 +1,4 @@
-"""`bitplan data check`: what is there, what is missing, and where it is to be had."""
+"`bitplan run data`: what is there, what is missing, and where it is to be had."
 
 import json
 import pickle
@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from bitplan.cli.app import app
 from bitplan.core.registry import TASKS
-from bitplan.tasks.checking import PUBLISHED, look_for
+from bitplan.tasks.data_check import PUBLISHED, look_for
 
 
 def run(*words):
-    return CliRunner().invoke(app, ["data", "check", *map(str, words)])
+    return CliRunner().invoke(app, ["run", "data", *map(str, words)])
 
 
 @pytest.fixture

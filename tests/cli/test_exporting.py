@@ -1,4 +1,4 @@
-"""The verbs export and verify."""
+"""The commands export and verify."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def checkpoint(tmp_path):
 
 
 def test_a_checkpoint_is_exported_and_verified(run, checkpoint):
-    code, _, err = run("export", checkpoint, "--to", "packed", "-o", "net.safetensors", "--graph", "graph.json")
+    code, _, err = run("export", checkpoint, "--format", "packed", "-o", "net.safetensors", "--graph", "graph.json")
     assert code == 0
     assert err.startswith("wrote net.safetensors (")
     assert bitplan.load_packed("net.safetensors")
@@ -41,7 +41,7 @@ def test_a_checkpoint_is_exported_and_verified(run, checkpoint):
 
 
 def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp_path):
-    assert run("export", checkpoint, "--to", "onnx", "-o", "net.onnx", "--option", "opset=21")[0] == 0
+    assert run("export", checkpoint, "--format", "onnx:opset=21", "-o", "net.onnx")[0] == 0
     code, out, _ = run("verify", "net.onnx", "--against", checkpoint, "--task", "digits", "--limit", 20, "--speed")
     assert re.search(
         r"size +\d+\.\d+ x smaller than float \([\d,]+ bytes\)\nspeed +\d+\.\d+ x the speed of float in ONNX", out
@@ -62,19 +62,19 @@ def test_onnx_from_the_command_line_and_a_file_that_differs(run, checkpoint, tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("export", "run", "--to", "nonsense", "-o", "x"), "unknown exporter 'nonsense'"),
-        (("export", "run", "--to", "packed", "-o", "x", "--option", "opset=3"), "unknown option of packed 'opset'"),
-        (("export", "run", "--to", "packed", "-o", "x", "--widen"), "unknown option of packed 'widen'"),
-        (("export", "run", "--to", "onnx", "-o", "x", "--option", "opset=7"), "the opset is 25"),
-        (("export", "run", "--to", "matmulnbits", "-o", "x"), "matmulnbits keeps activations in float"),
-        (("export", "run", "--to", "packed", "-o", "here"), "here exists: choose another name, or give --force"),
-        (("export", "run", "--to", "packed", "-o", "here/below"), "cannot write here/below"),
-        (("export", "run", "--to", "onnx", "-o", "full"), "full is a folder, and this format writes a file"),
-        (("export", "run", "--to", "vllm", "-o", "full"), "full is a folder with files in it: give the name of a new"),
-        (("export", "run", "--to", "vllm", "-o", "here"), "here is a file: give the name of a new folder"),
-        (("export", "plan.json", "--to", "packed", "-o", "x"), "packed holds the network itself: give the quantized"),
-        (("export", "graph.json", "--to", "packed", "-o", "x"), "this is a graph, where a plan is needed"),
-        (("export", "gone", "--to", "packed", "-o", "x"), "gone is neither a plan (.json), nor a checkpoint"),
+        (("export", "run", "--format", "nonsense", "-o", "x"), "unknown exporter 'nonsense'"),
+        (("export", "run", "--format", "packed:opset=3", "-o", "x"), "unknown option of packed 'opset'"),
+        (("export", "run", "--format", "packed", "-o", "x", "--widen"), "unknown option of packed 'widen'"),
+        (("export", "run", "--format", "onnx:opset=7", "-o", "x"), "the opset is 25"),
+        (("export", "run", "--format", "matmulnbits", "-o", "x"), "matmulnbits keeps activations in float"),
+        (("export", "run", "--format", "packed", "-o", "here"), "here exists: choose another name, or give --force"),
+        (("export", "run", "--format", "packed", "-o", "here/below"), "cannot write here/below"),
+        (("export", "run", "--format", "onnx", "-o", "full"), "full is a folder, and this format writes a file"),
+        (("export", "run", "--format", "vllm", "-o", "full"), "full is a folder with files in it: give the name"),
+        (("export", "run", "--format", "vllm", "-o", "here"), "here is a file: give the name of a new folder"),
+        (("export", "plan.json", "--format", "packed", "-o", "x"), "packed holds the network itself: give"),
+        (("export", "graph.json", "--format", "packed", "-o", "x"), "this is a graph, where a plan is needed"),
+        (("export", "gone", "--format", "packed", "-o", "x"), "gone is neither a plan (.json), nor a checkpoint"),
         (("verify", "gone.onnx", "--against", "run", "--task", "digits"), "there is no such file"),
         (("verify", "here", "--against", "run", "--task", "digits"), "cut off or not a packed file"),
         (("verify", "here", "--against", "run", "--task", "digit"), "unknown task 'digit'; did you mean digits"),

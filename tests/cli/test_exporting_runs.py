@@ -62,7 +62,7 @@ def recommended(folder, budget=None):
 
 def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
     result = recommended(folder)
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "net.safetensors")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "net.safetensors")
     assert code == 0, err
     said = err.splitlines()
     words = folder.study.words(result.trial)
@@ -73,7 +73,7 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
     untrainable()
     task, network = bitplan.load_task("digits"), bitplan.load_model("tiny:network")[0]
     assert bitplan.evaluate(bitplan.load_packed("net.safetensors", network), task) == result.score
-    code, _, err = run("export", "run", "--trust", "--to", "onnx", "-o", "net.onnx")
+    code, _, err = run("export", "run", "--trust", "--format", "onnx", "-o", "net.onnx")
     assert code == 0, err
     assert err.splitlines()[0] == f"{words}, scored {result.score:.4g}"
     code, out, err = run("verify", "net.onnx", "--against", "run", "--trust")
@@ -87,8 +87,8 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
 
 def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     title, budget, seed = "from the last", "85.0%", 1
-    code, _, err = run("export", "run", "--trust", "--to", "qonnx", "-o", "net.onnx", "--method", title,
-                       "--budget", budget, "--seed", seed)  # fmt: skip
+    chosen = ("--method", title, "--budget", budget, "--seed", seed)
+    code, _, err = run("export", "run", "--trust", "--format", "qonnx", "-o", "net.onnx", *chosen)
     assert code == 0, err
     assert err.startswith("from the last 85% seed 1, scored ")
     next_ = "verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1 --trust"
@@ -97,7 +97,7 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     assert (code, "the file does what the model does" in out) == (0, True), err
     result = next(one for one in folder.results if folder.study.words(one.trial) == "from the last 85% seed 1")
     assert Qonnx().read(Path("net.onnx")).precisions == folder.plans[result.plan].precisions
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "w2", "--method", "w2a2")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "w2", "--method", "w2a2")
     assert code == 0, err
     assert err.startswith("w2a2 seed 0, scored ")
     assert run("verify", "w2", "--against", "run", "--trust", "--method", "w2a2", "--limit", 9)[0] == 0
@@ -107,7 +107,7 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
 def test_a_recipe_of_a_run_trains_nothing(run, folder, untrainable):
     untrainable()
     result = recommended(folder, "85%")
-    words = ("export", "run", "--to", "compressed-tensors", "-o", "recipe.json", "--widen", "--budget", "85%")
+    words = ("export", "run", "--format", "compressed-tensors", "-o", "recipe.json", "--widen", "--budget", "85%")
     code, _, err = run(*words)
     assert code == 0, err
     assert err.startswith(f"the plan of {folder.study.words(result.trial).removesuffix(' seed 0')}\n")
@@ -136,7 +136,7 @@ def test_a_network_that_scores_otherwise_than_recorded_is_called_so(run, folder)
             folder.trials.keep(one.trial.id, one.model_copy(update={"score": 12.5}))
     words = ("--method", folder.study.title_of(result.trial), "--budget", *result.trial.budgets)
     for place in range(2):
-        code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", f"net{place}", *words)
+        code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", f"net{place}", *words)
         assert code == 0
         assert f"not the network that the run had: it scores {result.score:.6g}, recorded is 12.5" in err
 
@@ -148,7 +148,7 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
     study.write_text(tiny.STUDY.replace("seeds = [0, 1]", "seeds = [0]\nkeep_networks = true"))
     assert run("sweep", study, "--trust", "--run", "kept", "--only", "uniform")[0] == 0
     untrainable()
-    code, _, err = run("export", "kept", "--trust", "--to", "packed", "-o", "net")
+    code, _, err = run("export", "kept", "--trust", "--format", "packed", "-o", "net")
     assert code == 0, err
     assert err.startswith("uniform 85% seed 0, scored ")
     assert load(Path("kept/study.json"), bitplan.Study).keep_networks
@@ -164,7 +164,7 @@ def test_networks_that_the_sweep_kept_are_taken(run, folder, untrainable):
         (("--budget", "much"), "budget 'much' cannot be read"),
         (("--seed", 7), "with seed 7: there is 0, 1"),
         (("--method", "w4a4", "--budget", "70%"), "w4a4 has no budget: leave out --budget 70%"),
-        (("--option", "opset=3"), "unknown option of packed 'opset'"),
+        (("--format", "packed:opset=3"), "unknown option of packed 'opset'"),
         (("-o", "here"), "here exists: choose another name, or give --force"),
         (("-o", "run"), "run is also what is read (run), and would be replaced: write to another name"),
         (("-o", "run/trials"), "run/trials is among the files that the run "),
@@ -175,7 +175,7 @@ def test_bad_input_is_one_line_before_anything_is_trained(run, folder, untrainab
     untrainable()
     Path("here").write_text("mine")
     Path("folder").mkdir()
-    code, out, err = run("export", "run", "--trust", "--to", "packed", "-o", "x", *words)
+    code, out, err = run("export", "run", "--trust", "--format", "packed", "-o", "x", *words)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
@@ -187,7 +187,7 @@ def test_a_run_without_results_and_options_without_a_run(run, folder):
     start = folder.path / "starts" / folder.results[1].trial.id
     own = ("--model", "tiny:network")
     for words, said in (
-        (("export", plan, "--to", "torchao", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
+        (("export", plan, "--format", "torchao", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
         (("verify", "x", "--against", plan, "--task", "digits"), "plan.json is no network"),
         (("verify", "x", "--against", start, *own), "say whose test split to run both on: --task NAME"),
     ):
@@ -196,6 +196,6 @@ def test_a_run_without_results_and_options_without_a_run(run, folder):
         assert said in err
         assert err.count("\n") == 1
     shutil.rmtree(folder.path / "trials")
-    code, _, err = run("export", "run", "--trust", "--to", "packed", "-o", "x")
+    code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "x")
     assert code == 2
     assert "run has no trained network yet: go on with `bitplan sweep`" in err

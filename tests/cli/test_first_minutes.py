@@ -23,10 +23,12 @@ def without(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_b_16", "mobilenet_v2", "wide_resnet50_2"])
-@pytest.mark.parametrize("verb", [("plan", "--budget", "70%"), ("trace",), ("quantize", "--to", "w4a4", "-o", "q")])
-def test_a_name_of_torchvisions_says_what_to_install(run, without, name, verb):
+@pytest.mark.parametrize(
+    "words", [("plan", "--budget", "70%"), ("steps", "trace"), ("quantize", "--bits", "w4a4", "-o", "q")]
+)
+def test_a_name_of_torchvisions_says_what_to_install(run, without, name, words):
     without(torchvision, timm)
-    code, out, err = run(verb[0], name, *verb[1:])
+    code, out, err = run(*words[: 1 + (words[0] == "steps")], name, *words[1 + (words[0] == "steps") :])
     needs = "needs torchvision, which is not installed: pip install 'bitplan[vision]'"
     assert (code, out, err) == (2, "", f"error: the model {name} {needs}\n")
 
@@ -40,14 +42,14 @@ def test_a_name_of_timms_says_what_to_install(run, without):
 
 def test_an_unknown_name_says_whose_names_are_not_known(run, without):
     without(torchvision, timm)
-    code, _, err = run("trace", "digits_transformr")
+    code, _, err = run("steps", "trace", "digits_transformr")
     assert code == 2
     assert "did you mean digits_transformer" in err
     assert "? Those of torchvision and timm are not known here: pip install" in err
-    assert run("trace", "digits_resnet")[0] == 0  # bitplan's own are there
+    assert run("steps", "trace", "digits_resnet")[0] == 0  # bitplan's own are there
 
 
-@pytest.mark.parametrize("words", [(), ("store",)])
+@pytest.mark.parametrize("words", [(), ("run", "store")])
 def test_alone_it_shows_what_there_is(run, words):
     _, out, err = run(*words)
     assert "Usage: bitplan" in out + err
@@ -58,7 +60,7 @@ def test_training_is_where_device_says(run, monkeypatch):
     """accelerate is asked, as by its own launcher; afterwards it decides again."""
     AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
-    words = ("--task", "digits", "--set", "steps=1", "--set", "batch_size=16")
+    words = ("--task", "digits", "--recipe", "steps=1", "--recipe", "batch_size=16")
     assert run("finetune", "digits_resnet", *words, "--device", "cpu:0", "-o", "trained")[0] == 0
     assert str(AcceleratorState().device) == "cpu:0"
     assert "ACCELERATE_TORCH_DEVICE" not in os.environ

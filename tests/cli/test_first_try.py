@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bitplan.cli.demo import NEXT
+from bitplan.cli.studies import NEXT
 
 MODULE = """
 import torch
@@ -74,24 +74,24 @@ def test_a_plan_on_the_first_try_for_every_kind_of_model(run, mine):
     planned(f"{mine}:net", "drift", "--task", f"{mine}:task")
     torch.save(sys.modules["mine"].net()[0].state_dict(), "float.pth")
     assert "(mse)" in planned("float.pth", "eagl")
-    code, _, err = run("quantize", f"{mine}:net", "--to", "w4a4", "--data", f"{mine}:loader", "-o", "start")
+    code, _, err = run("quantize", f"{mine}:net", "--bits", "w4a4", "--data", f"{mine}:loader", "-o", "start")
     assert (code, "no --task" in err) == (0, False)
     assert "learned steps" in planned("start", "eagl")
-    run("trace", f"{mine}:net", "-o", "graph.json")
+    run("steps", "trace", f"{mine}:net", "-o", "graph.json")
     assert "no trained weights" in planned("graph.json", "uniform")
 
 
 def test_the_frontier_sees_data_too(run, mine):
     for typed in ("--data", f"{mine}:loader"), ("--task", f"{mine}:task"):
-        code, out, err = run("frontier", f"{mine}:net", "--at", "90%,70%", *typed)
+        code, out, err = run("show", "frontier", f"{mine}:net", "--budgets", "90%,70%", *typed)
         assert code == 0, err
         assert "gains: auto takes drift, since there is data" in err
         assert "70%" in out
 
 
 def test_a_file_is_verified_on_data_of_hers(run, mine):
-    run("quantize", f"{mine}:net", "--to", "w4a4", "--data", f"{mine}:loader", "-o", "start")
-    run("export", "start", "--model", f"{mine}:net", "--to", "onnx", "-o", "net.onnx")
+    run("quantize", f"{mine}:net", "--bits", "w4a4", "--data", f"{mine}:loader", "-o", "start")
+    run("export", "start", "--model", f"{mine}:net", "--format", "onnx", "-o", "net.onnx")
     words = ("verify", "net.onnx", "--against", "start", "--model", f"{mine}:net")
     code, out, err = run(*words, "--data", f"{mine}:loader", "--speed")
     assert code == 0, err
@@ -103,19 +103,19 @@ def test_a_file_is_verified_on_data_of_hers(run, mine):
 
 def test_methods_that_need_a_loss_take_a_task_of_the_users(run, mine):
     network = f"{mine}:net"
-    words = ("plan", network, "--gain", "drop", "--option", "samples=16", "--budget", "70%")
+    words = ("plan", network, "--gain", "drop:samples=16", "--budget", "70%")
     code, _, err = run(*words, "--data", f"{mine}:loader")
     assert code == 2
     assert "--task package.module:task, a function that returns bitplan.task(…)" in err.splitlines()[-1]
-    code, out, err = run(*words, "--task", f"{mine}:task", "--task-option", "samples=16")
+    code, out, err = run(*words, "--task", f"{mine}:task:samples=16")
     assert code == 0, err
     assert "by drop" in out
 
 
 def test_finetune_and_evaluate_take_it_too(run, mine):
-    run("quantize", f"{mine}:net", "--to", "w4a4", "--task", f"{mine}:task", "-o", "start")
+    run("quantize", f"{mine}:net", "--bits", "w4a4", "--task", f"{mine}:task", "-o", "start")
     words = ("--model", f"{mine}:net", "--task", f"{mine}:task")
-    code, out, err = run("finetune", "start", *words, "--set", "steps=2", "--set", "batch_size=8", "-o", "tuned")
+    code, out, err = run("finetune", "start", *words, "--recipe", "steps=2", "--recipe", "batch_size=8", "-o", "tuned")
     assert code == 0, err
     code, again, _ = run("evaluate", "tuned", *words)
     assert code == 0
@@ -132,10 +132,9 @@ def test_finetune_and_evaluate_take_it_too(run, mine):
         (("--data", "mine:broken"), "mine:broken gives no data, its code raised OSError: no such disk"),
         (("--data", "mine:needs"), "it is called without arguments"),
         (("--data", "mine:loader", "--task", "digits"), "--data and --task are both what the network is run on"),
-        (("--task-option", "samples=3"), "--task-option is an option of --task"),
         (("--task", "mine:no_task"), "DataLoader is no task, for it has no"),
-        (("--task", "mine:task", "--task-option", "wrong=1"), "task mine:task cannot be made, TypeError"),
-        (("--narrow", "128"), "nothing left to choose in mine:net.*--narrow 0"),
+        (("--task", "mine:task:wrong=1"), "task mine:task cannot be made, TypeError"),
+        (("--rules", "narrow=128"), "nothing left to choose in mine:net.*--rules narrow=0"),
     ],
 )
 def test_bad_data_is_one_line(run, mine, words, message):

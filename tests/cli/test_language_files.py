@@ -12,7 +12,7 @@ from bitplan.gains import time_estimate
 from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
-WINDOWS = ("--task-option", "tokens=16")
+TEXT = ("--task", "text:data=text.txt,tokens=16")
 
 
 @pytest.fixture
@@ -30,39 +30,39 @@ def done(run, *words):
 
 
 def test_from_a_budget_in_bytes_to_a_file_that_llama_cpp_runs(run, folder, tmp_path):
-    code, _, err = run("plan", "model", "--budget", "10kB", "--for", "gguf", "--narrow", "0")
+    code, _, err = run("plan", "model", "--budget", "10kB", "--target", "gguf", "--rules", "narrow=0")
     assert code == 2
     assert "budget 10kB cannot be met: with every layer at its lowest precision the gguf file takes" in err
     assert "Raise the budget to at least" in err
-    assert "--fix 'model.embed_tokens=w4a16'" in err or "--fix 'lm_head=w4a16'" in err
+    assert "--rules 'fix=model.embed_tokens=w4a16'" in err or "--rules 'fix=lm_head=w4a16'" in err
     assert err.count("\n") == 1
-    words = ("--for", "gguf", "--narrow", "0", "--gain", "drift", "--option", "samples=8", *WINDOWS)
-    out, _ = done(run, "plan", "model", "--budget", "70kB", *words, "--text", "text.txt", "-o", "plan.json")
+    words = ("--target", "gguf", "--rules", "narrow=0", "--gain", "drift:samples=8", *TEXT)
+    out, _ = done(run, "plan", "model", "--budget", "70kB", *words, "-o", "plan.json")
     assert "bytes of tensors" in out
     plan = bitplan.load("plan.json")
     assert plan.target == "gguf"
     assert {"w2a16"} < {str(one) for one in plan.precisions.values()}  # w4 or w8 too
     found = done(run, "quantize", "model", "--plan", "plan.json", "-o", "mixed")
-    assert "--method gguf" in found[1]
-    done(run, "export", "mixed", "--to", "gguf", "-o", "mixed.gguf")
+    assert "--quantizer gguf" in found[1]
+    done(run, "export", "mixed", "--format", "gguf", "-o", "mixed.gguf")
     (limit,) = plan.limits
     taken = sum(aligned(one.bytes) for one in read_tensors(tmp_path / "mixed.gguf").values())
     assert limit.cost + limit.fixed == taken <= 70_000
-    words = ("--against", "mixed", "--text", "text.txt", "--option", "tokens=16")
+    words = ("--against", "mixed", *TEXT)
     out, _ = done(run, "verify", "mixed.gguf", *words, "--json")
     verdict = json.loads(out)
     assert verdict["codes_equal"]
     assert verdict["score"] == pytest.approx(verdict["reference"], rel=0.02)
     out, _ = done(run, "verify", "mixed.gguf", *words, "--limit", "4")
     assert "as near as its runtime can: llama.cpp rounds activations" in out
-    out, _ = done(run, "evaluate", "mixed", "--text", "text.txt", *WINDOWS, "--json")
+    out, _ = done(run, "evaluate", "mixed", *TEXT, "--json")
     assert json.loads(out)["scores"]["perplexity"] == pytest.approx(verdict["reference"])
 
 
 def test_a_frontier_counts_the_bytes_of_a_file_too(run, folder):
     """Its plans are those that `plan` makes at the same budgets."""
-    words = ("--for", "gguf", "--narrow", "0", "--gain", "weight_error")
-    out, _ = done(run, "frontier", "model", "--at", "70kB,6bpw", *words, "--json")
+    words = ("--target", "gguf", "--rules", "narrow=0", "--gain", "weight_error")
+    out, _ = done(run, "show", "frontier", "model", "--budgets", "70kB,6bpw", *words, "--json")
     found = json.loads(out)["plans"]
     for budget, one in zip(("70kB", "6bpw"), found, strict=True):
         done(run, "plan", "model", "--budget", budget, *words, "-o", f"{budget}.json")
@@ -70,7 +70,7 @@ def test_a_frontier_counts_the_bytes_of_a_file_too(run, folder):
         assert one["target"] == "gguf"
         assert one["precisions"] == {layer: str(precision) for layer, precision in plan.precisions.items()}
         assert one["limits"][0]["cost"] == plan.limits[0].cost
-    code, _, err = run("frontier", "model", *words, "--cost", "memory")
+    code, _, err = run("show", "frontier", "model", *words, "--cost", "memory")
     assert (code, err.count("\n")) == (2, 1)
     assert "a frontier has one cost" in err
 
@@ -80,42 +80,39 @@ def test_a_frontier_counts_the_bytes_of_a_file_too(run, folder):
     [("vllm:size=32,zeros=true", "vllm", "served"), ("matmulnbits:size=32", "matmulnbits", "m.onnx")],
 )
 def test_other_targets_get_the_grouping_that_they_store(run, folder, tmp_path, target, to, name):
-    done(run, "plan", "model", "--budget", "6.5bpw", "--for", target, "--narrow", "0", "-o", "plan.json")
+    done(run, "plan", "model", "--budget", "6.5bpw", "--target", target, "--rules", "narrow=0", "-o", "plan.json")
     plan = bitplan.load("plan.json")
     links = {tuple(sorted(name.rsplit(".", 1)[1] for name in link)) for link in plan.links}
     assert links == {("k_proj", "q_proj", "v_proj"), ("gate_proj", "up_proj")}  # from names, without a forward pass
     done(run, "quantize", "model", "--plan", "plan.json", "-o", "mixed")
-    done(run, "export", "mixed", "--to", to, "-o", name)
+    done(run, "export", "mixed", "--format", to, "-o", name)
     assert (tmp_path / name).exists()
     if to == "vllm":
         assert {"config.json", "model.safetensors", "tokenizer.json"} == {
             one.name for one in (tmp_path / name).iterdir()
         }
-        code, _, err = run("export", "mixed", "--to", to, "-o", name)
+        code, _, err = run("export", "mixed", "--format", to, "-o", name)
         assert code == 2
         assert "served" in err
 
 
 BAD = {
-    ("plan", "model", "--budget", "4bpw", "--for", "ggfu"): "unknown target 'ggfu'; did you mean gguf?",
-    ("plan", "model", "--budget", "4bpw", "--for", "vllm"): "rows of 64 are no multiple: take --for vllm:size=64",
-    ("plan", "model", "--budget", "4bpw", "--for", "gguf", "--choices", "w2a2,w8a8"): "gguf leaves activations alone",
+    ("plan", "model", "--budget", "4bpw", "--target", "ggfu"): "unknown target 'ggfu'; did you mean gguf?",
+    ("plan", "model", "--budget", "4bpw", "--target", "vllm"): "rows of 64 are no multiple: take --target vllm:size=64",
+    ("plan", "model", "--budget", "4bpw", "--target", "gguf", "--bits", "w2a2,w8a8"): "gguf leaves activations alone",
     (
         "plan",
-        "model",
+        "odd.gguf",
         "--budget",
         "4bpw",
-        "--text",
-        "text.txt",
-        "--task",
-        "digits",
-    ): "--text and --task digits are both",
-    ("plan", "odd.gguf", "--budget", "4bpw", "--for", "gguf"): "is of type I8, which cannot be turned into floats here",
-    ("plan", "cut.gguf", "--budget", "4bpw", "--for", "gguf"): "cut off or damaged",
+        "--target",
+        "gguf",
+    ): "is of type I8, which cannot be turned into floats here",
+    ("plan", "cut.gguf", "--budget", "4bpw", "--target", "gguf"): "cut off or damaged",
     (
         "evaluate",
         "model",
-    ): "needs --task, a task by name, for its data, loss and score (`bitplan list tasks`), or --text FILE",
+    ): "needs --task: The task (data, loss and score)",
 }
 
 
@@ -133,15 +130,14 @@ def test_bad_input_is_one_line(run, folder, tmp_path, capsys):
     capsys.readouterr()
     shard = sorted((tmp_path / "parts").glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-64])
-    code, _, err = run("plan", "parts", "--budget", "5bpw", "--for", "gguf")
+    code, _, err = run("plan", "parts", "--budget", "5bpw", "--target", "gguf")
     assert code == 2
     assert f"{shard.name} is cut off" in err
     assert err.count("\n") == 1
 
 
-WEIGHTS_ALONE = ("--choices", "w2a16,w4a16", "--budget", "3bpw", "--narrow", "0")
-TEXT = ("--text", "text.txt", *WINDOWS)
-LONG = ("--text", "text.txt", "--task-option", "tokens=128")
+WEIGHTS_ALONE = ("--bits", "w2a16,w4a16", "--budget", "3bpw", "--rules", "narrow=0")
+LONG = ("--task", "text:data=text.txt,tokens=128")
 SHORT = "the {} split of short.txt has {} tokens, fewer than a window of 32: give a longer text, or set tokens to less"
 STRANGE = "the tokenizer of other gave the token 77, and the model knows 32: take the tokenizer of the model"
 
@@ -166,17 +162,17 @@ LOST = "error: layer 'model.layers.1.mlp.down_proj': 1 of 16,384 values of model
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("evaluate", "model", "--text", "short.txt", "--task-option", "tokens=32"), SHORT.format("test", 8)),
+        (("evaluate", "model", "--task", "text:data=short.txt,tokens=32"), SHORT.format("test", 8)),
         (
-            ("plan", "model", *WEIGHTS_ALONE, "--text", "short.txt", "--task-option", "tokens=32"),
+            ("plan", "model", *WEIGHTS_ALONE, "--task", "text:data=short.txt,tokens=32"),
             SHORT.format("train", 12),
         ),
         (("evaluate", "model", *LONG), "windows have 128 tokens, the model has positions for 64"),
         (("plan", "model", *WEIGHTS_ALONE, *LONG), "error: windows have 128 tokens, the model has"),
-        (("evaluate", "model", "--text", "odd.txt", *WINDOWS, "--task-option", "tokenizer=other"), STRANGE),
+        (("evaluate", "model", "--task", "text:data=odd.txt,tokens=16,tokenizer=other"), STRANGE),
         *(
-            (("plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--text", "odd.txt", *WINDOWS, "--task-option",
-              "tokenizer=other"), f"error: {STRANGE}")
+            (("plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--task",
+              "text:data=odd.txt,tokens=16,tokenizer=other"), f"error: {STRANGE}")
             for gain in ("drift", "fisher", "moments")
         ),
         (("evaluate", "lost", *TEXT), "error: the loss is NaN in 15 of 15 windows of text.txt: look at the network's"),
@@ -200,10 +196,10 @@ def test_texts_and_networks_that_do_not_fit_are_one_line(run, odd, words, said):
 
 
 def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
-    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "even", "--method")
-    told = "3bpw is of weights alone: --for packed:size=16,zeros=true counts the steps of groups and all else as well"
+    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "even", "--quantizer")
+    told = "3bpw counts weights alone: --target packed:size=16,zeros=true also counts the scales of groups and all else"
     assert told in done(run, *words, "groups:size=16,zeros=true")[1]
-    assert "of weights alone" not in done(run, *words, "lsq")[1]
+    assert "counts weights alone" not in done(run, *words, "lsq")[1]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +207,7 @@ def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
 )
 def test_what_takes_long_says_so_first(run, odd, monkeypatch, gain, called):
     monkeypatch.setattr(time_estimate, "LONG", 0.0)
-    _, err = done(run, "plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--option", "samples=1", *TEXT)
+    _, err = done(run, "plan", "model", *WEIGHTS_ALONE, "--gain", f"{gain}:samples=1", *TEXT)
     assert f"{gain}: {called} (0 of them done), " in err
     assert "samples left: about " in err
 
@@ -233,8 +229,8 @@ def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
     """A tokenizer.json does not say its name in llama.cpp, so the configuration keeps it."""
     source = write_gguf(tmp_path / "model.gguf")
     assert cut_of(source) == "default"  # which no tokenizer.json of these byte pairs would say
-    words = ("--choices", "w4a16,w8a16", "--budget", "6.5bpw", "--for", "gguf", "--gain", "even", "--narrow", "0")
+    words = ("--bits", "w4a16,w8a16", "--budget", "6.5bpw", "--target", "gguf", "--gain", "even", "--rules", "narrow=0")
     done(run, "plan", "model.gguf", *words, "-o", "plan.json")
     done(run, "quantize", "model.gguf", "--plan", "plan.json", "-o", "mixed")
-    done(run, "export", "mixed", "--to", "gguf", "-o", "again.gguf")
+    done(run, "export", "mixed", "--format", "gguf", "-o", "again.gguf")
     assert cut_of(tmp_path / "again.gguf") == "default"

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from bitplan.cli import console, progress, show, show_runs
+from bitplan.cli import show, terminal
 from bitplan.core.records import Plan
 from bitplan.reports.formats import Column, Table, numbers
 from bitplan.store.files import save
@@ -33,8 +33,7 @@ def screen(monkeypatch):
     def make(width, act, *given, colour=False, **options):
         out = io.StringIO()
         made = Console(file=out, width=width, force_terminal=colour, color_system="standard" if colour else None)
-        for module in (show, show_runs):
-            monkeypatch.setattr(module, "console", lambda: made)
+        monkeypatch.setattr(show, "console", lambda: made)
         act(*given, **options)
         return out.getvalue().splitlines()
 
@@ -42,7 +41,7 @@ def screen(monkeypatch):
 
 
 def test_a_table_that_fits_stands_in_one_piece(screen):
-    lines = screen(160, show_runs.show_table, WIDE)
+    lines = screen(160, show.show_table, WIDE)
     assert sum("method" in line.split()[:1] for line in lines) == 1
     ends = [
         lines[row].index(text) + len(text) for row, text in ((1, "90%"), (3, "88.51 ± 0.18"), (4, "* 90.25 ± 0.34"))
@@ -53,7 +52,7 @@ def test_a_table_that_fits_stands_in_one_piece(screen):
 
 @pytest.mark.parametrize("width", [48, 64, 80])
 def test_a_wide_table_goes_on_below_and_loses_nothing(screen, width):
-    lines = screen(width, show_runs.show_table, WIDE)
+    lines = screen(width, show.show_table, WIDE)
     assert all(len(line.rstrip()) <= width for line in lines)
     text = "\n".join(lines)
     for row in ROWS:
@@ -68,7 +67,7 @@ def test_headings_and_texts_are_folded_before_numbers_are_cut(screen, width):
     columns = (Column("method"), Column("budget"), *numbers("GBOPs without ends", "times smaller"), Column("so"))
     said = "cannot be significant: p is at least 0.1 with 3 and 3 seeds"
     table = Table("t", columns, (("last_to_first", "85%", "0.05161", "1,234,567.89", said),))
-    text = "\n".join(screen(width, show_runs.show_table, table))
+    text = "\n".join(screen(width, show.show_table, table))
     for value in ("last_to_first", "85%", "0.05161", "1,234,567.89"):
         assert value in text
     for word in [*said.split(), *(word for column in columns for word in column.name.split())]:
@@ -76,14 +75,14 @@ def test_headings_and_texts_are_folded_before_numbers_are_cut(screen, width):
 
 
 def test_colour_and_bold_are_for_terminals(screen):
-    assert any("\x1b[" in line for line in screen(80, show_runs.show_table, WIDE, colour=True))
-    assert not any("\x1b" in line for line in screen(80, show_runs.show_table, WIDE))
+    assert any("\x1b[" in line for line in screen(80, show.show_table, WIDE, colour=True))
+    assert not any("\x1b" in line for line in screen(80, show.show_table, WIDE))
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_names_of_layers_stay_whole(screen, graph, width):
     plan = Plan.uniform(graph, 4)
-    lines = screen(width, lambda: show_runs.console().print(show._bars(plan, graph)))
+    lines = screen(width, lambda: show.console().print(show._bars(plan, graph)))
     for layer in graph.layers:
         assert sum(line.split()[:1] == [layer.name] for line in lines) == 1
     assert any("████" in line for line in lines)
@@ -105,10 +104,10 @@ def test_through_a_pipe_lines_fit_the_screen_and_none_is_blank(run, graph, monke
 
 def test_a_file_gets_wide_lines_unless_told_otherwise(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert console.console().width == 160
+    assert show.console().width == 160
     for told, width in (("100", 100), ("0", 160), ("wide", 160)):
         monkeypatch.setenv("COLUMNS", told)
-        assert console.console().width == width
+        assert show.console().width == width
 
 
 class Clock:
@@ -123,12 +122,12 @@ class Clock:
 @pytest.fixture
 def time(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(terminal, "time", clock)
     return clock
 
 
 def test_through_a_pipe_progress_is_a_line_now_and_then_with_one_time_left(time, capsys):
-    with progress.showing_progress("training") as tell:
+    with terminal.showing_progress("training") as tell:
         for step in range(1, 1601):
             time.now += 0.125
             tell(step, 1600, f"loss {step}")
@@ -140,7 +139,7 @@ def test_through_a_pipe_progress_is_a_line_now_and_then_with_one_time_left(time,
 
 def test_short_work_is_not_told_and_every_event_is_where_asked_for(time, capsys):
     for every, count in ((False, 0), (True, 3)):
-        with progress.showing_progress("sweeping", every_event=every) as tell:
+        with terminal.showing_progress("sweeping", every_event=every) as tell:
             for step in (1, 2, 3):
                 time.now += 1
                 tell(step, 3, "trial done")
@@ -148,15 +147,15 @@ def test_short_work_is_not_told_and_every_event_is_where_asked_for(time, capsys)
 
 
 def test_the_time_left_is_of_the_work_at_hand(time):
-    rest = progress.TimeLeft()
-    assert rest.of(50, 100) == ""  # where a killed run goes on: nothing is known of its pace
+    rest = terminal.TimeLeft()
+    assert rest.describe(50, 100) == ""  # where a killed run goes on: nothing is known of its pace
     time.now += 10
-    assert rest.of(60, 100) == " · about 0:40 left"
-    assert rest.of(0, 10) == "", "another kind of work"
+    assert rest.describe(60, 100) == " · about 0:40 left"
+    assert rest.describe(0, 10) == "", "another kind of work"
     time.now += 3
-    assert rest.of(1, 10) == " · about 0:27 left"
-    rest.of(0, 117)
+    assert rest.describe(1, 10) == " · about 0:27 left"
+    rest.describe(0, 117)
     time.now += 60
-    assert rest.of(11, 117) == "", "the first of many may be slower than the rest"
-    assert rest.of(12, 117) == " · about 8:45 left"
-    assert rest.of(10, 10) == ""
+    assert rest.describe(11, 117) == "", "the first of many may be slower than the rest"
+    assert rest.describe(12, 117) == " · about 8:45 left"
+    assert rest.describe(10, 10) == ""

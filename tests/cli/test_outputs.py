@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import bitplan
-from bitplan.cli.console import bar
+from bitplan.cli.show import bar
 from bitplan.cli.terminal import tell_traceback
 from bitplan.core.escaping import ShownLines, shown, shown_json
 from bitplan.core.studies import Study
@@ -24,7 +24,7 @@ ESCAPED = r"\x1b]0;owned\x07\x1b[8m\x9b2J\u202e\r"
 
 @pytest.fixture
 def graph(run):
-    assert run("trace", "digits_resnet", "--narrow", "0", "-o", "graph.json")[0] == 0
+    assert run("steps", "trace", "digits_resnet", "--rules", "narrow=0", "-o", "graph.json")[0] == 0
     return Path("graph.json")
 
 
@@ -34,21 +34,21 @@ def test_a_link_stays_and_what_it_points_to_is_written(run, graph):
     for link, target in (("link", "place/old.json"), ("second", "link"), ("dangling", "place/new.json")):
         Path(link).symlink_to(target)
     for link, target in (("second", "place/old.json"), ("dangling", "place/new.json")):
-        assert run("price", "bmac", graph, "-o", link)[0] == 0
+        assert run("steps", "price", "bmac", graph, "-o", link)[0] == 0
         assert load(target, bitplan.Costs).name == "bmac"
         assert Path(link).is_symlink()
     assert sorted(os.listdir("place")) == ["new.json", "old.json"]
 
 
 def test_a_checkpoint_is_written_through_a_link_too(run, tmp_path):
-    words = ("quantize", "digits_resnet", "--to", "w4a4", "--task", "digits", "--samples", "16", "-o")
+    words = ("quantize", "digits_resnet", "--bits", "w4a4", "--task", "digits", "--samples", "16", "-o")
     assert run(*words, "real")[0] == 0
     Path("link").symlink_to("real")
     before = Path("real/model.safetensors").read_bytes()
     assert run(*words, "link", "--seed", "1")[0] == 0
     assert Path("link").is_symlink()
     assert Path("real/model.safetensors").read_bytes() != before
-    code, _, err = run("quantize", "link", "--to", "w2a2", "-o", "real")
+    code, _, err = run("quantize", "link", "--bits", "w2a2", "-o", "real")
     assert (code, err) == (2, "error: real is also what is read (link), and would be replaced: write to another name\n")
 
 
@@ -84,8 +84,8 @@ def test_what_must_not_be_written_is_refused_and_stays(run, graph, target, said)
     Path("x").mkdir()
     name, before = target(), graph.read_bytes()
     for words in (
-        ("price", "bmac", graph, "-o", name),
-        ("plan", graph, "--gain", "uniform", "--budget", "70%", "--html", name),
+        ("steps", "price", "bmac", graph, "-o", name),
+        ("plan", graph, "--gain", "uniform", "--budget", "70%", "-o", "page.html", "-o", name),
     ):
         code, _, err = run(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -101,8 +101,8 @@ def of_a_run(run, graph):
     rest = {"methods": [{"name": "uniform"}], "seeds": [0], "start": {"weights": "x"}, "recipe": {"steps": 1}}
     save(Study(**study, **rest), "run/study.json")
     save(load(graph, bitplan.Graph), "run/graph.json")
-    assert run("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o", "run/starts/a")[0] == 2
-    assert run("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o", "a")[0] == 0
+    assert run("quantize", "digits_resnet", "--bits", "w4a4", "--rules", "narrow=0", "-o", "run/starts/a")[0] == 2
+    assert run("quantize", "digits_resnet", "--bits", "w4a4", "--rules", "narrow=0", "-o", "a")[0] == 0
     os.mkdir("run/starts")
     os.rename("a", "run/starts/a")
     Path("link").symlink_to("run/starts")
@@ -114,11 +114,11 @@ def test_what_a_run_keeps_is_written_by_the_run_alone(run, of_a_run, name):
     """Also what is not there yet, and whatever it is that is read."""
     there = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     for words in (
-        ("price", "bmac", "run/graph.json", "-o", f"run/{name}"),
-        ("price", "bmac", "graph.json", "-o", f"run/x/../{name}"),
-        ("tables", "run", "-o", f"run/{name}"),
+        ("steps", "price", "bmac", "run/graph.json", "-o", f"run/{name}"),
+        ("steps", "price", "bmac", "graph.json", "-o", f"run/x/../{name}"),
+        ("run", "tables", "run", "-o", f"run/{name}"),
         ("report", "run", "-o", f"run/{name}"),
-        ("quantize", "link/a", "--to", "w2a2", "-o", f"run/{name}"),
+        ("quantize", "link/a", "--bits", "w2a2", "-o", f"run/{name}"),
     ):
         code, _, err = run(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -127,9 +127,9 @@ def test_what_a_run_keeps_is_written_by_the_run_alone(run, of_a_run, name):
 
 
 def test_beside_what_a_run_keeps_there_is_room(run, of_a_run):
-    assert run("price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
-    assert run("price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
-    assert run("trace", "digits_resnet", "-o", "run/mine/graph.json")[0] == 0
+    assert run("steps", "price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
+    assert run("steps", "price", "bmac", "graph.json", "-o", "run/mine.json")[0] == 0
+    assert run("steps", "trace", "digits_resnet", "-o", "run/mine/graph.json")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_beside_what_a_run_keeps_there_is_room(run, of_a_run):
     ],
 )
 def test_no_part_of_what_is_read_is_written_over(run, output, said):
-    quantize = ("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o")
+    quantize = ("quantize", "digits_resnet", "--bits", "w4a4", "--rules", "narrow=0", "-o")
     assert run(*quantize, "place")[0] == 0
     assert run(*quantize, "place/net")[0] == 0
     Path("link").symlink_to("place/net")
     there = {path: path.read_bytes() for path in Path("place").rglob("*") if path.is_file()}
-    for words in (("quantize", "place/net", "--to", "w2a2"), ("export", "place/net", "--to", "packed")):
+    for words in (("quantize", "place/net", "--bits", "w2a2"), ("export", "place/net", "--format", "packed")):
         code, _, err = run(*words, "-o", output)
         assert (code, err.count("\n")) == (2, 1)
         assert said in err
@@ -156,7 +156,7 @@ def test_no_part_of_what_is_read_is_written_over(run, output, said):
 
 def test_a_checkpoint_takes_nothing_else_away(run):
     """A folder that is written again loses what it had, so it must not have had more."""
-    quantize = ("quantize", "digits_resnet", "--to", "w4a4", "--narrow", "0", "-o")
+    quantize = ("quantize", "digits_resnet", "--bits", "w4a4", "--rules", "narrow=0", "-o")
     assert run(*quantize, "net")[0] == 0
     assert run(*quantize, "net")[0] == 0
     Path("net/notes.txt").write_text("mine")
@@ -171,7 +171,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next(run, graph):
     write = "with whole_file('out.json') as half: half.touch(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", f"{imports}\n{write}"], check=False)
     assert len(list(Path().glob(".out.json.*"))) == 1
-    assert run("price", "bmac", graph, "-o", "out.json")[0] == 0
+    assert run("steps", "price", "bmac", graph, "-o", "out.json")[0] == 0
     assert sorted(os.listdir()) == ["graph.json", "out.json"]
 
 
@@ -208,22 +208,22 @@ def hostile(run, graph):
 @pytest.mark.parametrize(
     "words",
     [
-        ("trace", "graph.json"),
+        ("steps", "trace", "graph.json"),
         ("plan", "graph.json", "--gain", "uniform", "--budget", "70%"),
         ("plan", "graph.json", "--gain", "uniform", "--budget", "70%", "--explain"),
         ("plan", "graph.json", "--gain", "uniform", "--budget", "70%", "--json"),
-        ("frontier", "graph.json", "--gain", "uniform"),
-        ("price", "bmac", "graph.json"),
-        ("trace", "net.safetensors"),
-        ("trace", "net.safetensors", "--link", f"{EVIL}"),
-        ("validate", f"{EVIL}.json", "graph.json"),
-        ("diff", "plan.json", "other.json"),
+        ("show", "frontier", "graph.json", "--gain", "uniform"),
+        ("steps", "price", "bmac", "graph.json"),
+        ("steps", "trace", "net.safetensors"),
+        ("steps", "trace", "net.safetensors", "--rules", f"link={EVIL}"),
+        ("show", "validate", f"{EVIL}.json", "graph.json"),
+        ("show", "diff", "plan.json", "other.json"),
         ("sweep", "bad.toml"),
-        ("price", EVIL, "graph.json"),
-        ("price", f"--{EVIL}", "graph.json"),
+        ("steps", "price", EVIL, "graph.json"),
+        ("steps", "price", f"--{EVIL}", "graph.json"),
         (EVIL,),
-        ("trace", f"{EVIL}:network"),
-        ("export", "plan.json", "--to", "llama_cpp", "-o", f"{EVIL}out", "--widen"),
+        ("steps", "trace", f"{EVIL}:network"),
+        ("export", "plan.json", "--format", "llama_cpp", "-o", f"{EVIL}out", "--widen"),
     ],
     ids=lambda words: " ".join(words).encode("unicode_escape").decode()[:60],
 )
@@ -248,7 +248,7 @@ def test_on_a_terminal_only_our_own_colours_have_an_effect(tmp_path):
     layers = [layer.model_copy(update={"name": f"{layer.name}{EVIL}"}) for layer in graph.layers]
     save(graph.model_copy(update={"layers": tuple(layers), "links": ()}), tmp_path / "graph.json")
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "bitplan", "trace", "graph.json"]
+    words = [sys.executable, "-m", "bitplan", "steps", "trace", "graph.json"]
     plain = {"TERM": "xterm-256color", "COLUMNS": "200"}
     subprocess.run(words, cwd=tmp_path, stdout=theirs, stderr=theirs, check=True, env=os.environ | plain)
     os.close(theirs)

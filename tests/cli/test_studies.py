@@ -1,4 +1,4 @@
-"""The verbs of studies: what they print, in which format, and with which exit code."""
+"""The commands of studies: what they print, in which format, and with which exit code."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bitplan.cli.demo import demo_study, findings
+from bitplan.cli.studies import demo_study, findings
 from bitplan.core.studies import Agenda, FailedTrial
 from bitplan.core.trials import Result
 from bitplan.reports.formats import FORMATS, Column, Table, write
@@ -68,7 +68,7 @@ def test_from_a_study_to_its_tables(run, swept, tmp_path):
     assert "0.3333" not in out, "a p that can mean nothing is not shown"
     assert run("compare", "run", "--against", "all")[1].count("0.3333") >= 3 * 2
     assert "from the last against the others" in run("compare", "run", "--against", "from the last")[1]
-    content = json.loads(run("compare", "run", "--json", "--holm")[1])
+    content = json.loads(run("compare", "run", "--json", "--corrected")[1])
     assert len(content["scores"]["rows"]) == 3 + 3 * 2
     assert len(content["tests"]["rows"]) == 3 * 2
     assert "p (Holm)" in content["tests"]["rows"][0]
@@ -76,38 +76,38 @@ def test_from_a_study_to_its_tables(run, swept, tmp_path):
     assert code == 2
     assert "did you mean eagl" in err
     for which, columns in TABLES.items():
-        rows = list(csv.reader(io.StringIO(run("tables", "run", "--which", which, "--format", "csv")[1])))
+        rows = list(csv.reader(io.StringIO(run("run", "tables", "run", "--which", which, "--format", "csv")[1])))
         assert rows[0] == columns
         assert {len(row) for row in rows} == {len(columns)}
-        listed = json.loads(run("tables", "run", "--which", which, "--format", "json")[1])["rows"]
+        listed = json.loads(run("run", "tables", "run", "--which", which, "--format", "json")[1])["rows"]
         assert [list(row) for row in listed] == [columns] * (len(rows) - 1)
         for form in ("latex", "md"):
-            assert run("tables", "run", "--which", which, "--format", form, "-o", f"{which}.{form}")[0] == 0
+            assert run("run", "tables", "run", "--which", which, "--format", form, "-o", f"{which}.{form}")[0] == 0
         assert r"tiny \& 100\%\_\#" in (tmp_path / f"{which}.latex").read_text()
-        assert run("tables", "run", "--which", which)[0] == 0
-    assert run("tables", "run", "--which", "frontiers")[0] == 2
+        assert run("run", "tables", "run", "--which", which)[0] == 0
+    assert run("run", "tables", "run", "--which", "frontiers")[0] == 2
 
 
 def test_selections_within_any_budget(run, swept):
     """Those of the study are the ones that were trained; others are chosen from the gains."""
 
     def rows(*more):
-        text = run("tables", "run", "--which", "layers", "--format", "csv", *more)[1]
+        text = run("run", "tables", "run", "--which", "layers", "--format", "csv", *more)[1]
         return {tuple(row) for row in csv.reader(io.StringIO(text)) if row[2] != ""}
 
     own = {row for row in rows() if row[1] not in ("w2a2", "w4a4")}
     assert rows("--budgets", "85%,70%") == own
     at_all = rows("--budgets", " 100% ")
     assert {row[3] for row in at_all} == {"precision", "w4a4"}
-    code, out, _ = run("tables", "run", "--which", "lowered", "--budgets", "100%,50%")
+    code, out, _ = run("run", "tables", "run", "--which", "lowered", "--budgets", "100%,50%")
     assert code == 0
     assert "groups (layers) below w4a4, of 3 (3)" in out
     assert "0 (0)" in out
     assert "3 (3)" in out
-    code, out, _ = run("tables", "run", "--which", "differences", "--budgets", "100%,50%")
+    code, out, _ = run("run", "tables", "run", "--which", "differences", "--budgets", "100%,50%")
     assert code == 0
     assert "0 0" in out
-    code, _, err = run("tables", "run", "--budgets", "70%")
+    code, _, err = run("run", "tables", "run", "--budgets", "70%")
     assert code == 2
     assert "the table frontier is of trained networks" in err
 
@@ -120,7 +120,7 @@ def test_methods_whose_labels_look_alike_are_told_apart(run, tiny, labels):
         text += f'[[methods]]\nname = "{name}"\nlabel = "{label}"\n'
     tiny.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
     assert run("sweep", tiny, "--run", "run", "--trust")[0] == 0
-    code, out, err = run("tables", "run", "--which", "agreement", "--format", "csv")
+    code, out, err = run("run", "tables", "run", "--which", "agreement", "--format", "csv")
     assert code == 0, err
     assert list(csv.reader(io.StringIO(out)))[1] == [*labels, "-1.0"]
 
@@ -137,18 +137,18 @@ def test_a_study_puts_its_run_where_runs_are_unless_the_user_says_otherwise(run,
 
 def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     assert json.loads(run("sweep", swept, "--trust", "--run", "run", "--json")[1])["trained"] == 0
-    told = json.loads(run("status", "run", "--json")[1])
+    told = json.loads(run("run", "status", "run", "--json")[1])
     assert (told["done"], told["waiting"], told["failed"]) == (18, 0, [])
     known = ["study", "total", "done", "shared", "running", "failed", "waiting", "seconds_left"]
     assert list(told) == [*known, "missing", "damaged"]
-    lines = [line.split() for line in run("status", "run")[1].splitlines()]
+    lines = [line.split() for line in run("run", "status", "run")[1].splitlines()]
     assert ["eagl", "█" * 24, "4/4"] in lines
     assert ["w4a4", "start", "█" * 24, "1/1"] in lines
-    code, out, _ = run("store", "clean", "run", swept)
+    code, out, _ = run("run", "store", "clean", "run", swept)
     assert (code, out) == (0, "0 files and folders, 0.0 MB, that none of these studies needs\n")
-    code, out, _ = run("store", "clean", "run")
+    code, out, _ = run("run", "store", "clean", "run")
     assert (code, out) == (0, "0 files and folders, 0.0 MB, that the run's own study, tiny & 100%_#, does not need\n")
-    code, out, err = run("additivity", "run", "--trust", "--pairs", 3, "--samples", 64, "--by", "loss")
+    code, out, err = run("run", "additivity", "run", "--trust", "--pairs", 3, "--samples", 64, "--by", "loss")
     assert code == 0, err
     assert "3 pairs of groups, by training loss: predicted against measured drop R = " in out
 
@@ -167,11 +167,11 @@ def test_what_else_a_run_can_be_asked(run, swept, tmp_path):
     ("words", "said"),
     [
         (("sweep", "no.toml"), "cannot read no.toml"),
-        (("status", "nowhere"), "nowhere is not the folder of a run"),
+        (("run", "status", "nowhere"), "nowhere is not the folder of a run"),
         (("compare", "nowhere"), "nowhere is not the folder of a run"),
-        (("tables", "nowhere"), "nowhere is not the folder of a run"),
-        (("additivity", "nowhere"), "nowhere is not the folder of a run"),
-        (("store", "clean", "nowhere", "no.toml"), "nowhere is not the folder of a run"),
+        (("run", "tables", "nowhere"), "nowhere is not the folder of a run"),
+        (("run", "additivity", "nowhere"), "nowhere is not the folder of a run"),
+        (("run", "store", "clean", "nowhere", "no.toml"), "nowhere is not the folder of a run"),
     ],
 )
 def test_bad_input_is_one_line(run, words, said):
@@ -185,7 +185,7 @@ def test_a_run_that_has_just_begun_has_no_table_yet(run, tmp_path):
     study = demo_study()
     save(study, tmp_path / "run/study.json")
     save(Agenda(study=study.id, trials=()), tmp_path / "run/agenda.json")
-    assert run("status", "run")[0] == 0
+    assert run("run", "status", "run")[0] == 0
     code, _, err = run("compare", "run")
     assert code == 2
     assert "has no finished trial yet" in err

@@ -1,4 +1,4 @@
-"""What stands in a file is never imported unless the user says so: a stranger's folder, by every verb."""
+"""What stands in a file is never imported unless the user says so: a stranger's folder, by every command."""
 
 import os
 import shutil
@@ -89,22 +89,22 @@ def opened(gift, run, tmp_path):
 
 CHECKPOINT = [
     ("evaluate", "checkpoint", "--task", "digits"),
-    ("quantize", "checkpoint", "--to", "w2a2", "--input", "1x1x8x8", "-o", "out"),
-    ("finetune", "checkpoint", "--task", "digits", "--set", "steps=2", "-o", "out"),
-    ("export", "checkpoint", "--to", "packed", "-o", "out.safetensors"),
+    ("quantize", "checkpoint", "--bits", "w2a2", "--input", "1x1x8x8", "-o", "out"),
+    ("finetune", "checkpoint", "--task", "digits", "--recipe", "steps=2", "-o", "out"),
+    ("export", "checkpoint", "--format", "packed", "-o", "out.safetensors"),
     ("verify", "net.safetensors", "--against", "checkpoint", "--task", "digits", "--limit", "5"),
-    ("trace", "checkpoint", "--input", "1x1x8x8"),
-    ("plan", "checkpoint", "--budget", "70%", "--narrow", "0", "--input", "1x1x8x8"),
-    ("frontier", "checkpoint", "--narrow", "0", "--input", "1x1x8x8"),
-    ("estimate", "eagl", "run/graph.json", "--model", "checkpoint"),
+    ("steps", "trace", "checkpoint", "--input", "1x1x8x8"),
+    ("plan", "checkpoint", "--budget", "70%", "--rules", "narrow=0", "--input", "1x1x8x8"),
+    ("show", "frontier", "checkpoint", "--rules", "narrow=0", "--input", "1x1x8x8"),
+    ("steps", "estimate", "eagl", "run/graph.json", "--model", "checkpoint"),
 ]
 RUN = [
     ("evaluate", "run", "--task", "digits"),
-    ("finetune", "run", "--task", "digits", "--set", "steps=2", "-o", "out"),
-    ("export", "run", "--to", "packed", "-o", "out.safetensors"),
+    ("finetune", "run", "--task", "digits", "--recipe", "steps=2", "-o", "out"),
+    ("export", "run", "--format", "packed", "-o", "out.safetensors"),
     ("verify", "net.safetensors", "--against", "run", "--limit", "5"),
-    ("additivity", "run", "--pairs", "0", "--networks", "3"),
-    ("estimate", "eagl", "run/graph.json", "--model", "run"),
+    ("run", "additivity", "run", "--pairs", "0", "--networks", "3"),
+    ("steps", "estimate", "eagl", "run/graph.json", "--model", "run"),
 ]
 TOML = [
     ("sweep", "study.toml", "--run", "new"),
@@ -112,8 +112,19 @@ TOML = [
     ("sweep", "study.toml", "--run", "run"),
 ]
 TEACHER = [
-    ("finetune", "digits_resnet", "--task", "digits", "--set", "steps=2", "--teacher", "checkpoint", "-o", "out"),
-    ("finetune", "digits_resnet", "--task", "digits", "--set", "steps=2", "--teacher", "run", "-o", "out"),
+    (
+        "finetune",
+        "digits_resnet",
+        "--task",
+        "digits",
+        "--recipe",
+        "steps=2",
+        "--recipe",
+        "teacher=checkpoint",
+        "-o",
+        "out",
+    ),
+    ("finetune", "digits_resnet", "--task", "digits", "--recipe", "steps=2", "--recipe", "teacher=run", "-o", "out"),
 ]
 ALL = [
     *((words, "checkpoint/checkpoint.json") for words in [*CHECKPOINT, TEACHER[0]]),
@@ -148,14 +159,14 @@ def test_who_names_the_factory_needs_no_more(run, opened, words):
 @pytest.mark.parametrize(
     "words",
     [
-        ("status", "run"),
+        ("run", "status", "run"),
         ("compare", "run"),
-        ("tables", "run", "--which", "layers"),
-        ("tables", "run", "--which", "agreement"),
+        ("run", "tables", "run", "--which", "layers"),
+        ("run", "tables", "run", "--which", "agreement"),
         ("report", "run", "-o", "page.html"),
-        ("validate", "run/study.json", "checkpoint/checkpoint.json"),
-        ("store", "clean", "run", "study.toml"),
-        ("export", "run", "--to", "llama_cpp", "-o", "recipe.txt"),
+        ("show", "validate", "run/study.json", "checkpoint/checkpoint.json"),
+        ("run", "store", "clean", "run", "study.toml"),
+        ("export", "run", "--format", "llama_cpp", "-o", "recipe.txt"),
         ("quantize", "digits_resnet", "--plan", "checkpoint", "-o", "out"),
     ],
     ids=" ".join,
@@ -170,7 +181,7 @@ def test_a_run_does_not_choose_where_its_jobs_go(run, opened):
     study = load(opened / "run" / "study.json", Study)
     far = {"model": "digits_resnet", "engine": "cluster", "engine_options": {"address": "198.51.100.7:6379"}}
     save(study.model_copy(update=far), opened / "run" / "study.json")
-    code, _, err = run("additivity", "run", "--pairs", "1")
+    code, _, err = run("run", "additivity", "run", "--pairs", "1")
     assert code == 2
     assert "run/study.json sends its jobs elsewhere (engine cluster, address=198.51.100.7:6379)" in err
 
@@ -193,7 +204,7 @@ def test_in_python_too(opened):
 def test_the_current_folder_shadows_nothing_that_is_installed(run, opened):
     """Who names an installed package gets that one, whatever lies in the folder that she is in."""
     (opened / "colorsys.py").write_text(EVIL)
-    code, _, err = run("trace", "colorsys:rgb_to_hls")
+    code, _, err = run("steps", "trace", "colorsys:rgb_to_hls")
     assert code == 2
     assert not ran(opened)
     assert "needs the arguments r, g, b" in err
@@ -224,5 +235,5 @@ def test_nor_for_workers(opened):
 
 def test_names_of_the_zoo_leave_the_path_alone(run, opened):
     before = list(sys.path)
-    assert run("trace", "digits_resnet")[0] == 0
+    assert run("steps", "trace", "digits_resnet")[0] == 0
     assert sys.path == before

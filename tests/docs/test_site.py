@@ -106,7 +106,9 @@ def test_a_broken_link_ends_the_build(tmp_path):
     for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "src").symlink_to(ROOT / "src")
-    (tmp_path / "docs" / "verbs.md").write_text("# Verbs\n\n[gone](nowhere.md), [no such place](flow.md#nowhere)\n")
+    (tmp_path / "docs" / "commands.md").write_text(
+        "# Commands\n\n[gone](nowhere.md), [no such place](flow.md#nowhere)\n"
+    )
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr

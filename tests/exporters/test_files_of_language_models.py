@@ -296,7 +296,7 @@ def test_rows_that_do_not_fit_are_refused_by_name():
         match=r"layer 'model.layers.0.self_attn.q_proj' at w4a16: blocks of gguf have 32 weights, of which rows of 48",
     ):
         bitplan.price(FileCost(read_form("gguf")), graph, "w4a16,w8a16")
-    with pytest.raises(InputError, match=r"take --for vllm:size=16"):
+    with pytest.raises(InputError, match=r"take --target vllm:size=16"):
         bitplan.price(FileCost(read_form("vllm")), graph, "w4a16,w8a16")
     with pytest.raises(InputError, match=r"gguf leaves activations alone, and w4a4 does not"):
         bitplan.price(

@@ -163,7 +163,7 @@ def test_the_rule_that_the_docs_give_joins_the_experts_of_a_projection(tmp_path)
     save_file({f"{name}.weight": torch.randn(256, 256) for name in names}, tmp_path / "model.safetensors")
     pattern = r"(?<=experts\.)\d+(?=\.)"
     page = Path(__file__).parents[2] / "docs/targets/llama_cpp.md"
-    assert f"--link '{pattern}'" in page.read_text()
+    assert f"--rules 'link={pattern}'" in page.read_text()
     linked = bitplan.Names(links=(LinkRule("experts", pattern),))
     graph = trace_checkpoint(tmp_path / "model.safetensors", Rules(first=None, last=None), names=linked)
     gains = bitplan.estimate("random", None, graph, choices="w2a16,w4a16")

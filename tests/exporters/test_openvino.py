@@ -84,7 +84,7 @@ def test_what_is_rounded_before_an_addition_is_rounded_in_openvino(tmp_path, pre
 def test_what_openvino_cannot_read_or_compute_is_one_line(tmp_path):
     model = made(mlp(), EXAMPLE, {"2": "w2a2"})
     narrow = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=EXAMPLE)
-    with pytest.raises(FileError, match=r"reads no integers of 2 bits, such as 2.codes .* --to openvino"):
+    with pytest.raises(FileError, match=r"reads no integers of 2 bits, such as 2.codes .* --format openvino"):
         OpenVinoSession(narrow)
     wider = bitplan.export(model, tmp_path / "wider.onnx", "onnx", example=EXAMPLE, opset=21)
     assert OpenVinoSession(wider).run([np.zeros((2, 64), np.float32)])[0].shape == (2, 3)

@@ -100,10 +100,10 @@ def test_what_does_not_work_is_one_line():
     model, example = PASTED["small CNN"]()
     with pytest.raises(InputError, match=r"an example input is needed"):
         bitplan.choose(model, budget="70%")
-    with pytest.raises(NothingToChoose, match=r"--narrow 0 \(Rules\(narrow=0\)\)"):
+    with pytest.raises(NothingToChoose, match=r"--rules narrow=0 \(Rules\(narrow=0\)\)"):
         bitplan.choose(model, example, budget="70%", rules=bitplan.Rules(narrow=128))
     two = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
-    with pytest.raises(NothingToChoose, match=r"--first free --last free \(Rules\(first=None, last=None\)\)"):
+    with pytest.raises(NothingToChoose, match=r"--rules first=free,last=free \(Rules\(first=None, last=None\)\)"):
         bitplan.choose(two, torch.zeros(1, 4), budget="70%")
     free = bitplan.Rules(first=None, last=None)
     assert bitplan.choose(two, torch.zeros(1, 4), budget="70%", rules=free).method == "eagl"

@@ -320,7 +320,7 @@ def test_the_rule_on_narrow_layers_is_left_out_where_it_leaves_no_choice(channel
     assert [layer.fixed for layer in graph.layers] == [layer.fixed for layer in expected.layers]
     if left_out:
         assert "fewer than 128 input features are not fixed here" in graph.notes[0]
-        assert "--narrow 128" in graph.notes[0]
+        assert "--rules narrow=128" in graph.notes[0]
         assert bitplan.Plan.uniform(graph, "w2a2").precisions["1"] == bitplan.Precision.parse("w2a2")
 
 

@@ -29,7 +29,9 @@ def test_the_way_is_followed_that_the_example_takes(sign, taken):
     model = Decides().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     example = sign * torch.full((5, 4), 3.0)
-    with pytest.raises(TraceError, match=r"decides by the values of a tensor .*--values \(in Python: .*values=True"):
+    with pytest.raises(
+        TraceError, match=r"decides by the values of a tensor .*--input values \(in Python: .*values=True"
+    ):
         bitplan.trace(model, example)
     graph = bitplan.trace(model, example, values=True)
     assert [(layer.name, layer.macs) for layer in graph.layers] == [("stem", 96), (taken, 192), ("head", 72)]

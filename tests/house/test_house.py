@@ -95,7 +95,7 @@ def test_the_terminal_is_written_to_in_two_files():
     """So that what stands in names is escaped wherever it is shown."""
     writers = re.compile(r"(?<![\w.])print\(|\bConsole\(|\bProgress\(|std(?:out|err)\.write|click\.echo|typer\.echo")
     users = [str(path.relative_to(ROOT / "src/bitplan")) for path in SOURCES if writers.search(path.read_text())]
-    assert users == ["cli/console.py", "cli/terminal.py"]
+    assert users == ["cli/show.py", "cli/terminal.py"]
 
 
 def test_modules_are_imported_by_a_written_name_in_one_file():

@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_in_one_line(network, quick, tmp_path):
 
 def test_the_command_writes_what_plan_takes(quick, tmp_path):
     runner, path = CliRunner(), tmp_path / "time.json"
-    typed = ["digits_resnet", "--choices", "w8a8,w16a16", "--narrow", "0"]
+    typed = ["digits_resnet", "--bits", "w8a8,w16a16", "--rules", "narrow=0"]
     done = runner.invoke(app, ["measure", *typed, "--on", "openvino", "-o", str(path)])
     assert done.exit_code == 0, done.output
     assert "to go" in done.output

@@ -3,7 +3,7 @@
 import pytest
 
 import bitplan
-from bitplan.cli.tabling import _traced
+from bitplan.cli.runs import _trace_structure
 from bitplan.core.errors import RecordError
 from bitplan.reports.published import Literature, about, following, literature, needed
 
@@ -25,7 +25,7 @@ TABLE_2 = {
 
 @pytest.fixture(scope="module")
 def traced():
-    return {name: _traced(name) for name in needed(about(None))}
+    return {name: _trace_structure(name) for name in needed(about(None))}
 
 
 def of_table(number):

@@ -116,7 +116,9 @@ def test_nothing_to_choose_says_which_rule_to_relax():
     narrow = Layer(
         name="a", kind="k", macs=1, weights=1, in_features=3, fixed=4, rule="narrow", why="3 inputs are not many"
     )
-    with pytest.raises(NothingToChoose, match=r"all 1 layers are fixed, 1 by the rule on input features; .*--narrow 0"):
+    with pytest.raises(
+        NothingToChoose, match=r"all 1 layers are fixed, 1 by the rule on input features; .*--rules narrow=0"
+    ):
         bitplan.estimate("uniform", None, Graph(model="m", layers=(narrow,)))
 
 

@@ -178,7 +178,10 @@ def test_regrets_stand_in_tables_and_on_the_page(found, tmp_path):
 
 def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(found, tmp_path, monkeypatch, capsys):
     kept = tmp_path / "results.json"
-    for told in (["results", str(found[0]), "-o", str(kept)], ["tables", str(kept), "--which", "methods"]):
+    for told in (
+        ["run", "results", str(found[0]), "-o", str(kept)],
+        ["run", "tables", str(kept), "--which", "methods"],
+    ):
         monkeypatch.setattr(sys, "argv", ["bitplan", *told])
         with pytest.raises(SystemExit) as end:
             main()
@@ -211,7 +214,7 @@ def test_bad_wishes_are_refused(study, tmp_path, swept):
         find_ceiling(study, tmp_path, "50%")
     with pytest.raises(InputError, match="at least 2 trainings"):
         Effort(trainings=1)
-    with pytest.raises(InputError, match="no ceiling yet: `bitplan ceiling"):
+    with pytest.raises(InputError, match="no ceiling yet: `bitplan run ceiling"):
         regret(RunFolder(swept))
     with pytest.raises(FileError, match="is not the folder of a run"):
         regret(RunFolder(tmp_path))
@@ -220,7 +223,7 @@ def test_bad_wishes_are_refused(study, tmp_path, swept):
 def test_the_verb_tells_what_it_takes_then_the_regrets(found, swept, monkeypatch, capsys):
     told = ["--trainings", "9", "--finalists", "2", "--seed", "3", "--budget", "70%", "--trust"]
     monkeypatch.setattr(
-        sys, "argv", ["bitplan", "ceiling", str(swept.parent / "study.toml"), "--run", str(found[0]), *told]
+        sys, "argv", ["bitplan", "run", "ceiling", str(swept.parent / "study.toml"), "--run", str(found[0]), *told]
     )
     with pytest.raises(SystemExit) as end:
         main()

@@ -152,7 +152,7 @@ def test_a_sound_run_is_sound(run):
     kinds = {path.relative_to(run).parts[0] for path in files(run)}
     assert kinds >= {"additivity", "agenda.json", "estimates", "failures", "gains", "jobs", "networks", "plans",
                      "running", "starts", "study.json", "trained", "trials"}  # fmt: skip
-    command = [sys.executable, "-m", "bitplan", "store", "check", run]  # in a process that knows nothing yet
+    command = [sys.executable, "-m", "bitplan", "run", "store", "check", run]  # in a process that knows nothing yet
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{found.files} files checked: all sound\n"
 
@@ -212,14 +212,14 @@ def test_the_verb_names_each_file_on_a_line_of_its_own(run, typed, capsys):
     for path in (run / "agenda.json", next((run / "trained").iterdir())):
         path.write_bytes(b"")
     (run / "notes.txt").write_text("mine")
-    assert typed("store", "check", str(run)) == 1
+    assert typed("run", "store", "check", str(run)) == 1
     *lines, unknown, last = capsys.readouterr().out.splitlines()
     assert ["agenda.json" in lines[0], "trained" in lines[1], len(lines)] == [True, True, 2]
     assert unknown.endswith("notes.txt")
     assert last.endswith("2 wrong")
-    assert typed("store", "check", str(run), "--json") == 1
+    assert typed("run", "store", "check", str(run), "--json") == 1
     assert len(json.loads(capsys.readouterr().out)["wrong"]) == 2
-    assert typed("store", "check", str(run / "trials")) == 2
+    assert typed("run", "store", "check", str(run / "trials")) == 2
     (run / "leases" / "trained-x").touch()
     assert "leases/trained-x" in named(run)
 

@@ -104,7 +104,7 @@ def test_the_run_has_the_controls(fair):
     titles = [method.title for method in run.study.methods]
     assert titles == ["evolution", "drop", "alps", "mine", "uniform (control)", "random_search (control)"]
     assert find_waste(run.path, [study]).paths == find_waste(run.path, [run.study]).paths
-    said = CliRunner().invoke(app, ["status", str(run.path)]).output
+    said = CliRunner().invoke(app, ["run", "status", str(run.path)]).output
     assert "random_search (control)" in said
 
 

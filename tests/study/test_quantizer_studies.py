@@ -100,25 +100,27 @@ def test_a_table_compares_them(compared):
     assert [row[0] for row in table.rows] == ["lsq", "pact", "ternary"]
     assert table.rows[2][1] == cells["ternary", "w2a2"].spread
     assert table.rows[2][2] is None
-    rows = list(csv.reader(io.StringIO(run_verb("tables", run.path, "--which", "quantizers", "--format", "csv"))))
+    rows = list(
+        csv.reader(io.StringIO(run_command("run", "tables", run.path, "--which", "quantizers", "--format", "csv")))
+    )
     assert rows[0] == ["quantizer", "plan", "seeds", "mean", "sd"]
     assert len(rows) == 1 + 5
 
 
-def run_verb(*words, code=0):
+def run_command(*words, code=0):
     done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "160"})
     assert done.exit_code == code, done.output
     return done.output
 
 
-def test_the_verbs_take_such_a_run(compared):
+def test_the_commands_take_such_a_run(compared):
     study, run, _ = compared
-    said = run_verb("compare", run.path)
+    said = run_command("compare", run.path)
     assert "quantizers at the same plans" in said
     assert "lsq against the other quantizers" in said
-    assert "pact against the other quantizers" in run_verb("compare", run.path, "--against", "pact")
-    assert list(json.loads(run_verb("compare", run.path, "--json"))) == ["quantizers"]
-    assert "ternary" in run_verb("status", run.path)
+    assert "pact against the other quantizers" in run_command("compare", run.path, "--against", "pact")
+    assert list(json.loads(run_command("compare", run.path, "--json"))) == ["quantizers"]
+    assert "ternary" in run_command("run", "status", run.path)
     assert check(run.path).wrong == ()
     assert {path.parent.name for path in find_waste(run.path, [study]).paths} <= {"networks", "running"}
     assert sweep(study, run.path, trust=True).trained == 0

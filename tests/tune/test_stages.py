@@ -10,7 +10,7 @@ from killed import Slow
 from killed import recipe as killed_recipe
 from test_resume import run_and_kill
 
-from bitplan.cli.inputs import read_recipe
+from bitplan.cli.options import read_recipe
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.trials import Recipe, on_top
 from bitplan.gains.finetuning import shortened
@@ -142,13 +142,15 @@ def test_people_write_what_differs(tmp_path):
     (tmp_path / "recipe.toml").write_text(
         "[recipe]\nsteps = 80\nlr = 0.015\nbatch_size = 4\n[recipe.then]\nsteps = 10\nlr = 0.001\n"
     )
-    read = read_recipe(tmp_path / "recipe.toml", [])
+    read = read_recipe([str(tmp_path / "recipe.toml")])[0]
     assert (read.steps, read.lr, read.then.steps, read.then.lr, read.then.batch_size) == (80, 0.015, 10, 0.001, 4)
-    assert read_recipe(tmp_path / "recipe.toml", ["epochs=1"]).then is None, "another length is another training"
+    assert read_recipe([str(tmp_path / "recipe.toml"), "epochs=1"])[0].then is None, (
+        "another length is another training"
+    )
     assert on_top({"lr": 0.1}, {"steps": 5, "then": {"epochs": 1}})["then"] == {"lr": 0.1, "epochs": 1}
     (tmp_path / "endless.toml").write_text("steps = 80\n[then]\nlr = 0.001\n")
     with pytest.raises(InputError, match="give the length of training once"):
-        read_recipe(tmp_path / "endless.toml", [])
+        read_recipe([str(tmp_path / "endless.toml")])
 
 
 def test_a_shortened_recipe_has_one_stage_even_where_its_length_is_its_own():

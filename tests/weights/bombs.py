@@ -1,4 +1,4 @@
-"""Small files that claim to be large, each with the verb that reads it; as a program it reads one and says its peak."""
+"""Small files that claim to be large, each with the command that reads it; as a program it reads one, says its peak."""
 
 import json
 import resource

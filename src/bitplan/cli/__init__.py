@@ -1,4 +1,4 @@
-"""The command line: one short function per verb; the only place that talks to the terminal."""
+"""The command line: one short function per command; the only place that talks to the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 
 def main() -> None:
-    """Run a verb; bad input is one line and exit code 2, never a traceback."""
-    from bitplan.cli.loading import begin_loading
+    """Run a command; bad input is one line and exit code 2, never a traceback."""
+    from bitplan.cli.terminal import begin_loading
 
     begin_loading()
     from bitplan.cli.app import app

@@ -1,58 +1,62 @@
-"""The verbs of studies: sweep, status, compare, additivity, store, demo."""
+"""Commands of studies: sweep, compare, report and demo."""
 
 from __future__ import annotations
 
+import os
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bitplan.cli.options import Json, Trust
-from bitplan.cli.terminal import say, tell, tell_error
-from bitplan.cli.words import App, Verbs
+from bitplan.cli.options import Json, RunOrFile, StudyFile, Trust, Workers
+from bitplan.cli.planning import tell_written
+from bitplan.cli.terminal import say, showing_progress, tell, tell_error
 from bitplan.core.errors import InputError, WriteError
 
 if TYPE_CHECKING:
     from bitplan.core.studies import Study
     from bitplan.store.engines import Engine
+    from bitplan.store.run_folder import RunFolder
     from bitplan.study.sweep import Summary
 
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY", help="A study (.toml).")]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, which `bitplan sweep` made.")]
 Known = Annotated[
     list[Path],
-    typer.Option(help="A run, or the file of its results: what it has of this study is taken as done. Repeats."),
+    typer.Option(
+        show_default="none",
+        help="A run, or the file of its results: its trials of this study are taken as done. Repeats.",
+    ),
 ]
-RunOrFile = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or the file of its results.")]
-
-
-def add(app: typer.Typer) -> None:
-    """Register the verbs."""
-    for verb in (sweep, status, compare, additivity):
-        app.command()(verb)
-    store = App(cls=Verbs, no_args_is_help=True, help="Look after the folder of a run.")
-    store.command(name="clean")(clean)
-    store.command(name="check")(check)
-    store.callback()(lambda: None)
-    app.add_typer(store, name="store")
-    app.command()(demo)
+RunFolderName = Annotated[
+    Path | None, typer.Option("--run", show_default="runs/NAME", help="The folder where results go.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the trials, with time and disk.")]
+ALPHA = 0.05
+NEXT = """\
+Next, with your model (MODEL: package.module:factory, a function of yours that returns it with an input for it):
+  bitplan plan MODEL --budget 70% --explain -o plan.html    which layers get how many bits, and why
+  bitplan plan MODEL --budget 70% --data package.module:loader    the same by what your batches say
+  bitplan plan model.safetensors --budget 3.2bpw --bits w2a16,w3a16,w4a16    from a checkpoint alone
+  bitplan list gains    all methods; bitplan sweep STUDY.toml compares them on your task, as was done here"""
 
 
 def sweep(
     study: StudyFile,
-    run: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME unless said.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the trials, with time and disk.")] = False,
+    run: RunFolderName = None,
+    dry_run: DryRun = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trials again.")] = False,
     redo_damaged: Annotated[
         bool, typer.Option("--redo-damaged", help="Do trials again whose result was damaged and set aside.")
     ] = False,
-    only: Annotated[list[str], typer.Option(help="Only this method, by its title. Repeats.")] = [],
+    only: Annotated[
+        list[str], typer.Option(show_default="all methods", help="Only this method, by its title. Repeats.")
+    ] = [],
     known: Known = [],
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
+    workers: Workers = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Run every trial of a study that is not done yet; killed at any moment, it goes on where it was."""
+    """Run every trial of a study that is not done yet; if it was killed, run it again and it goes on."""
     from bitplan.core.trust import check_code, check_engine
     from bitplan.study.spec import read_study
     from bitplan.study.trials import with_controls
@@ -61,18 +65,19 @@ def sweep(
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
-    folder = run or usual_folder(read.name)
+    folder = run or run_folder(read.name)
     take_known(read, folder, known, dry_run=dry_run)
     if dry_run:
-        from bitplan.cli.show_runs import show_forecast
+        from bitplan.cli.show import show_forecast
         from bitplan.study.forecast import forecast
 
         show_forecast(read, folder, forecast(read, folder, trust=trust), as_json=json)
         return
-    told: dict[str, Any] = {"retry_failed": retry, "redo_damaged": redo_damaged, "only": only or None, "trust": trust}
-    summary = run_sweep(read, folder, workers=workers, **told)
+    summary = run_sweep(
+        read, folder, workers=workers, trust=trust, retry_failed=retry, redo_damaged=redo_damaged, only=only or None
+    )
     if json:
-        from bitplan.cli.show_runs import print_summary
+        from bitplan.cli.show import print_summary
 
         print_summary(summary, folder)
     else:
@@ -83,7 +88,7 @@ def sweep(
 
 
 def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) -> None:
-    """Put what other runs found into the folder of this one."""
+    """Copy the trials that other runs finished into the folder of this one."""
     from bitplan.reports.kept_results import look_at
     from bitplan.study.restore import restore
 
@@ -94,30 +99,23 @@ def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) 
         tell(f"{path}: {found.trials} trials, {found.estimates} estimates and {found.trainings} trainings are known")
 
 
-def usual_folder(name: str) -> Path:
-    """Where the run of a study goes; its name stands in a file, and must not lead elsewhere."""
+def run_folder(name: str) -> Path:
+    """Return the folder of a study's run. The name comes from a file and must not lead elsewhere."""
     if Path(name).name != name or name == "..":
         raise InputError(f"the name {name!r} is no name of a folder in runs: say where its run goes by --run FOLDER")
     return Path("runs") / name
 
 
-def status(run: RunPath, json: Json = False) -> None:
-    """Show how far a run is; from any terminal, at any time."""
-    from bitplan.cli.show_runs import show_status
-    from bitplan.study.status import status as look
-
-    show_status(look(run), as_json=json)
-
-
 def compare(
     run: RunOrFile,
-    against: Annotated[str | None, typer.Option(help="The method to compare with others; 'all' lists any two.")] = None,
-    corrected: Annotated[
-        bool, typer.Option("--corrected", "--holm", help="Correct p for there being several budgets.")
-    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(show_default="the study's first", help="The method to compare with others; 'all' lists any two."),
+    ] = None,
+    corrected: Annotated[bool, typer.Option("--corrected", help="Correct p for several budgets (Holm).")] = False,
     json: Json = False,
 ) -> None:
-    """Compare the methods or quantizers of a run: scores, what choosing took, and which differences mean anything."""
+    """Compare the methods or quantizers of a run: scores, the cost of choosing, and the significant differences."""
     from bitplan.reports.kept_results import look_at
     from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.tables import (
@@ -135,7 +133,7 @@ def compare(
     study = folder.study
     quantizing = [one.title for one in study.quantizers]
     if json:
-        from bitplan.cli.show_runs import print_tables
+        from bitplan.cli.show import print_tables
 
         made = {"quantizers": quantizer_scores(folder)} if quantizing else {}
         if study.methods:
@@ -145,7 +143,7 @@ def compare(
             made |= {"windows": paired} if paired.rows else {}
         print_tables(made)
         return
-    from bitplan.cli.show_runs import show_table
+    from bitplan.cli.show import show_table
 
     if quantizing and (against in (None, "all", *quantizing) or not study.methods):
         show_table(quantizers(folder))
@@ -164,8 +162,8 @@ def compare(
 
 
 def show_windows(folder: Any, against: str | None) -> None:
-    """Where results keep the losses of windows, the differences on the same ones."""
-    from bitplan.cli.show_runs import show_table
+    """Print the differences on the same windows, if results keep the losses of windows."""
+    from bitplan.cli.show import show_table
     from bitplan.reports.tables import windows
 
     table = windows(folder, against)
@@ -173,84 +171,40 @@ def show_windows(folder: Any, against: str | None) -> None:
         show_table(table)
 
 
-def additivity(
-    run: RunPath,
-    pairs: Annotated[int, typer.Option(min=0, help="How many random pairs of groups to lower; 0 for none.")] = 80,
-    samples: Annotated[int, typer.Option(min=1, help="Training samples to measure pairs on.")] = 512,
-    by: Annotated[str, typer.Option(help="What pairs are measured by: score (the paper) or loss.")] = "score",
-    networks: Annotated[int, typer.Option(min=0, help="How many random plans to train for a regression; 0: none.")] = 0,
-    trust: Trust = False,
-    json: Json = False,
-) -> None:
-    """Test the knapsack's assumption on a run's network: do the drops of groups add up?"""
-    from bitplan.cli.progress import showing_progress
-    from bitplan.cli.show_runs import show_additivity
-    from bitplan.core.studies import Study
-    from bitplan.core.trust import check_study
-    from bitplan.store.run_folder import RunFolder
-    from bitplan.study.additivity import doubts, study_fit, study_pairs
-
-    folder = RunFolder(run)
-    study = folder.study
-    check_study(study, folder.file_of(Study), trust=trust)
-    with showing_progress("measuring", every_event=True) as progress:
-        if pairs:
-            study_pairs(study, run, progress=progress, trust=trust, count=pairs, samples=samples, by=by)
-        if networks:
-            levels = max(1, len(folder.graph.selectable) - 3) if folder.graph else 1
-            per_level = -(-networks // levels)
-            study_fit(study, run, progress=progress, trust=trust, networks=networks, per_level=per_level)
-    if folder.pairs is None and folder.fit is None:
-        raise InputError("nothing to do: give --pairs or --networks")
-    show_additivity(folder.pairs, folder.fit, as_json=json)
-    for doubt in doubts(folder.pairs, folder.fit):
-        tell(f"warning: {doubt}")
-
-
-def clean(
-    run: RunPath,
-    studies: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="STUDY…", help="The studies to keep everything for; the run's own unless said."),
+def report(
+    run: RunOrFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", show_default="none", help="Write one page (.html) here.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this it is only shown.")] = False,
+    figures: Annotated[
+        Path | None, typer.Option(show_default="none", help="Draw the paper's figures into this folder.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(show_default="the study's middle one", help="Answer for this budget.")
+    ] = None,
 ) -> None:
-    """Show, and with --yes remove, what none of these studies needs, or where none is named, the run's own."""
-    from bitplan.store.run_folder import RunFolder
-    from bitplan.study.clean import clean_, find_waste
-    from bitplan.study.spec import read_study
+    """Show a run: one page that opens anywhere, or the paper's figures (SVG, PDF, PNG)."""
+    if output is None and figures is None:
+        raise InputError("say what to make: -o report.html for the page, --figures DIR for the figures")
+    if output is not None:
+        from bitplan.reports.document import report as write_report
 
-    own = RunFolder(run).study  # says what is wrong where it is none
-    waste = find_waste(run, [read_study(study) for study in studies or ()] or [own])
-    for path in waste.paths:
-        say(str(path))
-    size = f"{len(waste.paths)} files and folders, {waste.bytes / 1e6:.1f} MB"
-    if yes:
-        clean_(waste)
-        say(f"removed {size}")
-    else:
-        whose = "none of these studies needs" if studies else f"the run's own study, {own.name}, does not need"
-        say(f"{size}, that {whose}" + ("; --yes removes them" if waste.paths else ""))
+        tell_written(write_report(run, output, budget=budget))
+    if figures is not None:
+        from bitplan.reports.figures import write_figures
 
-
-def check(run: RunPath, json: Json = False) -> None:
-    """Check every file of a run: what is damaged, exchanged or missing is named, one line each; exit code 1."""
-    from bitplan.cli.show_runs import show_check
-    from bitplan.study.status import check as look
-
-    found = look(run)
-    show_check(found, as_json=json)
-    if found.wrong:
-        raise typer.Exit(1)
+        made = write_figures(run, figures, budget=budget)
+        for path in made.paths:
+            tell_written(path)
+        for name, reason in made.left_out.items():
+            tell(f"no {name} figure: {reason}")
 
 
 def demo(
-    run: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/demo"),
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
+    run: Annotated[Path, typer.Option(help="The folder where results go.")] = Path("runs/demo"),
+    workers: Workers = None,
 ) -> None:
     """Compare methods on handwritten digits, from a float network to p-values and a page, in a few minutes."""
-    from bitplan.cli.demo import run_demo
-
     if run_demo(run, workers).failed:
         raise typer.Exit(1)
 
@@ -260,23 +214,22 @@ def run_sweep(
     folder: Path,
     *,
     workers: int | None = None,
-    **told: Any,
+    **options: Any,
 ) -> Summary:
-    """Sweep with a bar on a terminal, or a line per event where there is none."""
-    from bitplan.cli.progress import showing_progress
+    """Sweep, with a bar on a terminal or else a line per event."""
     from bitplan.study.sweep import sweep as sweep_study
 
     engine = ready_to_train(workers)
     try:
         with showing_progress("starting", every_event=True) as progress:
-            return sweep_study(study, folder, engine=engine, progress=progress, **told)
+            return sweep_study(study, folder, engine=engine, progress=progress, **options)
     except WriteError as error:
         tell_error(f"{error}. What is finished is kept: make room and sweep again")
         raise typer.Exit(1) from None
 
 
 def ready_to_train(workers: int | None) -> Engine | None:
-    """The engine that was asked for instead of the study's; this process may train too, and keeps its memory."""
+    """Return the engine asked for instead of the study's; keep the memory of this process, which may train too."""
     from bitplan.core.malloc_tuning import keep_freed_memory
     from bitplan.store.engines import Local
 
@@ -285,7 +238,7 @@ def ready_to_train(workers: int | None) -> Engine | None:
 
 
 def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> None:
-    """What a sweep found damaged, which trials are missing for it, and what to type."""
+    """Tell which files a sweep found damaged, which trials are missing, and the command that does them again."""
     for path in summary.set_aside:
         tell(f"damaged, and set aside: {path}")
     for trial in summary.missing:
@@ -295,8 +248,8 @@ def tell_damage(study: Study, written: Path, folder: Path, summary: Summary) -> 
 
 
 def show_run(folder: Path) -> None:
-    """The frontier where there is one, and what is not done."""
-    from bitplan.cli.show_runs import show_status, show_table
+    """Print the frontier, if there is one, and the trials that are not done."""
+    from bitplan.cli.show import show_status, show_table
     from bitplan.reports.tables import frontier, quantizers
     from bitplan.store.run_folder import RunFolder
     from bitplan.study.status import status as look
@@ -309,3 +262,92 @@ def show_run(folder: Path) -> None:
     found = look(folder)
     show_status(found, as_json=False, by_method=found.done < found.total)
     tell(f"Next: bitplan compare {folder}")
+
+
+def run_demo(folder: Path, workers: int | None) -> Summary:
+    """Sweep the study that comes with the package, then print its tables and two sentences about them."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # sums depend on the number of threads; so the numbers are those of any machine
+    from bitplan.cli.show import show_table
+    from bitplan.core.progress import clock
+    from bitplan.reports.document import report as write_report
+    from bitplan.reports.tables import costs, frontier, versus
+    from bitplan.store.run_folder import RunFolder
+
+    study = demo_study()
+    titles = ", ".join(method.title for method in study.methods)
+    tell(
+        f"{len(study.methods)} methods ({titles}) at {', '.join(study.budgets)} of {study.cost}, {len(study.seeds)} "
+        f"seeds: everything goes to {folder}; run again, it goes on or only shows"
+    )
+    summary = run_sweep(study, folder, workers=workers)
+    run = RunFolder(folder)
+    if not any(result.trial.budgets for result in run.results):
+        return summary
+    for table in (frontier(run), versus(run, study.methods[0].title), costs(run)):
+        show_table(table)
+    say(f"{summary.done} of {summary.total} trials are in {folder} ({clock(summary.seconds)} this time). They say:")
+    for sentence in findings(run):
+        say(f"  {sentence}")
+    page = write_report(run, run.page)
+    say(f"The same to look at: {page}")
+    say(f"More of it: bitplan compare {folder} --against all · bitplan run tables {folder} --which layers")
+    say(NEXT)
+    return summary
+
+
+def demo_study() -> Study:
+    """The study of the demonstration."""
+    from bitplan.study.spec import read_study
+
+    with as_file(files("bitplan.study") / "demo.toml") as path:
+        return read_study(path)
+
+
+def findings(run: RunFolder) -> list[str]:
+    """Return two sentences: why bits matter here, and which method places them best."""
+    return [sentence for sentence in (_describe_stakes(run), _describe_best(run)) if sentence]
+
+
+def _describe_stakes(run: RunFolder) -> str | None:
+    """Compare the networks at the lowest and the highest precision; return None while they have no scores."""
+    from bitplan.stats.compare import cells
+    from bitplan.stats.ranksum import rank_sum
+
+    study = run.study
+    by_title = {cell.title: cell for cell in cells(study, run.results, run.plans) if not cell.budget}
+    low, high = by_title.get(str(study.choices[0])), by_title.get(str(study.choices[-1]))
+    if low is None or high is None:
+        return None
+    p = rank_sum(low.scores, high.scores)
+    sure = "there is" if p <= ALPHA else "there may not be"
+    return (
+        f"All layers at {low.title} score {low.mean:.2f}, all at {high.title} {high.mean:.2f} "
+        f"({high.mean - low.mean:+.2f}, p = {p:.2g}): {sure} something to lose by choosing badly."
+    )
+
+
+def _describe_best(run: RunFolder) -> str | None:
+    """Name the method of the best mean score over the budgets; return None while no method has them all."""
+    from bitplan.stats.compare import areas, cells
+    from bitplan.stats.compare import compare as compare_methods
+
+    study, results = run.study, run.results
+    means = {title: area.value for title, area in areas(study, cells(study, results)).items()}
+    if not means:
+        return None
+    ranked = sorted(means, key=lambda title: means[title], reverse=results[0].higher_is_better)
+    best, worst = ranked[0], ranked[-1]
+    budgets_apart: set[str] = set()  # where the best and the worst differ significantly
+    beaten: set[str] = set()
+    for test in compare_methods(study, results, run.plans):
+        pair = {test.first, test.second}
+        if {best, worst} <= pair and test.significant():
+            budgets_apart.add(test.budget)
+        if test.better() == best:
+            beaten |= pair - {best}
+    return (
+        f"Over the budgets {best} reaches the best mean score ({means[best]:.2f}), {worst} the worst "
+        f"({means[worst]:.2f}; they differ significantly at {len(budgets_apart)} of {len(study.budgets)} budgets); "
+        f"{best} is significantly better (p ≤ {ALPHA}, not corrected) at some budget than "
+        f"{', '.join(sorted(beaten)) or 'no other method'}."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,19 +10,26 @@ from bitplan.core.errors import InputError
 
 
 def read_named(written: str, flag: str) -> tuple[str, dict[str, Any]]:
-    """A name and its options, such as "local:workers=2"; `flag` is what an error calls them."""
-    name, _, options = written.partition(":")
-    return name, read_options(options.split(",") if options else (), flag)
+    """Return a name and its options, such as those of "local:workers=2"; errors call them `flag`."""
+    options_begin = re.search(r":(?=\w+=)", written)  # package.module:factory has a colon too
+    place = options_begin.start() if options_begin else written.find(":") % (len(written) + 1)
+    name, options = written[:place], written[place + 1 :]
+    return name, read_options(split_options(options), flag)
 
 
-def read_options(written: Sequence[str], flag: str = "--option") -> dict[str, Any]:
+def split_options(written: str) -> list[str]:
+    """Split "a=1,b=60%,70%,c=(drift:x=8,y=1)" into a=1, b=60%,70% and c=…: at commas outside brackets before a key."""
+    return re.split(r",(?![^()]*\))(?=\w+=)", written) if written else []
+
+
+def read_options(written: Sequence[str], flag: str) -> dict[str, Any]:
     """Read KEY=VALUE texts; numbers and true/false become what they say."""
     options: dict[str, Any] = {}
     for text in written:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"{flag} {text!r} is not KEY=VALUE")
-        options[key] = _value(value)
+        options[key] = _value(value[1:-1] if value.startswith("(") and value.endswith(")") else value)
     return options
 
 

@@ -187,7 +187,7 @@ class Record(Value):
             says = (
                 f"says it is {kind!r}{suggestion(kind, cls.kinds)}" if isinstance(kind, str) else "says not which kind"
             )
-            raise FileError(f"not a bitplan record, such as `bitplan trace -o` writes: it {says}")
+            raise FileError(f"not a bitplan record, such as `bitplan steps trace -o` writes: it {says}")
         if not issubclass(target, cls):
             raise FileError(f"this is a {kind}, where a {cls.kind()} is needed")
         return target

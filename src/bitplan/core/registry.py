@@ -184,6 +184,8 @@ EXPORTERS = Registry("exporter")
 ENGINES = Registry("engine")
 LAYERS = Registry("layer")
 QUANTIZERS = Registry("quantizer")
+COMMANDS = Registry("command")
+"""Commands of the command line that others bring: "name", or "group.name" for one within a group."""
 _KINDS = (
     GAINS, SEARCHES, RELAXATIONS, JUDGES, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS,
 )  # fmt: skip

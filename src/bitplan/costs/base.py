@@ -241,5 +241,5 @@ class LatencyCost:
             return None
         raise FileError(
             f"{self.path} has no time of {layer.name!r} at {precision}, only at {', '.join(map(str, row))}: measure "
-            "with the same --choices and rules"
+            "with the same --bits and --rules"
         )

@@ -181,7 +181,7 @@ class VllmForm(_Grouped):
     def why_not(self, row: int) -> str:
         """Groups are whole."""
         sizes = [size for size in (128, 64, 32, 16) if row % size == 0]
-        take = f": take --for vllm:size={sizes[0]}" if sizes else ""
+        take = f": take --target vllm:size={sizes[0]}" if sizes else ""
         return f"groups have {self.size} weights, of which rows of {row} are no multiple{take}"
 
 
@@ -236,7 +236,7 @@ class PackedForm(_Grouped):
 
 
 FORMS: dict[str, type[Form]] = {form.name: form for form in (GgufForm, VllmForm, MatMulForm, PackedForm)}
-"""What `--for` names."""
+"""The targets that `--target` names."""
 
 
 def aligned(size: int) -> int:
@@ -251,7 +251,7 @@ def words(bits: int) -> int:
 
 def read_form(written: str) -> Form:
     """The form of a target as people write it: "gguf", "vllm:size=64,zeros=true"."""
-    name, options = read_named(written, "--for")
+    name, options = read_named(written, "--target")
     if name not in FORMS:
         raise UnknownName("target", name, FORMS)
     known: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(FORMS[name])}
@@ -259,7 +259,7 @@ def read_form(written: str) -> Form:
         if option not in known:
             raise UnknownName(f"option of {name}", option, known)
         if type(value) is not type(known[option]):
-            raise InputError(f"--for {written}: {option} is {value!r}, and is written as {option}={known[option]}")
+            raise InputError(f"--target {written}: {option} is {value!r}, and is written as {option}={known[option]}")
     return FORMS[name](**options)
 
 
@@ -301,8 +301,8 @@ class FileCost:
         bits = self.form.place(row_of(layer), precision.weight_bits)
         if bits >= LEFT_ALONE_BITS and precision.quantizes_weights and layer.weights:
             raise InputError(
-                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_of(layer))}; or leave it as it is, --fix "
-                f"'{layer.name}=w16a16'"
+                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_of(layer))}; or leave it as it is, "
+                f"--rules 'fix={layer.name}=w16a16'"
             )
         return bits
 

@@ -67,7 +67,7 @@ TABLE: tuple[Advice, ...] = (
     Advice(
         "float weights", False, "even", alone=True,
         why="of a language model scores of weights alone made worse plans than all layers alike, or hardly better ones",
-        better="fisher, from a text (--task text --task-option data=FILE): some windows, no labels",
+        better="fisher, from a text (--task text:data=FILE): some windows, no labels",
     ),
     Advice(
         "float weights", False, "eagl", options={"steps": "mse"},
@@ -84,34 +84,34 @@ TABLE: tuple[Advice, ...] = (
     Advice(
         "float weights", True, "drift",
         why="there is data to see how far answers move; the float network is calibrated at {top}, not trained there",
-        better="the same from a network trained at {top} (bitplan quantize --to {top}, bitplan finetune)",
+        better="the same from a network trained at {top} (bitplan quantize --bits {top}, bitplan finetune)",
     ),
     # SmolLM2-135M: surely better than all layers alike at 2.5, 3 and 3.5 bits (docs/language.md).
     Advice(
         "float weights", True, "drift", alone=True,
         why="there is data to see how far answers of the float network move; of a small language model it made better "
         "plans than all layers alike, at three sizes",
-        better="the same on more samples (--option samples=16)",
+        better="the same on more samples (--gain drift:samples=16)",
     ),
     Advice(
         "learned steps", True, "drift",
         why="there is data to see how far answers move when a group is lowered from {top}; on CIFAR-10 (ResNet-20, "
         "five seeds, three starts; ResNet-44) it was within 0.4 points of the best, at a tight budget once 1 below",
-        better="with labels, a recipe and minutes (--option time=minutes) alps_racing, which fine-tunes where the "
+        better="with labels, a recipe and minutes (--gain auto:time=minutes) alps_racing, which fine-tunes where the "
         "choice is in doubt",
     ),
     Advice(
         "learned steps", True, "alps_racing", options={"steps": 20, "rounds": 2}, time="minutes",
         why="there are labels, a recipe and minutes to fine-tune groups whose choice drift leaves in doubt; on four "
-        "networks, bound to a part of alps's training (--option spend=0.05), it was never surely below drift, and at "
+        "networks, bound to a part of alps's training (spend=0.05), it was never surely below drift, and at "
         "most 0.4 points below alps",
-        better="with hours (--option time=hours) alps, a training per group and choice",
+        better="with hours (--gain auto:time=hours) alps, a training per group and choice",
     ),
     Advice(
         "learned steps", True, "alps", time="hours",
         why="there are labels, a recipe and hours to fine-tune a network for every group and choice; on CIFAR-10 "
         "(ResNet-20) it was 0.6 points above drift from one start, and chose drift's own plan from another",
-        better="a study of your own (bitplan sweep), and bitplan ceiling for what is left above all methods",
+        better="a study of your own (bitplan sweep), and bitplan run ceiling for what is left above all methods",
     ),
 )  # fmt: skip
 

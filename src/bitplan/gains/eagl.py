@@ -90,14 +90,14 @@ class Eagl(Gain):
             if lacking:
                 more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
                 raise InputError(
-                    f"{path or 'the model'} has no learned step for layer {lacking[0]!r}{more}: choose --option "
-                    "steps=mse, lsq or absmax (in Python: steps=…)"
+                    f"{path or 'the model'} has no learned step for layer {lacking[0]!r}{more}: choose "
+                    "--gain eagl:steps=mse, lsq or absmax (in Python: steps=…)"
                 )
             return weights, "mse"  # asked for by no layer: all have learned theirs
         if self.steps is None and not path and lacking:
             raise InputError(
-                "this is a float model, without learned steps: choose how EAGL finds them, --option steps=mse, lsq or "
-                "absmax (in Python: steps=…), or quantize and train the model first"
+                "this is a float model, without learned steps: choose how EAGL finds them, --gain "
+                "eagl:steps=mse, lsq or absmax (in Python: steps=…), or quantize and train the model first"
             )
         kind: Kind = self.steps or "mse"
         without_steps = {name: Weights(item.tensor, item.layout) for name, item in weights.items()}

@@ -93,7 +93,7 @@ def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names:
     lacking = [end for end in ("first", "last") if not getattr(ends, end) and getattr(used, end) is not None]
     if lacking:
         _log.warning(
-            "%s does not tell which layer is the %s one, so none is fixed as that: name it, --fix 'LAYER=%s' "
+            "%s does not tell which layer is the %s one, so none is fixed as that: name it, --rules 'fix=LAYER=%s' "
             "(in Python: Rules(fix=…))", checkpoint.path, " or the ".join(lacking), getattr(used, lacking[0]),
         )  # fmt: skip
     return apply_rules(graph, used, ends)

@@ -55,7 +55,7 @@ def _left_out(narrow: int, strict: Graph, wider: Graph) -> str:
     left = "nothing" if not strict.selectable else "one group"
     return (
         f"rules: layers with fewer than {narrow} input features are not fixed here, since that would leave {left} of "
-        f"{len(wider.selectable)} groups to choose; --narrow {narrow} (Rules(narrow={narrow})) fixes them"
+        f"{len(wider.selectable)} groups to choose; --rules narrow={narrow} (Rules(narrow={narrow})) fixes them"
     )
 
 

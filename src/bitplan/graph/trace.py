@@ -125,12 +125,14 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TraceError(
             f"{_place(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "
-            "trace it with data, --values (in Python: trace(model, example, values=True))"
+            "trace it with data, --input values (in Python: trace(model, example, values=True))"
         ) from error
     except Exception as error:
         message = str(error).strip().splitlines()
         # Some operations know the shapes of fewer types than they compute (torch's grouped products: bf16 only).
-        hint = "" if shadow.follows_values else " (if the model runs on it: --values, or values=True, traces a run)"
+        hint = (
+            "" if shadow.follows_values else " (if the model runs on it: --input values, or values=True, traces a run)"
+        )
         misfit = isinstance(error, RuntimeError | TypeError | ValueError | IndexError)
         told = "the example input does not fit the model" if misfit else "the model's own code fails"
         raise TraceError(

@@ -66,7 +66,7 @@ class Proof:
             raise InputError(
                 f"the plan quantizes {named(self.in_float)}, which this network computes in float: make the plan from "
                 "a graph of this model, with trace(model, example); if it is from one, fix what bitplan cannot reach: "
-                f"--fix '{next(iter(self.in_float))}=w16a16', or Rules(fix=…)"
+                f"--rules 'fix={next(iter(self.in_float))}=w16a16', or Rules(fix=…)"
             )
         complain(self.unreached, unreached)
 

@@ -26,8 +26,8 @@ def look_at(path: str | Path) -> RunFolder:
         return StillRun(Path(path))
     if not isinstance(load(path, Record), RunResults):
         raise FileError(
-            f"{path} is not the folder of a run, nor a file of its results: make one with `bitplan sweep` or `bitplan "
-            "results RUN -o FILE`"
+            f"{path} is not the folder of a run, nor a file of its results: make one with `bitplan sweep` or "
+            "`bitplan run results RUN -o FILE`"
         )
     return KeptRun(Path(path))
 

@@ -57,7 +57,7 @@ def regret_values(run: RunFolder) -> Table:
 def _found(run: RunFolder) -> tuple[list[Ceiling], tuple[Regret, ...]]:
     study, ceilings = run.study, run.found_ceilings  # what is no run's folder is refused first
     if not ceilings:
-        raise InputError(f"{run.path} has no ceiling yet: `bitplan ceiling STUDY --run {run.path}` finds one")
+        raise InputError(f"{run.path} has no ceiling yet: `bitplan run ceiling STUDY --run {run.path}` finds one")
     return ceilings, regrets(study, run.results, ceilings, run.plans)
 
 
@@ -134,7 +134,9 @@ def _best_of(
     for run in runs:
         study, ceilings = run.study, run.found_ceilings
         if not ceilings:
-            raise InputError(f"{run.path} has no ceiling: `bitplan ceiling STUDY` finds one; leave it out until then")
+            raise InputError(
+                f"{run.path} has no ceiling: `bitplan run ceiling STUDY` finds one; leave it out until then"
+            )
         names, told = _names(study), spends_of(run)
         for one in regrets(study, run.results, ceilings, run.plans):
             place = called[study.id], one.budget

@@ -85,12 +85,13 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
     if not study.methods:
         raise InputError(
             f"{study.name} compares quantizers and no methods, of which a page would be: `bitplan compare {run.path}` "
-            "and `bitplan tables --which quantizers` show them"
+            "and `bitplan run tables --which quantizers` show them"
         )
     if not gains and run.bound_gains:
         raise InputError(
             f"every method of {study.name} that is done chose within one budget, and a page needs gains that hold for "
-            "all: add a method to the study, such as uniform; `bitplan compare` and `bitplan tables` show the scores"
+            "all: add a method to the study, such as uniform; `bitplan compare` and `bitplan run tables` "
+            "show the scores"
         )
     if graph is None or costs is None or not gains:
         missing = "graph" if graph is None else "costs" if costs is None else "gains of any method"
@@ -113,7 +114,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
         candidates=candidates,
         budget=chosen,
         budgets=tuple(dict.fromkeys((*study.budgets, chosen))),
-        command=f"bitplan select {files} {folder}/{{gains}} --budget {{budget}}{{selector}} -o plan.json",
+        command=f"bitplan steps select {files} {folder}/{{gains}} --budget {{budget}}{{selector}} -o plan.json",
         study=study,
         results=tuple(run.results),
         failures=tuple(run.failures),

@@ -373,7 +373,7 @@ def _quantizer_cells(run: RunFolder) -> tuple[Cell, ...]:
     if not run.study.quantizers:
         raise InputError(f"{run.study.name} compares no quantizers: a study lists them as [[quantizers]]")
     if not found:
-        raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
+        raise InputError(f"{run.path} has no finished trial yet: `bitplan run status {run.path}` shows how far it is")
     return found
 
 
@@ -522,9 +522,11 @@ def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()
 def _cells(run: RunFolder) -> tuple[Cell, ...]:
     found = cells(run.study, run.results, run.plans)
     if not run.study.methods:
-        raise InputError(f"{run.study.name} compares quantizers and no methods: `bitplan tables --which quantizers`")
+        raise InputError(
+            f"{run.study.name} compares quantizers and no methods: `bitplan run tables --which quantizers`"
+        )
     if not found:
-        raise InputError(f"{run.path} has no finished trial yet: `bitplan status {run.path}` shows how far it is")
+        raise InputError(f"{run.path} has no finished trial yet: `bitplan run status {run.path}` shows how far it is")
     return found
 
 

@@ -315,11 +315,11 @@ def check_selectable(graph: Graph) -> None:
     shown = ", ".join(f"{count} by {reason}" for reason, count in Counter(reasons).items())
     ends = all(layer.is_end for layer in graph.layers)
     hint = (
-        "relax that rule with --narrow 0 (Rules(narrow=0))"
+        "relax that rule with --rules narrow=0 (Rules(narrow=0))"
         if narrow
-        else "choose for its ends too, --first free --last free (Rules(first=None, last=None))"
+        else "choose for its ends too, --rules first=free,last=free (Rules(first=None, last=None))"
         if ends
-        else "free some with --free PATTERN (Rules(free=…))"
+        else "free some with --rules free=PATTERN (Rules(free=…))"
     )
     raise NothingToChoose(
         f"nothing left to choose in {graph.model}: all {len(graph.layers)} layers are fixed, {shown}; {hint}"
@@ -360,9 +360,12 @@ def _impossible_file(budget: Budget, cost: Costs, account: Account, least: int) 
         part = f", {unit.told(0, account)} of it for what is not chosen"
         largest = max(cost.fixed, key=lambda name: cost.fixed[name])
         taken = unit.text(cost.fixed[largest] / unit.one(account))
-        hints.append(f"store {largest} ({taken}) in fewer bits, such as --free '{largest}' or --fix '{largest}=w4a16'")
+        hints.append(
+            f"store {largest} ({taken}) in fewer bits, such as --rules 'free={largest}' "
+            f"or --rules 'fix={largest}=w4a16'"
+        )
     if "size" in cost.target or cost.target.startswith(("vllm", "matmulnbits", "packed")):
-        hints.append("take larger groups (--for …:size=128)")
+        hints.append("take larger groups (--target …:size=128)")
     if cost.places:
         hints.append(f"{len(cost.places)} of {len(cost.rows)} groups have rows for which {cost.name} stores no less")
     lower = f"; {'; '.join(hints)}" if hints else ""

@@ -73,7 +73,7 @@ def confidence(
     if gains.errors is None:
         raise InputError(
             f"the gains by {gains.method} carry no standard errors, so how sure each choice is cannot be said: "
-            "estimate with hawq or alps, or with eagl and --option bootstrap=100"
+            "estimate with hawq or alps, or with --gain eagl:bootstrap=100"
         )
     problem = pose(graph, gains, costs, budget).problem
     name, solve = selector_of(selector, gains)

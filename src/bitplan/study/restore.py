@@ -1,4 +1,4 @@
-"""restore: put what was kept of a run (`bitplan results`) into a run's folder, so that a study goes on from there.
+"""restore: put what was kept of a run (`bitplan run results`) into a run's folder, so that a study goes on from there.
 
 A study whose folder was lost, or that got another start, budget or seed since, then trains only what is new: estimates
 and trainings are found by their own ids. Networks are not among what was kept. Where one is needed to start from, it is

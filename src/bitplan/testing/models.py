@@ -31,7 +31,7 @@ def check_model(factory: Callable[[], Any], *, example: Any = None, name: str = 
 
 
 def _built(factory: Callable[[], Any]) -> Any:
-    """Without memory for its weights where that is possible, as `bitplan trace` builds it."""
+    """Without memory for its weights where that is possible, as `bitplan steps trace` builds it."""
     try:
         with torch.device("meta"):
             return factory()

@@ -51,7 +51,7 @@ def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -
     if teacher is None and recipe.distills:
         told = next((name, getattr(stage, name)) for stage in recipe.stages for name in TAUGHT if getattr(stage, name))
         raise InputError(
-            f"the recipe distills ({told[0]} = {told[1]:g}) but there is no teacher: give one, --teacher "
+            f"the recipe distills ({told[0]} = {told[1]:g}) but there is no teacher: give one, --recipe teacher=NAME "
             "(in Python: teacher=…)"
         )
     if teacher is not None and not recipe.distills:

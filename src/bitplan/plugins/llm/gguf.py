@@ -232,8 +232,8 @@ def _kinds(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
     shown = "; ".join(odd[:_SHOWN]) + (f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else "")
     if odd and not widen:
         raise InputError(
-            f"GGUF has no type that holds exactly: {shown}. Quantize for it (bitplan plan … --for gguf, or --method "
-            "gguf), or give --widen (widen=True) to store them so"
+            f"GGUF has no type that holds exactly: {shown}. Quantize for it (bitplan plan … --target gguf, or "
+            "--quantizer gguf), or give --widen (widen=True) to store them so"
         )
     if odd:
         _log.warning("widened for gguf: %s", shown)
@@ -257,7 +257,7 @@ def _left(value: Tensor, given: GgufTensor | None) -> GgufTensor:
 LLAMA_LIKE = ("llama", "mistral")
 """Kinds of networks of transformers' that are llama in GGUF: their queries and keys are turned."""
 _NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens in llama.cpp
-_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --option origin=FILE.gguf"
+_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --format gguf:origin=FILE.gguf"
 
 
 def header_of(config: Any, folder: Path | None, name: str) -> dict[str, Entry]:

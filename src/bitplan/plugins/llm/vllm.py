@@ -227,7 +227,9 @@ def _layouts(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, _Layout]:
         else:
             why = why_no_multiples(quantizer)
         if why:
-            raise InputError(f"layer {name!r} has no place in a checkpoint for vllm: {why}; plan … --for vllm:size=…")
+            raise InputError(
+                f"layer {name!r} has no place in a checkpoint for vllm: {why}; plan … --target vllm:size=…"
+            )
         found[name] = _Layout(part.precision.weight_bits, size, zeros)
     _check_fused(found)
     return found

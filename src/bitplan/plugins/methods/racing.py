@@ -194,7 +194,7 @@ class AlpsRacing(Gain):
         if context.aim is None:
             raise InputError(
                 "alps_racing fine-tunes what the budgets hang on: say which you will ask for, --budget 70% or "
-                "--option budgets=60%,70% (in Python: estimate(…, budget='70%'), or budgets=…)"
+                "--gain alps_racing:budgets=60%,70% (in Python: estimate(…, budget='70%'), or budgets=…)"
             )
         return Scales((context.aim,))
 

@@ -198,6 +198,6 @@ def _refuse_narrow(graph: Any, what: str) -> None:
     found = [tensor.name for tensor in graph.initializer if tensor.data_type in narrow]
     if found:
         raise FileError(
-            f"OpenVINO reads no integers of 2 bits, such as {found[0]} in {what}: export the model with --to openvino, "
-            "which stores them in 4"
+            f"OpenVINO reads no integers of 2 bits, such as {found[0]} in {what}: export the model with --format "
+            "openvino, which stores them in 4"
         )

@@ -9,7 +9,7 @@ import bitplan
 from bitplan.quant.convert import options_of
 from bitplan.quant.integer import additions_of
 
-SHORT = ("--set", "steps=3", "--set", "batch_size=32", "--threads", "1")
+SHORT = ("--recipe", "steps=3", "--recipe", "batch_size=32", "--threads", "1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,15 +29,40 @@ def test_from_a_name_to_a_mixed_network(run):
     assert bitplan.evaluate(model, bitplan.load_task("digits")) == said["scores"]["top-1"]
 
     assert (
-        run("quantize", "float", "--to", "w4a4", "--narrow", "0", "--task", "digits", "--samples", "64", "-o", "q")[0]
+        run(
+            "quantize",
+            "float",
+            "--bits",
+            "w4a4",
+            "--rules",
+            "narrow=0",
+            "--task",
+            "digits",
+            "--samples",
+            "64",
+            "-o",
+            "q",
+        )[0]
         == 0
     )
     quantized = bitplan.load_checkpoint("q")
     assert {str(precision) for precision in bitplan.plan_of(quantized).precisions.values()} == {"w4a4", "w8a8"}
 
-    told = ("finetune", "q", "--task", "digits", *SHORT, "--set", "distill=0.5", "--teacher", "float", "-o", "tuned")
+    told = (
+        "finetune",
+        "q",
+        "--task",
+        "digits",
+        *SHORT,
+        "--recipe",
+        "distill=0.5",
+        "--recipe",
+        "teacher=float",
+        "-o",
+        "tuned",
+    )
     assert run(*told)[0] == 0
-    assert run("plan", "tuned", "--narrow", "0", "--budget", "70%", "-o", "plan.json")[0] == 0
+    assert run("plan", "tuned", "--rules", "narrow=0", "--budget", "70%", "-o", "plan.json")[0] == 0
     code, _, err = run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")
     assert (code, err) == (0, "wrote mixed\n")  # its steps are known already
     assert bitplan.plan_of(bitplan.load_checkpoint("mixed")).method == "eagl"
@@ -55,13 +80,11 @@ def test_quantizers_are_listed_and_typed_with_their_options(run):
     assert listed["ternary"]["weights"] == "2, 8 bits"
     assert listed["lq"]["uniform"] == "no"
     assert listed["pact"]["from"].startswith("Choi et al. 2018")
-    typed = ("quantize", "digits_resnet", "--to", "w2a4", "--task", "digits", "--samples", "64", "-o", "q")
-    assert run(*typed, "--method", "sawb:zero=true,decay=0.001")[0] == 0
+    typed = ("quantize", "digits_resnet", "--bits", "w2a4", "--task", "digits", "--samples", "64", "-o", "q")
+    assert run(*typed, "--quantizer", "sawb:zero=true,decay=0.001")[0] == 0
     assert options_of(bitplan.load_checkpoint("q")).method == "sawb:zero=true,decay=0.001"
     assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
-    code, _, err = run(
-        "plan", "tuned", "--choices", "w2a2,w2a4", "--cost", "bops", "--budget", "80%", "-o", "plan.json"
-    )
+    code, _, err = run("plan", "tuned", "--bits", "w2a2,w2a4", "--cost", "bops", "--budget", "80%", "-o", "plan.json")
     assert code == 0, err
     assert run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")[0] == 0
     assert options_of(bitplan.load_checkpoint("mixed")).method == "sawb:zero=true,decay=0.001"
@@ -80,7 +103,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_finished_run_is_not_repeated
 
 def test_a_recipe_file_and_single_values_over_it(run, tmp_path):
     (tmp_path / "recipe.toml").write_text("[recipe]\nepochs = 5\nlr = 0.1\nbatch_size = 32\n")
-    told = ("--recipe", "recipe.toml", "--set", "steps=2", "--threads", "1")
+    told = ("--recipe", "recipe.toml", "--recipe", "steps=2", "--threads", "1")
     assert run("finetune", "digits_resnet", "--task", "digits", *told, "-o", "x")[0] == 0
     lines = [json.loads(line) for line in (tmp_path / "x.training" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
@@ -89,49 +112,50 @@ def test_a_recipe_file_and_single_values_over_it(run, tmp_path):
 
 def test_public_weights_from_a_local_file(run, tmp_path):
     torch.save({"state_dict": bitplan.load_model("resnet20")[0].state_dict()}, tmp_path / "w.th")
-    assert run("quantize", "resnet20", "--weights", "w.th", "--to", "w8a8", "-o", "q")[0] == 0
+    assert run("quantize", "resnet20", "--weights", "w.th", "--bits", "w8a8", "-o", "q")[0] == 0
     assert str(bitplan.plan_of(bitplan.load_checkpoint("q")).precisions["linear"]) == "w8a8"
 
 
 def test_a_model_of_ones_own(run, own_model):
     source = f"{own_model}:with_example"
-    code, _, err = run("quantize", source, "--to", "w4a4", "-o", "q")
+    code, _, err = run("quantize", source, "--bits", "w4a4", "-o", "q")
     assert code == 0
     assert "first training batch" in err
     code, _, err = run("plan", "q", "--budget", "70%")
     assert code == 0  # without its code: by names and shapes
     code, _, err = run("evaluate", "q", "--task", "digits")
     assert (code, "--model package.module:factory" in err) == (2, True)
-    code, _, err = run("quantize", "q", "--model", source, "--to", "w2a2", "-o", "q2")
+    code, _, err = run("quantize", "q", "--model", source, "--bits", "w2a2", "-o", "q2")
     assert code == 0
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("quantize", "digits_resnet", "-o", "q"), "give either --plan FILE or --to PRECISION"),
+        (("quantize", "digits_resnet", "-o", "q"), "give either --plan FILE or --bits PRECISION"),
         (("finetune", "digits_resnet", "--task", "digits", "-o", "x"), "give the length of training once"),
-        (("finetune", "digits_resnet", "--task", "digits", "--set", "epoch=1", "-o", "x"), "did you mean epochs?"),
-        (("finetune", "digits_resnet", "--task", "digits", "--set", "epochs", "-o", "x"), "'epochs' is not KEY"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "epoch=1", "-o", "x"), "did you mean epochs?"),
+        (("finetune", "digits_resnet", "--task", "digits", "--recipe", "epochs", "-o", "x"), "'epochs' is neither"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "no.toml", "-o", "x"), "cannot read no.toml"),
         (("finetune", "digits_resnet", "--task", "digits", "--recipe", "bad.toml", "-o", "x"), "bad.toml: not TOML"),
         (("evaluate", "digits_resnet", "--task", "digit"), "did you mean digits?"),
-        (("evaluate", "digits_resnet", "--task", "digits", "--task-option", "data=x"), "unknown option of digits"),
-        (("evaluate", "resnet20", "--task", "cifar10", "--task-option", "data=nowhere"), "nowhere"),
+        (("evaluate", "digits_resnet", "--task", "digits:data=x"), "unknown option of digits"),
+        (("evaluate", "resnet20", "--task", "cifar10:data=nowhere"), "nowhere"),
         (("evaluate", "digits_resnet", "--model", "x", "--task", "digits"), "--model names the network"),
-        (("finetune", "resnet20", "--task", "digits", *SHORT, "--teacher", "resnet20", "-o", "x"), "teach nothing"),
+        (("finetune", "resnet20", "--task", "digits", *SHORT, "--recipe", "teacher=resnet20", "-o", "x"),
+         "teach nothing"),
         (("evaluate", "digits_resnet", "--task", "digits", "--fresh", "fc.*"), "which tensors --weights may lack"),
-        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--teacher-weights", "x.pth", "-o", "x"),
-         "--teacher-weights are those of --teacher"),
-        (("export", "bad.toml", "--model", "x", "--to", "mlx", "-o", "x"), "--model names the network of a checkpoint"),
+        (("finetune", "digits_resnet", "--task", "digits", *SHORT, "--recipe", "teacher_weights=x.pth", "-o", "x"),
+         "teacher_weights are those of teacher=NAME"),
+        (("export", "bad.toml", "--model", "x", "--format", "mlx", "-o", "x"), "--model names the network"),
         (("evaluate", "resnet20", "--task", "digits"), "does not fit the task digits: the example input does not fit "
                                                        "the model: in conv1 (Conv2d): "),
         (("finetune", "resnet20", "--task", "digits", *SHORT, "-o", "x"), "does not fit the task digits"),
         (("finetune", "users_model:three", "--task", "digits", *SHORT, "-o", "x"), "by its classes: Target "),
-        (("quantize", "users_model:three", "--to", "w4a4", "-o", "q"), "gives no example input: add --input"),
+        (("quantize", "users_model:three", "--bits", "w4a4", "-o", "q"), "gives no example input: add --input"),
         (("evaluate", "digits_resnet", "--task", "digits", "--integer"), "this model is not quantized"),
         (("evaluate", "empty", "--task", "digits"), "not a checkpoint that bitplan wrote"),
-        (("estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
+        (("steps", "estimate", "eagl", "x.json", "--engine", "loca"), "cannot read x.json"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(run, own_model, tmp_path, words, said):
@@ -145,19 +169,19 @@ def test_bad_input_is_one_line(run, own_model, tmp_path, words, said):
 
 @pytest.mark.parametrize("given", ["q", "q/model.safetensors"])
 def test_a_quantized_networks_weights_are_told_as_what_they_are(run, given):
-    assert run("quantize", "digits_resnet", "--to", "w8a8", "-o", "q")[0] == 0
-    code, _, err = run("quantize", "digits_resnet", "--weights", given, "--to", "w4a4", "-o", "other")
+    assert run("quantize", "digits_resnet", "--bits", "w8a8", "-o", "q")[0] == 0
+    code, _, err = run("quantize", "digits_resnet", "--weights", given, "--bits", "w4a4", "-o", "other")
     assert code == 2
     assert f"error: {given} holds a network that bitplan quantized (it has " in err
     assert "give the folder q instead of a model with --weights" in err
-    assert run("quantize", "q", "--to", "w4a4", "-o", "other")[0] == 0
+    assert run("quantize", "q", "--bits", "w4a4", "-o", "other")[0] == 0
 
 
 def test_a_network_for_integers_stays_one_from_verb_to_verb(run):
-    words = ("--to", "w4a4", "--narrow", "0", "--task", "digits", "--samples", "64", "--integer")
+    words = ("--bits", "w4a4", "--rules", "narrow=0", "--task", "digits", "--samples", "64", "--integer")
     assert run("quantize", "digits_resnet", *words, "-o", "q")[0] == 0
     assert run("finetune", "q", "--task", "digits", *SHORT, "-o", "tuned")[0] == 0
-    assert run("plan", "tuned", "--narrow", "0", "--budget", "70%", "-o", "plan.json")[0] == 0
+    assert run("plan", "tuned", "--rules", "narrow=0", "--budget", "70%", "-o", "plan.json")[0] == 0
     assert run("quantize", "tuned", "--plan", "plan.json", "-o", "mixed")[0] == 0
     mixed = bitplan.load_checkpoint("mixed")
     assert options_of(mixed).integer

@@ -29,12 +29,12 @@ def run(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-QUICK = ["--task", "digits", "--option", "judge=drift:samples=32", "--option", "spend=256"]
+OPTIONS = "judge=drift:samples=32,spend=256"
 
 
 def test_plan_searches_within_its_budget(start, tmp_path):
-    done = run("plan", start / "w4a4", "--gain", "evolution", "--budget", "70%", "--narrow", 0, *QUICK, "-o",
-               tmp_path / "plan.json", "--html", tmp_path / "plan.html")  # fmt: skip
+    words = ("--gain", f"evolution:{OPTIONS}", "--budget", "70%", "--rules", "narrow=0", "--task", "digits")
+    done = run("plan", start / "w4a4", *words, "-o", tmp_path / "plan.json", "-o", tmp_path / "plan.html")
     assert done.exit_code == 0, done.output
     plan = load(tmp_path / "plan.json", Plan)
     assert (plan.method, plan.limits[0].budget) == ("evolution", "70%")
@@ -43,7 +43,16 @@ def test_plan_searches_within_its_budget(start, tmp_path):
 
 
 def test_estimate_takes_a_budget(start, tmp_path):
-    words = ["estimate", "random_search", start / "graph.json", "--model", start / "w4a4", *QUICK]
+    words = [
+        "steps",
+        "estimate",
+        f"random_search:{OPTIONS}",
+        start / "graph.json",
+        "--model",
+        start / "w4a4",
+        "--task",
+        "digits",
+    ]
     done = run(*words, "--budget", "memory=75%", "--json")
     assert done.exit_code == 0, done.output
     gains = Gains.from_json(json.dumps(json.loads(done.stdout)))
@@ -56,5 +65,5 @@ def test_estimate_takes_a_budget(start, tmp_path):
 
 
 def test_a_frontier_is_refused(start):
-    said = run("frontier", start / "w4a4", "--gain", "evolution")
+    said = run("show", "frontier", start / "w4a4", "--gain", f"evolution:{OPTIONS}")
     assert "evolution chooses within one budget, and a frontier asks for many" in str(said.exception)

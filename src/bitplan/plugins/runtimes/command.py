@@ -1,4 +1,4 @@
-"""The verb that times a network layer by layer: measure."""
+"""The command `bitplan measure`, which times a network layer by layer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitplan.cli.options import Choices, First, Fix, Free, Input, Json, Last, Narrow, Target, Trust, WithValues
-from bitplan.cli.progress import showing_progress
-from bitplan.cli.steps import emit, read_rules
-from bitplan.cli.terminal import tell
+from bitplan.cli.options import Bits, InputShape, Json, RuleWords, Target, Trust, read_rules
+from bitplan.cli.planning import write_record
+from bitplan.cli.terminal import showing_progress, tell
 from bitplan.core.defaults import CHOICES
 
 if TYPE_CHECKING:
@@ -19,61 +18,53 @@ if TYPE_CHECKING:
 _KEPT = ".measuring"  # ends the name of the folder beside the output that a killed measurement goes on from
 
 
-def add(app: typer.Typer) -> None:
-    """Put the verb on the command line."""
-    app.command()(measure)
-
-
 def measure(
     target: Target,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the record to this file.")],
-    on: Annotated[str, typer.Option(help="onnxruntime, openvino, torch, or matmulnbits.")] = "onnxruntime",
-    choices: Choices = CHOICES,
+    on: Annotated[
+        str,
+        typer.Option(help="The runtime, with options of its format: onnxruntime, openvino, torch, or matmulnbits."),
+    ] = "onnxruntime",
+    bits: Bits = CHOICES,
     threads: Annotated[int, typer.Option(min=1, help="How many CPU threads the runtime may use.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="How many samples at once.")] = 1,
     integer: Annotated[
-        bool | None, typer.Option(help="Networks made for integers; where a runtime needs them unless said.")
+        bool | None, typer.Option(show_default="if the runtime needs them", help="Time networks made for integers.")
     ] = None,
-    option: Annotated[list[str], typer.Option("--option", help="An option of the file's format. Repeats.")] = [],
-    input: Input = None,
-    values: WithValues = False,
+    input: InputShape = None,
     trust: Trust = False,
-    fix: Fix = [],
-    free: Free = [],
-    first: First = None,
-    last: Last = None,
-    narrow: Narrow = None,
+    rules: RuleWords = [],
     json: Json = False,
 ) -> None:
-    """Time every layer at every choice, on this machine: a cost for plan, price and frontier (--cost FILE).
+    """Time every layer at every precision, on this machine: a cost for plan (--cost FILE).
 
-    Killed and typed again, it goes on where it was.
+    If it was killed, run it again and it goes on.
     """
-    from bitplan.cli.door import Beside, what_is
-    from bitplan.core.option_parsing import read_options
+    from bitplan.cli.inputs import InputOptions, read_input
+    from bitplan.core.option_parsing import read_named
     from bitplan.core.progress import clock
     from bitplan.plugins.runtimes.latency import How, forget
     from bitplan.plugins.runtimes.latency import measure as measure_layers
 
-    rules = read_rules(choices, first=first, last=last, narrow=narrow, fix=fix, free=free)
-    thing = what_is(target, Beside(shape=input, values=values, trust=trust))
-    model, graph, folder = thing.model, thing.graph(rules), output.with_name(output.name + _KEPT)
-    how = How(threads=threads, batch=batch, integer=integer, options=read_options(option))
+    fixed, links = read_rules(bits, rules)
+    runtime, options = read_named(on, "--on")
+    network = read_input(target, InputOptions(input=input, trust=trust))
+    model, graph, folder = network.model, network.graph(fixed, links), output.with_name(output.name + _KEPT)
+    how = How(threads=threads, batch=batch, integer=integer, options=options)
     how["announce"] = lambda seconds: tell(f"about {clock(seconds)} to go")
     with showing_progress("measuring", left=False) as progress:
         found = measure_layers(
-            model, thing.example, on, choices=choices, graph=graph, folder=folder, progress=progress, **how
+            model, network.example, runtime, choices=bits, graph=graph, folder=folder, progress=progress, **how
         )
-    done = emit(found, output, json)
+    done = write_record(found, output, json)
     forget(folder)
     if not done:
         _show(found, output)
 
 
 def _show(found: Latency, output: Path) -> None:
-    """Whole networks, what does not differ, whether times add up, and what to type next."""
-    from bitplan.cli.console import console
-    from bitplan.cli.show import table
+    """Print the times of whole networks, whether those of layers add up, and the next command."""
+    from bitplan.cli.show import console, table
 
     about = found.about
     named = f"{about.model} in {about.runtime}, {about.threads} thread{'s' * (about.threads > 1)}, batch {about.batch}"
@@ -101,4 +92,4 @@ def _show(found: Latency, output: Path) -> None:
     low = found.whole[about.choices[0]].taken.ns
     budget = f"{(low + highest) / 2e6:.3g}ms"
     made = ", and quantize with --integer" if about.integer else ""
-    out.print(f"\nNext: bitplan plan {about.model} --cost {output} --choices {written} --budget {budget}{made}")
+    out.print(f"\nNext: bitplan plan {about.model} --cost {output} --bits {written} --budget {budget}{made}")

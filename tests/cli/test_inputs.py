@@ -8,11 +8,17 @@ import torch
 from safetensors.torch import save_file
 
 import bitplan
-from bitplan.cli import door
-from bitplan.cli.checkpoints import OwnCheckpoint, WeightsFile
-from bitplan.cli.door import Beside, Pick, what_is
-from bitplan.cli.run_networks import RunNetwork
-from bitplan.cli.things import BuiltModel, RecordFile
+from bitplan.cli import inputs
+from bitplan.cli.inputs import (
+    BuiltModel,
+    CheckpointFolder,
+    InputOptions,
+    RecordFile,
+    RunChoice,
+    RunNetwork,
+    WeightsFile,
+    read_input,
+)
 from bitplan.core.errors import InputError
 from bitplan.core.studies import Method, Start, Study
 from bitplan.models import zoo
@@ -69,8 +75,8 @@ def loads(monkeypatch):
         ("timm/vit_tiny_patch16_224", BuiltModel),
         ("package.module:factory", BuiltModel),
         ("gone", BuiltModel),
-        ("named", OwnCheckpoint),
-        ("unnamed", OwnCheckpoint),
+        ("named", CheckpointFolder),
+        ("unnamed", CheckpointFolder),
         ("net.safetensors", WeightsFile),
         ("gone.safetensors", WeightsFile),
         ("gone.index.json", WeightsFile),
@@ -86,26 +92,26 @@ def loads(monkeypatch):
     ],
 )
 def test_what_a_thing_is_shows_without_loading_it(here, loads, written, kind):
-    assert type(what_is(written)) is kind
+    assert type(read_input(written)) is kind
     assert loads == []
 
 
 def test_a_model_is_built_once_with_weights_and_not_at_all_twice(here, loads):
-    thing = what_is("digits_resnet")
+    thing = read_input("digits_resnet")
     assert thing.graph(RULES) == thing.graph(RULES)
     assert thing.example is not None
     assert loads == ["load_model"]
-    whole = what_is("digits_resnet", Beside(seed=3))
+    whole = read_input("digits_resnet", InputOptions(seed=3))
     model = whole.model
     assert whole.graph(RULES).id == thing.graph(RULES).id
     assert whole.model is model
     assert loads == ["load_model"] * 2
-    again = what_is("digits_resnet", Beside(seed=3)).model
+    again = read_input("digits_resnet", InputOptions(seed=3)).model
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
 
 
 def test_a_checkpoint_that_names_its_model_is_read_once(here, loads):
-    thing = what_is("named")
+    thing = read_input("named")
     assert thing.graph(RULES).model == "digits_resnet"
     assert thing.weights is thing.model
     assert (thing.spec, thing.has_random_weights) == ("digits_resnet", False)
@@ -113,13 +119,13 @@ def test_a_checkpoint_that_names_its_model_is_read_once(here, loads):
 
 
 def test_a_checkpoint_that_names_none_is_a_file_of_weights_or_what_the_user_says(here):
-    by_names = what_is("unnamed")
+    by_names = read_input("unnamed")
     assert by_names.graph(RULES).links == ()
     assert by_names.weights.tensors
     with pytest.raises(InputError, match="say which it is with --model"):
         _ = by_names.model
-    said = what_is("unnamed", Beside(model="digits_resnet"))
-    assert said.graph(RULES).id == what_is("named").graph(RULES).id
+    said = read_input("unnamed", InputOptions(model="digits_resnet"))
+    assert said.graph(RULES).id == read_input("named").graph(RULES).id
 
 
 def test_a_file_never_names_code(here, tmp_path):
@@ -129,33 +135,33 @@ def test_a_file_never_names_code(here, tmp_path):
     for line in ("id", "checksum"):
         about.pop(line, None)
     (here / "named" / "checkpoint.json").write_text(json.dumps(about))
-    thing = what_is("named")
+    thing = read_input("named")
     for ask in (lambda: thing.model, lambda: thing.graph(RULES), lambda: thing.example, lambda: thing.weights):
         with pytest.raises(InputError, match=r"named/checkpoint.json names code to import \(evil:network\)"):
             ask()
-    assert what_is("named", Beside(model="digits_resnet")).model is not None
+    assert read_input("named", InputOptions(model="digits_resnet")).model is not None
 
 
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: what_is("graph.json").model, "graph.json is no network: give the model, a checkpoint"),
-        (lambda: what_is("graph.json").plan, "this is a graph, where a plan is needed"),
-        (lambda: what_is("plan.json").graph(RULES), "this is a plan, where a graph is needed"),
-        (lambda: what_is("net.safetensors").model, "not a checkpoint that bitplan wrote: name the model and give"),
-        (lambda: what_is("net.safetensors").plan, "net.safetensors is a file of weights, which has no plan"),
-        (lambda: what_is("named").plan, "named holds a float network, which has no plan"),
-        (lambda: what_is("resnet50").plan, "resnet50 is a model, which has no plan"),
-        (lambda: what_is("resnet50").quantized, "resnet50 is neither a plan"),
-        (lambda: what_is("run").graph(RULES), "run is the folder of a run: its graph is in run/graph.json"),
-        (lambda: what_is("run").model, "run has no trained network yet"),
-        (lambda: what_is("named", Beside(weights="x")).model, "named has its own weights: leave --weights out"),
-        (lambda: what_is("resnet50", Beside(model="x")), "--model names the network of a checkpoint folder"),
-        (lambda: what_is("named", pick=Pick(method="eagl")), "--method is for the folder of a run"),
-        (lambda: what_is("named").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
-        (lambda: what_is("graph.json").graph(RULES, ["q_proj"]), "--link is for checkpoints"),
-        (lambda: door.teacher_of("resnet50", None), "teach nothing: add --teacher-weights"),
-        (lambda: door.teacher_of("graph.json", None), "graph.json is no network"),
+        (lambda: read_input("graph.json").model, "graph.json is no network: give the model, a checkpoint"),
+        (lambda: read_input("graph.json").plan, "this is a graph, where a plan is needed"),
+        (lambda: read_input("plan.json").graph(RULES), "this is a plan, where a graph is needed"),
+        (lambda: read_input("net.safetensors").model, "not a checkpoint that bitplan wrote: name the model and give"),
+        (lambda: read_input("net.safetensors").plan, "net.safetensors is a file of weights, which has no plan"),
+        (lambda: read_input("named").plan, "named holds a float network, which has no plan"),
+        (lambda: read_input("resnet50").plan, "resnet50 is a model, which has no plan"),
+        (lambda: read_input("resnet50").quantized_model, "resnet50 is neither a plan"),
+        (lambda: read_input("run").graph(RULES), "run is the folder of a run: its graph is in run/graph.json"),
+        (lambda: read_input("run").model, "run has no trained network yet"),
+        (lambda: read_input("named", InputOptions(weights="x")).model, "has its own weights: leave --weights out"),
+        (lambda: read_input("resnet50", InputOptions(model="x")), "--model names the network of a checkpoint folder"),
+        (lambda: read_input("named", choice=RunChoice(method="eagl")), "--method is for the folder of a run"),
+        (lambda: read_input("named").graph(RULES, ["q_proj"]), "--rules link=… is for checkpoints"),
+        (lambda: read_input("graph.json").graph(RULES, ["q_proj"]), "--rules link=… is for checkpoints"),
+        (lambda: inputs.load_teacher("resnet50", None), "teach nothing: add teacher_weights=FILE"),
+        (lambda: inputs.load_teacher("graph.json", None), "graph.json is no network"),
     ],
 )  # fmt: skip
 def test_what_a_thing_has_not_is_said_with_what_it_is(here, ask, said):
@@ -165,21 +171,30 @@ def test_what_a_thing_has_not_is_said_with_what_it_is(here, ask, said):
 
 
 def test_links_of_a_file_can_be_asked_for(here):
-    thing = what_is("net.safetensors")
+    thing = read_input("net.safetensors")
     assert thing.graph(RULES, ["none"]).links == ()
     assert [len(link.layers) for link in thing.graph(RULES, [r"\d+(?=\.q_proj)"]).links] == [3]
 
 
 def test_task_and_teacher_are_loaded_once(run, here, loads):
     """Also by a method that says beforehand what it will take."""
-    words = ("--narrow", "0", "--task", "digits", "--samples", "32", "-o", "start")
-    assert run("quantize", "named", "--to", "w4a4", *words)[0] == 0
-    fixed = ("--fix", "blocks.[0-3].*=w4a4")  # three groups are left, which are trained one at a time
-    assert run("trace", "start", "--narrow", "0", *fixed, "-o", "start.json")[0] == 0
+    words = ("--rules", "narrow=0", "--task", "digits", "--samples", "32", "-o", "start")
+    assert run("quantize", "named", "--bits", "w4a4", *words)[0] == 0
+    fixed = ("--rules", "fix=blocks.[0-3].*=w4a4")  # three groups are left, which are trained one at a time
+    assert run("steps", "trace", "start", "--rules", "narrow=0", *fixed, "-o", "start.json")[0] == 0
     loads.clear()
-    recipe = ("--set", "steps=2", "--set", "batch_size=16", "--set", "distill=0.5", "--teacher", "named")
-    words = ("--model", "start", "--option", "steps=1", "--task", "digits", *recipe)
-    code, _, err = run("estimate", "alps", "start.json", *words)
+    recipe = (
+        "--recipe",
+        "steps=2",
+        "--recipe",
+        "batch_size=16",
+        "--recipe",
+        "distill=0.5",
+        "--recipe",
+        "teacher=named",
+    )
+    words = ("--model", "start", "--task", "digits", *recipe)
+    code, _, err = run("steps", "estimate", "alps:steps=1", "start.json", *words)
     assert code == 0, err
     assert "3 trainings (0 of them done)" in err
     assert loads.count("load_task") == 1

@@ -14,34 +14,35 @@ from bitplan.store.files import save
 
 def test_the_flow_as_separate_verbs_equals_plan_in_one_go(run, own_model):
     target = f"{own_model}:with_example"
-    assert run("trace", target, "-o", "graph.json")[0] == 0
-    assert run("estimate", "random", "graph.json", "--seed", 3, "-o", "gains.json")[0] == 0
-    assert run("price", "bmac", "graph.json", "-o", "bmac.json")[0] == 0
-    assert run("price", "memory", "graph.json", "-o", "memory.json")[0] == 0
+    assert run("steps", "trace", target, "-o", "graph.json")[0] == 0
+    assert run("steps", "estimate", "random", "graph.json", "--seed", 3, "-o", "gains.json")[0] == 0
+    assert run("steps", "price", "bmac", "graph.json", "-o", "bmac.json")[0] == 0
+    assert run("steps", "price", "memory", "graph.json", "-o", "memory.json")[0] == 0
     limits = ("--budget", "80%", "--budget", "memory=80%")
-    code, _, err = run("select", "memory.json", "bmac.json", "gains.json", "graph.json", *limits[:2], "-o", "a.json")
+    code, _, err = run(
+        "steps", "select", "memory.json", "bmac.json", "gains.json", "graph.json", *limits[:2], "-o", "a.json"
+    )
     assert code == 0, err
-    code, out, err = run("select", "graph.json", "gains.json", "bmac.json", "memory.json", *limits, "--json")
+    code, out, err = run("steps", "select", "graph.json", "gains.json", "bmac.json", "memory.json", *limits, "--json")
     assert code == 0, err
     one_go = run("plan", target, "--gain", "random", "--seed", 3, *limits, "--json")
     assert one_go[0] == 0, one_go[2]
     assert Plan.from_json(out).precisions == Plan.from_json(one_go[1]).precisions
-    assert run("validate", "graph.json", "gains.json", "bmac.json", "a.json")[0] == 0
+    assert run("show", "validate", "graph.json", "gains.json", "bmac.json", "a.json")[0] == 0
 
 
 def test_price_and_estimate_take_what_plan_takes(run, own_model):
     model = f"{own_model}:with_example"
-    assert run("trace", model, "-o", "graph.json")[0] == 0
-    assert run("quantize", model, "--to", "w4a4", "-o", "folder")[0] == 0
+    assert run("steps", "trace", model, "-o", "graph.json")[0] == 0
+    assert run("quantize", model, "--bits", "w4a4", "-o", "folder")[0] == 0
     for written, given in ((model, ()), ("folder", ("--trust",))):
-        traced, direct = run("price", "bmac", "graph.json"), run("price", "bmac", written, *given)
+        traced, direct = run("steps", "price", "bmac", "graph.json"), run("steps", "price", "bmac", written, *given)
         assert traced[:2] == direct[:2]
-    steps = ("--option", "steps=mse")
-    by_graph = run("estimate", "eagl", "graph.json", "--model", model, *steps)
-    direct = run("estimate", "eagl", model, *steps)
+    by_graph = run("steps", "estimate", "eagl:steps=mse", "graph.json", "--model", model)
+    direct = run("steps", "estimate", "eagl:steps=mse", model)
     assert direct[0] == 0, direct[2]
     assert by_graph[:2] == direct[:2]
-    code, _, err = run("estimate", "eagl", model, "--model", model)
+    code, _, err = run("steps", "estimate", "eagl", model, "--model", model)
     assert (code, err.count("\n")) == (2, 1)
     assert "--model is the network of a graph file" in err
 
@@ -77,7 +78,7 @@ def test_explain_says_how_sure_each_choice_is(run, graph):
     for record in (graph, gains, bitplan.price("memory", graph)):
         files.append(f"{record.kind()}.json")
         save(record, files[-1])
-    code, out, err = run("select", *files, "--budget", "80%", "--explain")
+    code, out, err = run("steps", "select", *files, "--budget", "80%", "--explain")
     assert code == 0, err
     assert "groups are a stable core" in out.splitlines()[-1]
     assert "sure" in next(line for line in out.splitlines() if line.startswith("layer"))
@@ -97,24 +98,33 @@ def test_gains_are_shown_with_their_errors(graph, capsys):
 
 
 def test_frontier_shows_the_budgets_and_all_points_as_json(run):
-    code, out, _ = run("frontier", "resnet50", "--gain", "uniform", "--at", "70%,60%")
+    code, out, _ = run("show", "frontier", "resnet50", "--gain", "uniform", "--budgets", "70%,60%")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if "×" in line] == ["70%", "60%"]
-    code, out, _ = run("frontier", "resnet50", "--gain", "uniform", "--at", "70%", "--json")
+    code, out, _ = run("show", "frontier", "resnet50", "--gain", "uniform", "--budgets", "70%", "--json")
     content = json.loads(out)
     assert len(content["points"]) > 20
     assert content["plans"][0]["limits"][0]["budget"] == "70%"
 
 
 def test_trace_shows_what_was_not_reached(run):
-    code, out, _ = run("trace", "googlenet")
+    code, out, _ = run("steps", "trace", "googlenet")
     assert code == 0
     assert "Not reached by the example input, so not planned: aux1.conv.conv" in out
 
 
 def test_trace_takes_rules_and_shapes(run, own_model):
     code, out, err = run(
-        "trace", f"{own_model}:body", "--input", "7x200", "--fix", "2=w2a2", "--first", "free", "--json"
+        "steps",
+        "trace",
+        f"{own_model}:body",
+        "--input",
+        "7x200",
+        "--rules",
+        "fix=2=w2a2",
+        "--rules",
+        "first=free",
+        "--json",
     )
     assert code == 0, err
     layers = {layer.name: layer for layer in Graph.from_json(out).layers}
@@ -130,7 +140,7 @@ def test_bits_per_weight(run, own_model):
 
 
 def test_weight_only_choices(run, own_model):
-    words = ("--choices", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
+    words = ("--bits", "w2a16,w4a16,w8a16", "--budget", "4bpw", "--gain", "uniform", "--json")
     code, out, err = run("plan", f"{own_model}:with_example", *words)
     assert code == 0, err
     assert {precision.act_bits for precision in Plan.from_json(out).precisions.values()} == {16}
@@ -149,18 +159,18 @@ def a_checkpoint(path):
 
 def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
     path = a_checkpoint(tmp_path / "model.safetensors")
-    words = ("plan", path, "--budget", "3.2bpw", "--choices", "w2a16,w3a16,w4a16", "--json")
+    words = ("plan", path, "--budget", "3.2bpw", "--bits", "w2a16,w3a16,w4a16", "--json")
     code, out, err = run(*words)
     assert code == 0, err
     plan = Plan.from_json(out)
     assert plan.method == "even"
     assert len(plan.links) == 6
-    code, out, _ = run("trace", path, "--link", "none", "--json")
+    code, out, _ = run("steps", "trace", path, "--rules", "link=none", "--json")
     assert (code, Graph.from_json(out).links) == (0, ())
-    code, out, _ = run("trace", path, "--link", r"\b[qk]_proj$", "--json")
+    code, out, _ = run("steps", "trace", path, "--rules", r"link=\b[qk]_proj$", "--json")
     assert {len(link.layers) for link in Graph.from_json(out).links} == {2}
-    assert run("trace", path, "-o", "graph.json")[0] == 0
-    code, out, err = run("estimate", "eagl", "graph.json", "--model", path, "--option", "steps=absmax", "--json")
+    assert run("steps", "trace", path, "-o", "graph.json")[0] == 0
+    code, out, err = run("steps", "estimate", "eagl:steps=absmax", "graph.json", "--model", path, "--json")
     assert code == 0, err
     assert bitplan.Gains.from_json(out).options["steps"] == "absmax"
 
@@ -171,7 +181,7 @@ def test_a_checkpoint_of_a_zoo_model_is_planned_with_its_real_graph_and_learned_
     start = bitplan.quantize(model, Plan.uniform(graph, "w4a4"))
     bitplan.calibrate_(start, [torch.rand(4, 3, 32, 32)])
     bitplan.save_checkpoint(start, tmp_path / "start", spec="resnet20")
-    code, out, err = run("plan", "start", "--budget", "70%", "--narrow", "0", "--json")
+    code, out, err = run("plan", "start", "--budget", "70%", "--rules", "narrow=0", "--json")
     assert code == 0, err
     gains = bitplan.estimate("auto", start, graph)
     assert Plan.from_json(out) == bitplan.select(graph, gains, bitplan.price("bmac", graph), budget="70%")
@@ -180,12 +190,12 @@ def test_a_checkpoint_of_a_zoo_model_is_planned_with_its_real_graph_and_learned_
 def test_diff(run, graph):
     save(Plan.uniform(graph, "w4a4"), "a.json")
     save(Plan.uniform(graph, "w2a2"), "b.json")
-    code, out, _ = run("diff", "a.json", "b.json")
+    code, out, _ = run("show", "diff", "a.json", "b.json")
     assert code == 0
     assert "4 of 6 layers differ" in out
     assert "fewer bits" in out
-    assert json.loads(run("diff", "a.json", "b.json", "--json")[1])["a"] == ["w4a4", "w2a2"]
-    assert "the same precisions for all 6 layers" in run("diff", "a.json", "a.json")[1]
+    assert json.loads(run("show", "diff", "a.json", "b.json", "--json")[1])["a"] == ["w4a4", "w2a2"]
+    assert "the same precisions for all 6 layers" in run("show", "diff", "a.json", "a.json")[1]
 
 
 def test_list(run):
@@ -208,7 +218,7 @@ def test_tables_of_gains_and_costs(run, graph, tmp_path):
 
 
 def test_the_frontier_of_resnet50_has_the_papers_eight_budgets(run):
-    code, out, _ = run("frontier", "resnet50", "--gain", "uniform")
+    code, out, _ = run("show", "frontier", "resnet50", "--gain", "uniform")
     assert code == 0
     assert "54 layers in 50 groups (4 links), 41 to choose" in out
     shown = [line.split()[0] for line in out.splitlines() if "×" in line]
@@ -219,7 +229,7 @@ def test_every_kind_of_record_is_known_from_a_cold_start(tmp_path):
     trial = bitplan.Trial(task="t", model="m", start="s", method="eagl", choices=(2, 4), recipe=None, seed=0)
     made = [trial, bitplan.Result(trial=trial, plan="p", score=1.0, higher_is_better=True), bitplan.Recipe(steps=1)]
     paths = [str(save(record, tmp_path / f"{record.kind()}.json")) for record in made]
-    words = [sys.executable, "-m", "bitplan", "validate", *paths]
+    words = [sys.executable, "-m", "bitplan", "show", "validate", *paths]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.count(", valid\n") == 3
 
@@ -231,7 +241,9 @@ def test_version_and_module_entry():
 
 @pytest.mark.parametrize("name", ["bert-base", "timm/vit_tiny_patch16_224", "resnet18"])
 def test_every_part_of_the_zoo_works_from_a_cold_start(name):
-    done = subprocess.run([sys.executable, "-m", "bitplan", "trace", name], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bitplan", "steps", "trace", name], capture_output=True, text=True, check=True
+    )
     assert f"{name}: " in done.stdout
 
 

@@ -29,8 +29,8 @@ def test_plan_trains_within_its_budget(tmp_path):
     quantized = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))
     bitplan.calibrate_(quantized, [batch[0] for batch in bitplan.load_task("digits").batches("test", 64)][:1])
     bitplan.save_checkpoint(quantized, tmp_path / "w4a4", spec="digits_resnet")
-    done = run("plan", tmp_path / "w4a4", "--gain", "fracbits", "--budget", "70%", "--narrow", 0, "--task", "digits",
-               "--option", "spend=400", "-o", tmp_path / "plan.json")  # fmt: skip
+    words = ("--gain", "fracbits:spend=400", "--budget", "70%", "--rules", "narrow=0", "--task", "digits")
+    done = run("plan", tmp_path / "w4a4", *words, "-o", tmp_path / "plan.json")
     assert done.exit_code == 0, done.output
     plan = load(tmp_path / "plan.json", Plan)
     assert (plan.method, plan.limits[0].budget) == ("fracbits", "70%")

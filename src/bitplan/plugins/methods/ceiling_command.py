@@ -1,4 +1,4 @@
-"""The verbs that look for the best plan by training, and that keep what a run found: `bitplan ceiling`, `results`."""
+"""The command `bitplan run ceiling`, which looks for the best plan by training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bitplan.cli.options import Json, Trust
-from bitplan.cli.studies import Known, RunPath, StudyFile, ready_to_train, take_known, usual_folder
-from bitplan.cli.terminal import say, say_json, tell, tell_error
+from bitplan.cli.options import Json, StudyFile, Trust, Workers
+from bitplan.cli.studies import DryRun, Known, RunFolderName, ready_to_train, run_folder, take_known
+from bitplan.cli.terminal import say, say_json, showing_progress, tell, tell_error
 from bitplan.core.errors import WriteError
 from bitplan.core.progress import clock
 
@@ -20,28 +20,22 @@ if TYPE_CHECKING:
     from bitplan.plugins.methods.ceiling import Effort, Outlook
 
 
-def add(app: typer.Typer) -> None:
-    """Register the verbs."""
-    app.command()(ceiling)
-    app.command()(results)
-
-
 def ceiling(
     study: StudyFile,
-    run: Annotated[Path | None, typer.Option(help="Where results go; runs/NAME unless said.")] = None,
-    budget: Annotated[list[str], typer.Option(help="One of the study's budgets; all unless said. Repeats.")] = [],
+    run: RunFolderName = None,
+    budget: Annotated[list[str], typer.Option(show_default="all", help="One of the study's budgets. Repeats.")] = [],
     trainings: Annotated[int, typer.Option(help="How many networks the search trains at each budget.")] = 150,
     finalists: Annotated[int, typer.Option(help="How many plans are trained again with the study's seeds.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the search's lots.")] = 0,
+    seed: Annotated[int, typer.Option(help="For the random numbers of the search.")] = 0,
     known: Known = [],
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes on this machine, one thread each.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would take.")] = False,
+    workers: Workers = None,
+    dry_run: DryRun = False,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Look for the best plan within a budget by training, and say what each method of a study lacks against it.
+    """Look for the best plan within a budget by training, and how far each method of a study is below it.
 
-    What is left of the study is swept first. Killed at any moment, it goes on where it was.
+    The trials of the study that are not done are run first. If it was killed, run it again and it goes on.
     """
     from bitplan.core.budget import Budget
     from bitplan.core.trust import check_code, check_engine
@@ -53,7 +47,7 @@ def ceiling(
     check_code(read.model, study, trust=trust)
     if workers is None:
         check_engine(read, study, trust=trust)
-    folder = run or usual_folder(read.name)
+    folder = run or run_folder(read.name)
     take_known(read, folder, known, dry_run=dry_run)
     effort = Effort(trainings, finalists, seed)
     budgets = [str(Budget.parse(one)) for one in budget] or list(read.budgets)
@@ -72,7 +66,6 @@ def _search(
     study: Study, folder: Path, budgets: list[str], effort: Effort, *, workers: int | None, trust: bool
 ) -> None:
     """A ceiling at each budget, with a bar; a disk that is full is one line."""
-    from bitplan.cli.progress import showing_progress
     from bitplan.plugins.methods.ceiling import find_ceiling
 
     engine = ready_to_train(workers)
@@ -85,19 +78,6 @@ def _search(
         raise typer.Exit(1) from None
 
 
-def results(
-    run: RunPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file (.json), such as results/NAME.json.")],
-) -> None:
-    """Keep what a run found in one small file, which compare, tables and report take in place of the folder."""
-    from bitplan.reports.kept_results import keep_results
-    from bitplan.store.files import write_text
-
-    found = keep_results(run)
-    path = write_text(output, found.to_json())
-    tell(f"wrote {path} ({path.stat().st_size / 1e3:,.0f} kB): {len(found.results.own)} trials")
-
-
 def _in_words(told: Outlook, folder: Path) -> str:
     return (
         f"{told.trials} trials of the study, {told.searching} trainings to search and {told.deciding} of the finalists "
@@ -106,7 +86,7 @@ def _in_words(told: Outlook, folder: Path) -> str:
 
 
 def _show(folder: Path, *, as_json: bool) -> None:
-    from bitplan.cli.show_runs import print_tables, show_table
+    from bitplan.cli.show import print_tables, show_table
     from bitplan.reports.kept_results import StillRun
     from bitplan.reports.regrets import regret, regret_values
 

@@ -1,4 +1,4 @@
-"""`bitplan report` and `bitplan plan --html` from the command line."""
+"`bitplan report` and `bitplan plan -o` from the command line."
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_report_refuses_in_one_line(call, words, said):
 def test_a_scan_of_a_checkpoint_makes_a_page(call, tmp_path):
     torch.manual_seed(0)
     save_file({f"layers.{i}.weight": torch.randn(160, 160) for i in range(5)}, tmp_path / "net.safetensors")
-    words = ["plan", "net.safetensors", "--budget", "70%", "--html", "page.html", "--json"]
+    words = ["plan", "net.safetensors", "--budget", "70%", "-o", "page.html", "--json"]
     code, out, err = call(*words)
     assert code == 0, err
     page = (tmp_path / "page.html").read_text()
