@@ -164,7 +164,7 @@ _HOMES = {
     "save_checkpoint": "quant.checkpoint",
     "select": "selection.base",
     "select_all": "selection.frontier",
-    "speed": "exporters.verify",
+    "measure_speed": "exporters.verify",
     "sweep": "study.sweep",
     "task": "tasks.loaded",
     "trace": "graph.trace",

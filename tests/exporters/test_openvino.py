@@ -131,26 +131,26 @@ def test_speed_is_measured_beside_the_float_network(tmp_path, to, options, runti
     assert verdict.speed.faster == verdict.speed.float_seconds / verdict.speed.seconds
     assert Verdict.from_json(verdict.to_json()) == verdict
     assert bitplan.verify(path, model, [batch_like(EXAMPLE, 6)]).speed is None
-    assert bitplan.speed(path, model, EXAMPLE, batch=4, threads=2, rounds=1).batch == 4
+    assert bitplan.measure_speed(path, model, EXAMPLE, batch=4, threads=2, rounds=1).batch == 4
 
 
 def test_speed_takes_an_example_that_is_only_described(tmp_path):
     model = made(mlp(), EXAMPLE)
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=EXAMPLE)
-    assert bitplan.speed(path, model, EXAMPLE.to("meta"), batch=3, rounds=1).faster > 0
+    assert bitplan.measure_speed(path, model, EXAMPLE.to("meta"), batch=3, rounds=1).faster > 0
 
 
 def test_speed_says_where_it_cannot_be(tmp_path, monkeypatch, caplog):
     model = made(mlp(), EXAMPLE)
     packed = bitplan.export(model, tmp_path / "net.safetensors", "packed")
     with pytest.raises(InputError, match="no float form in a runtime"):
-        bitplan.speed(packed, model, EXAMPLE)
+        bitplan.measure_speed(packed, model, EXAMPLE)
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=EXAMPLE)
     known = {"architecture": "x86_64", "avx2": True}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
     assert not adapter.multiplies_bytes()
     with caplog.at_level(logging.WARNING):
-        bitplan.speed(path, model, EXAMPLE, rounds=1)
+        bitplan.measure_speed(path, model, EXAMPLE, rounds=1)
     assert "no instructions for products of bytes (VNNI, AMX): integers will not be fast here" in caplog.text
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known | {"avx_vnni": True})
     assert adapter.multiplies_bytes()
