@@ -1,6 +1,6 @@
 """The report page of a large run: 1,000 layers × 8 methods × 100 budgets, opened in headless Chromium.
 
-python -m benchmarks.page          needs chromium and chromium-driver
+It needs chromium and chromium-driver.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.rows import Row, table
+from benchmarks.rows import Row
 
 ROOT = Path(__file__).parents[1]
 SLIDE = """
@@ -30,7 +30,7 @@ step(0);
 
 
 def rows() -> list[Row]:
-    """How long the page takes to make and to open, its size, and how long a step of the slider takes."""
+    """Return the time to make and to open the page, its size, and the time of a step of the slider."""
     if not shutil.which("chromium") or not shutil.which("chromedriver"):
         raise FileNotFoundError("chromium and chromium-driver are not installed")
     sys.path[:0] = [str(ROOT / "tests" / "reports"), str(ROOT / "docs")]
@@ -54,12 +54,3 @@ def rows() -> list[Row]:
         took = browser.execute_async_script(SLIDE)
         made.append(Row("a step of the slider, the median", took[len(took) // 2], unit="ms"))
         return [*made, Row(f"the slowest of {len(took)} steps", took[-1], unit="ms", target=100)]
-
-
-def main() -> None:
-    """Print the table."""
-    print(table(rows()))
-
-
-if __name__ == "__main__":
-    main()
