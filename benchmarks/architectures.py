@@ -1,28 +1,23 @@
 """Every architecture of timm and torchvision and many of transformers: traced, quantized, proven, one backward pass.
 
 python -m benchmarks.architectures [timm | torchvision | transformers | PATTERN …] [--folder DIR] [--workers N]
-                                   [--again] [--page docs/architectures.md]
+                                   [--page docs/architectures.md]
 
-Outcomes are files in the folder: started again, it goes on where it was. `--again` looks once more at those that
-failed. Of each network, built with random weights, every layer is planned at w4a4, first, last and narrow ones too;
-`bitplan.prove` counts that each of them is multiplied as planned, and a training step must give finite gradients.
+Outcomes are files in the folder: started again, it goes on where it was. Of each network, built with random weights,
+every layer is planned at w4a4, first, last and narrow ones too; `bitplan.prove` counts that each of them is multiplied
+as planned, and a training step must give finite gradients.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import ctypes.util
-import fcntl
 import fnmatch
-import gc
 import logging
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +37,6 @@ from bitplan.store.jobs import run_jobs
 from bitplan.store.record_store import Shelf
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
-LARGE = 150_000_000  # parameters: of these, one at a time is in memory
-SECONDS_EACH = 6  # one architecture, about, on one core
 INPUTS = 12  # sizes that are tried where training fails
 SECONDS = 1200  # at most, for one architecture
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
@@ -58,32 +51,23 @@ class Architecture(Record):
 
 def main() -> None:
     """Look at what was asked for, print each as it is done, and write the page."""
-    asked = _arguments()
-    jobs = [Architecture(source=source, name=name) for source, name in _chosen(asked.which)]
-    shelf = Shelf.at(asked.folder).holding(Examined)
-    if asked.again:
-        for job in jobs:
-            outcome = shelf.find(job.id)
-            if outcome is not None and outcome.problem:
-                shelf.remove(job.id)
+    options = _arguments()
+    jobs = [Architecture(source=source, name=name) for source, name in _chosen(options.which)]
+    shelf = Shelf.at(options.folder).holding(Examined)
     done = len(shelf.ids() & {job.id for job in jobs})
-    minutes = (len(jobs) - done) * SECONDS_EACH / 60 / max(1, asked.workers)
-    print(f"{len(jobs)} architectures, {done} of them done; the others take about {minutes:.0f} minutes")
+    print(f"{len(jobs)} architectures, {done} of them done")
     found: list[Examined] = []
-    work = Work(asked.folder)
-    for job, outcome in run_jobs(work, jobs, shelf=shelf, engine=Local(workers=asked.workers, retries=0)):
+    for job, outcome in run_jobs(Work(), jobs, shelf=shelf, engine=Local(workers=options.workers, retries=0)):
         if isinstance(outcome, Failure):  # its worker died: not kept, so the next call tries again
             problem = f"{outcome.error}, most likely for want of memory"
             outcome = Examined(source=job.source, name=job.name, problem=problem)
         found.append(outcome)
         if outcome.problem:
             print(f"{len(found)}/{len(jobs)} {outcome.source}/{outcome.name}: {outcome.problem}", flush=True)
-        elif len(found) % 50 == 0:
-            print(f"{len(found)}/{len(jobs)}", flush=True)
     good = sum(not outcome.problem for outcome in found)
     print(f"{good} of {len(found)} ({100 * good / len(found):.1f} %)")
-    if asked.page:
-        write_page(asked.page, sorted(found, key=lambda one: (one.source, one.name)))
+    if options.page:
+        write_page(options.page, sorted(found, key=lambda one: (one.source, one.name)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,7 +75,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("which", nargs="*", default=[], help="a library, or patterns of names; all without")
     parser.add_argument("--folder", type=Path, default=Path("runs/architectures"), help="where outcomes are kept")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="look at those again that failed")
     parser.add_argument("--page", type=Path, help="where to write the table")
     return parser.parse_args()
 
@@ -106,10 +89,7 @@ def _chosen(which: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class Work:
-    """Looks at one architecture; large ones wait for each other, by a lock in the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """Looks at one architecture."""
 
     def __call__(self, job: Architecture) -> Examined:
         """Whatever goes wrong is the outcome, by the step at which it did."""
@@ -129,7 +109,6 @@ class Work:
             problem = f"{self.step}: {type(error).__name__}: {line[:160]}"
         finally:
             signal.alarm(0)
-            _give_memory_back()
         seconds = time.perf_counter() - start
         return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
 
@@ -139,8 +118,7 @@ class Work:
             if self.facts["parameters"] > LIMIT:
                 return
             try:
-                with _alone(self.folder / "large", self.facts["parameters"] > LARGE):
-                    self._quantized(candidate, graph)
+                self._quantized(candidate, graph)
                 return
             except RuntimeError:
                 if self.step != "does not train" or tried == INPUTS:
@@ -215,25 +193,6 @@ def _weightless(candidate: Candidate) -> nn.Module:
             return candidate.build()
     except (NotImplementedError, RuntimeError):  # it reads numbers while it is built
         return candidate.build()
-
-
-def _give_memory_back() -> None:
-    """A worker that has held a large network would keep its memory, beside the next worker's."""
-    gc.collect()
-    library = ctypes.util.find_library("c")
-    if library and hasattr(ctypes.CDLL(library), "malloc_trim"):
-        ctypes.CDLL(library).malloc_trim(0)
-
-
-@contextmanager
-def _alone(path: Path, large: bool) -> Iterator[None]:
-    """Hold a lock for as long as the block takes, if the network is large."""
-    if not large:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _too_long(*_: object) -> None:

@@ -1,15 +1,11 @@
 """Exported files of whole networks: size and speed beside the same runtime's float, and onnxruntime's own 8 bits.
 
-    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7] [--settings 1x1 8x1 1x2]
+    python -m benchmarks.export [resnet18 resnet50 …] [--settings 1x1 8x1 1x2]      tables of batches and threads
 
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
 PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
-the best of some rounds, as multiples of the best float in the same runtime, of the processor's time with one thread and
-of the wall's with more. *Plan* is the size that the plan's bits come to, everything else in float32; *equal* says how
-many of some random samples get the same prediction as from the model in PyTorch, and how many `verify` finds to differ
-by more than ties; deep random networks turn every tie into another answer, and then it also says how many predictions
-the model has in common with itself in double precision. Weights are random: speed, not accuracy
+the best of some rounds, in CPU time with one thread and wall time with more. Weights are random: speed, not accuracy
 (`studies/exported_scores.py`).
 """
 
@@ -21,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +34,8 @@ from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
-SETTINGS = ("1x1", "8x1", "1x2")  # batch and threads
+ROUNDS = 7
 PLAN = "w2a4,w4a4"
-SAMPLES = 8  # whose answers are compared
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0)
 
 
@@ -69,68 +64,63 @@ SUBJECTS = {
 
 
 def main() -> None:
-    """Print a table for each network."""
+    """Print a table for each network: milliseconds for float, multiples of its speed for the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(SUBJECTS)}; all without")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="batch x threads")
-    asked, _ = parser.parse_known_args()
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    settings = [(int(batch), int(threads)) for batch, threads in (one.split("x") for one in asked.settings)]
-    columns = [f"batch {batch}, {threads} thread{'s' * (threads > 1)}" for batch, threads in settings]
-    for name in asked.networks or SUBJECTS:
-        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | plan | × smaller | equal | {' | '.join(columns)} |")
-        print("|" + "---|" * (5 + len(columns)), flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            show(measured(SUBJECTS[name], Path(folder), asked.rounds, settings))
+    parser.add_argument("networks", nargs="*", default=[*SUBJECTS], help=f"of {', '.join(SUBJECTS)}; all without")
+    parser.add_argument("--settings", nargs="+", default=["1x1", "8x1", "1x2"], help="batch x threads")
+    options = parser.parse_args()
+    settings = [(int(batch), int(threads)) for batch, threads in (one.split("x") for one in options.settings)]
+    for name in options.networks:
+        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | {' | '.join(options.settings)} |", flush=True)
+        print("|" + "---|" * (2 + len(settings)))
+        seconds = measured(SUBJECTS[name], settings)
+        floats = {form.runtime: taken for form, taken in seconds.items() if form.title.endswith("float")}
+        for form, taken in seconds.items():
+            plain = floats[form.runtime]
+            speeds = [f"{base / each:.2f} ×" for base, each in zip(plain, taken, strict=True)]
+            cells = [f"{1000 * each:.2f} ms" for each in taken] if taken is plain else speeds
+            print(f"| {form.title} | {form.size / 1e6:.2f} | {' | '.join(cells)} |")
 
 
 def rows() -> list[Row]:
-    """Our files against the same runtime's float, and against onnxruntime's own 8 bits; one image, one thread."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    """Return our files against the same runtime's float, and onnxruntime's own 8 bits; one image, one thread."""
     made = []
     for name in ("resnet18", "mobilenet_v2", "resnet20"):
         title = SUBJECTS[name].title
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = measured(SUBJECTS[name], Path(folder), 7, [(1, 1)])
-        took = {form.title: 1e3 * taken[0] for form, taken in seconds.items()}
-        for runtime, suffix in (("ONNX Runtime", "bitplan"), ("OpenVINO", "bitplan"), ("PyTorch", "bitplan.integer")):
-            taken = took[f"{runtime}, {suffix}"], took[f"{runtime}, float"]
-            made.append(Row(f"{title} in {runtime}", *taken, "its float", "ms", 1.0))
-        taken = took["ONNX Runtime, bitplan"], took["ONNX Runtime, its own int8"]
-        made.append(Row(f"{title} in ONNX Runtime", *taken, "its own int8", "ms", 1.0))
+        took = {form.title: 1e3 * taken[0] for form, taken in measured(SUBJECTS[name], [(1, 1)]).items()}
+        pairs = [(f"{runtime}, bitplan", f"{runtime}, float") for runtime in ("ONNX Runtime", "OpenVINO", "PyTorch")]
+        for ours, peer in (*pairs, ("ONNX Runtime, bitplan", "ONNX Runtime, its own int8")):
+            runtime, _, form = peer.partition(", ")
+            against = "its float" if form == "float" else form
+            made.append(Row(f"{title} in {runtime}", took[ours], took[peer], against, "ms", 1.0))
     return made
 
 
 @dataclass(frozen=True)
 class Form:
-    """A network in one form: which runtime's float it is compared with, its bytes, and how it is run.
-
-    `planned` are the bytes that its plan comes to, `equal` what was found of its answers.
-    """
+    """A network in one form: the runtime whose float it is compared with, its bytes, and how it is run."""
 
     title: str
     runtime: str
     size: int
     open: Callable[[int, int], Callable[[], Any]]
-    planned: int = 0
-    equal: str = ""
 
 
-def measured(subject: Subject, folder: Path, rounds: int, settings: list[tuple[int, int]]) -> dict[Form, list[float]]:
-    """Seconds of every form in every setting."""
+def measured(subject: Subject, settings: list[tuple[int, int]]) -> dict[Form, list[float]]:
+    """Return the seconds of every form in every setting."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     torch.manual_seed(0)
     network, example = load_model(subject.name)[0].eval(), subject.example()
-    forms = [*files(subject, network, example, folder), *in_pytorch(subject, network, example)]
-    seconds: dict[Form, list[float]] = {form: [] for form in forms}
-    for batch, threads in settings:
-        torch.set_num_threads(threads)
-        clock = time.process_time if threads == 1 else time.perf_counter
-        best = in_turn({form.title: form.open(batch, threads) for form in forms}, rounds, clock=clock)
-        for form in forms:
-            seconds[form].append(best[form.title])
+    with tempfile.TemporaryDirectory() as folder:
+        forms = [*files(subject, network, example, Path(folder)), *in_pytorch(subject, network, example)]
+        seconds: dict[Form, list[float]] = {form: [] for form in forms}
+        for batch, threads in settings:
+            torch.set_num_threads(threads)
+            clock = time.process_time if threads == 1 else time.perf_counter
+            best = in_turn({form.title: form.open(batch, threads) for form in forms}, ROUNDS, clock=clock)
+            for form in forms:
+                seconds[form].append(best[form.title])
     return seconds
 
 
@@ -145,9 +135,9 @@ def files(subject: Subject, network: nn.Module, example: Any, folder: Path) -> l
     return [
         form("ONNX Runtime, float", Session, plain, example),
         form("ONNX Runtime, its own int8", Session, own, example),
-        checked(form("ONNX Runtime, bitplan", Session, for_onnx, example), for_onnx, for_integers, example),
+        form("ONNX Runtime, bitplan", Session, for_onnx, example),
         form("OpenVINO, float", OpenVinoSession, plain, example),
-        checked(form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example), for_openvino, usual, example),
+        form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example),
     ]
 
 
@@ -160,15 +150,6 @@ def form(title: str, runtime: Any, path: Path, example: Any) -> Form:
         return lambda: session.run(inputs)
 
     return Form(title, title.partition(",")[0], path.stat().st_size, opened)
-
-
-def checked(form: Form, path: Path, model: nn.Module, example: Any) -> Form:
-    """A form with what its plan predicts, and what `verify` says of it."""
-    verdict = bitplan.verify(path, model, [drawn(example, SAMPLES)])
-    equal = f"{verdict.predictions_equal} of {verdict.predictions}, {verdict.unexplained} unexplained"
-    if verdict.control is not None:
-        equal += f", the model with itself {verdict.control:.0%}"
-    return replace(form, planned=planned_bytes(model), equal=equal)
 
 
 def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]:
@@ -189,22 +170,8 @@ def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]
 
     return [
         Form("PyTorch, float", "PyTorch", 0, called(network)),
-        Form("PyTorch, bitplan.integer", "PyTorch", 0, called(made)),
+        Form("PyTorch, bitplan", "PyTorch", 0, called(made)),
     ]
-
-
-def show(seconds: dict[Form, list[float]]) -> None:
-    """A row for each form: milliseconds for float, multiples of its speed for others."""
-    floats = {form.runtime: (form.size, taken) for form, taken in seconds.items() if form.title.endswith("float")}
-    for form, taken in seconds.items():
-        size, best = floats[form.runtime]
-        if form.title.endswith("float"):
-            cells = [f"{1000 * each:.2f} ms" for each in taken]
-        else:
-            cells = [f"{plain / each:.2f} ×" for plain, each in zip(best, taken, strict=True)]
-        wanted = f"{form.planned / 1e6:.2f}" if form.planned else ""
-        stored = f"{form.size / 1e6:.2f} | {wanted} | {size / form.size:.2f}" if form.size else " | | "
-        print(f"| {form.title} | {stored} | {form.equal} | {' | '.join(cells)} |", flush=True)
 
 
 def planned(
@@ -226,27 +193,6 @@ def repeated(example: Any, batch: int) -> Any:
     if isinstance(example, Mapping):
         return {name: repeated(value, batch) for name, value in example.items()}
     return torch.cat([example[:1]] * batch)
-
-
-def drawn(example: Any, count: int) -> Any:
-    """Random samples like an example: normal floats, words from a few hundred, masks as they are."""
-    if isinstance(example, Mapping):
-        return {
-            name: drawn(value, count) if name == "input_ids" else repeated(value, count)
-            for name, value in example.items()
-        }
-    shape, generator = (count, *example.shape[1:]), torch.Generator().manual_seed(1)
-    if example.is_floating_point():
-        return torch.randn(shape, generator=generator)
-    return torch.randint(1, 300, shape, generator=generator)
-
-
-def planned_bytes(model: nn.Module) -> int:
-    """What a plan's bits come to: codes at their bits, all other parameters in float32."""
-    precisions, codes = bitplan.plan_of(model).precisions, bitplan.integer_weights(model)
-    of_codes = sum(-(-one.numel() * precisions[layer].weight_bits // 8) for layer, one in codes.items())
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return of_codes + 4 * (total - sum(one.numel() for one in codes.values()))
 
 
 def as_float(network: nn.Module, example: Any, path: Path) -> Path:

@@ -29,11 +29,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks.__main__ import PAGE, PEERS, dated, put
-from benchmarks.asking import Absent, Asked
 from benchmarks.rows import Row, table
 from benchmarks.training import GIVE_BACK
 
@@ -45,6 +45,7 @@ PINS = {  # what pip installs besides torch and torchvision; some leave out what
     "nncf": ("nncf==3.4.0",),
 }
 OURS = "bitplan"
+TIME_LIMIT = 900.0  # seconds for an answer
 FAILED = "Did not run here:"
 NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 NO_CHOICE = {"nncf": "chooses no precisions for networks of PyTorch's"}
@@ -60,13 +61,47 @@ HOW = {
 }  # fmt: skip
 
 
+class Absent(Exception):
+    """What cannot be measured here, and why."""
+
+
+@dataclass
+class Asked:
+    """A process with a name; it answers one question at a time."""
+
+    name: str
+    process: subprocess.Popen[str]
+
+    def ask(self, task: str) -> Any:
+        """What it answers; Absent where it failed, now or before, or took too long."""
+        if self.process.poll() is not None:
+            raise Absent("it has ended")
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{task}\n")
+        self.process.stdin.flush()
+        watch = Timer(TIME_LIMIT, self.process.kill)
+        watch.start()
+        line = self.process.stdout.readline()
+        watch.cancel()
+        found = json.loads(line) if line else {"failed": f"it ended with {self.process.wait()}, or was ended"}
+        if "failed" in found:
+            raise Absent(found["failed"])
+        return found
+
+    def stop(self) -> None:
+        """Let it end: it reads to the end of what it is asked."""
+        self.process.communicate()
+
+
 def waiting(name: str, python: Path, environment: Mapping[str, str] = NO_CHANGES) -> Asked:
-    """A library in its environment; its own tools come first, since NNCF compiles with ninja at its first step."""
+    """Start a library in its environment; its own tools come first, since NNCF compiles with ninja."""
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(python), "-P", str(Path(__file__).with_name("peer_work.py")), name]
-    return Asked.start(
-        name, command, {"PATH": path, "PYTHONPATH": str(ROOT), "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"} | environment
-    )
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "NNCF_EXTENSION_LOAD_TIMEOUT": "1800", "OMP_NUM_THREADS": "1"}
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    everything = os.environ | variables | environment
+    return Asked(name, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, env=everything))
 
 
 def environment(name: str, folder: Path) -> Path:
