@@ -103,11 +103,8 @@ def dated(name: str, title: str, body: str, *, busy: float, begun: float) -> str
 
 def _machine() -> str:
     """Return the processor and the number of cores."""
-    try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = None
-    return f"{found[1] if found else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores"
 
 
 def _sections(text: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import logging
-import signal
 import sys
 import time
 import warnings
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 import bitplan
-from benchmarks.architectures_page import Examined, write_page
 from benchmarks.catalogue import Candidate, candidates, names
 from bitplan.core.record import Record
 from bitplan.forward.operations import tensors_in
@@ -33,12 +31,12 @@ from bitplan.forward.shadow import arguments_of
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import take_proof_off_
 from bitplan.store.engines import Failure, Local
+from bitplan.store.files import write_text
 from bitplan.store.jobs import run_jobs
 from bitplan.store.record_store import Shelf
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
 INPUTS = 12  # sizes that are tried where training fails
-SECONDS = 1200  # at most, for one architecture
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
 
 
@@ -47,6 +45,25 @@ class Architecture(Record):
 
     source: str
     name: str
+
+
+class Examined(Record):
+    """What was found of one architecture; `problem` says at which step it failed, and is empty where it did not.
+
+    `handed` counts layers that are not simply called by their own module, `left_alone` those that stay float.
+    """
+
+    source: str
+    name: str
+    problem: str = ""
+    seconds: float = 0.0
+    parameters: int = 0
+    size: str = ""
+    layers: int = 0
+    products: int = 0
+    handed: int = 0
+    left_alone: int = 0
+    proven: int | None = None
 
 
 def main() -> None:
@@ -98,8 +115,6 @@ class Work:
         torch.manual_seed(0)
         self.facts: dict[str, Any] = {}
         self.step = "cannot be built or traced"
-        signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(SECONDS)
         start = time.perf_counter()
         try:
             self._examine(job)
@@ -107,8 +122,6 @@ class Work:
         except Exception as error:
             line = next(iter(str(error).splitlines()), "")
             problem = f"{self.step}: {type(error).__name__}: {line[:160]}"
-        finally:
-            signal.alarm(0)
         seconds = time.perf_counter() - start
         return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
 
@@ -195,8 +208,64 @@ def _weightless(candidate: Candidate) -> nn.Module:
         return candidate.build()
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"not done after {SECONDS} s")
+def write_page(path: Path, outcomes: list[Examined]) -> None:
+    """Write what was found as Markdown: how many of each library, what failed and why, and every name."""
+    parts = [_INTRODUCTION, _summary(outcomes), _failures(outcomes), _traced_only(outcomes)]
+    parts += [_names(source, outcomes) for source in dict.fromkeys(one.source for one in outcomes)]
+    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
+
+
+_INTRODUCTION = """# Architectures
+
+Every name in this page was built with random weights and looked at by one command, which goes on where it was when it
+is started again:
+
+```
+python -m benchmarks.architectures --page docs/architectures.md
+```
+
+Each network is **traced** from shapes; **quantized**, every layer at 4 bits (first, last and narrow ones, embeddings
+and products of activations too); every layer of the plan is **proven** to be multiplied as planned, and none in float
+(`bitplan.prove` counts the multiplications); and a **training step** gives a finite loss and finite gradients. Images
+are the smallest of a list of sizes that the network takes (timm's networks of a fixed size are built for smaller images
+where they can be). This says that networks work, and nothing about how accurate they are at 4 bits."""
+
+
+def _summary(outcomes: list[Examined]) -> str:
+    rows = ["| | names | all four | only traced | fail | layers | products of activations | not called plainly |"]
+    rows.append("|" + "---|" * 8)
+    for source in dict.fromkeys(one.source for one in outcomes):
+        own = [one for one in outcomes if one.source == source]
+        failed, only = sum(bool(one.problem) for one in own), sum(_is_only_traced(one) for one in own)
+        good = len(own) - failed - only
+        share = f"{good} ({100 * good / max(1, len(own) - only):.1f} %)"
+        counts = (sum(one.layers for one in own), sum(one.products for one in own), sum(one.handed for one in own))
+        cells = " | ".join(f"{count:,}" for count in counts)
+        rows.append(f"| {source} | {len(own)} | {share} | {only} | {failed} | {cells} |")
+    return "\n".join(rows)
+
+
+def _failures(outcomes: list[Examined]) -> str:
+    failed = [f"| {one.source}/{one.name} | {one.problem.replace('|', '/')} |" for one in outcomes if one.problem]
+    table = ["| architecture | why |", "|---|---|", *failed] if failed else ["Nothing."]
+    return "\n".join(["## What fails", "", *table])
+
+
+def _traced_only(outcomes: list[Examined]) -> str:
+    only = ", ".join(f"{one.name} ({one.parameters / 1e9:.1f} B)" for one in outcomes if _is_only_traced(one))
+    return only and f"## More than a billion parameters: traced only\n\n{only}."
+
+
+def _names(source: str, outcomes: list[Examined]) -> str:
+    good = [one for one in outcomes if one.source == source and one.proven is not None and not one.problem]
+    rows = [f"| {one.name} | {one.parameters / 1e6:.1f} | {one.size} | {one.layers} | {one.proven} |" for one in good]
+    head = "| name | million parameters | input | layers | proven |\n|---|---|---|---|---|"
+    title = f"<details><summary>{source}: {len(good)} names</summary>"
+    return "\n".join([title, "", head, *rows, "", "</details>"])
+
+
+def _is_only_traced(one: Examined) -> bool:
+    return not one.problem and one.proven is None
 
 
 if __name__ == "__main__":

@@ -138,14 +138,18 @@ def _spectrum() -> dict[str, Tensor]:
     return {"input_features": torch.rand(BATCH, 16, 40), "decoder_input_ids": _text()["input_ids"][:, :6]}
 
 
+def _each(names: str, size: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), size)
+
+
 # Given to every configuration that has a whole number by this name
 _SIZES = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "image_size"), 32),
-    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 48),
-    **dict.fromkeys(("query_pre_attn_scalar", "d_kv"), 8),
+    **_each("hidden_size d_model n_embd dim image_size",32),
+    **_each("num_hidden_layers n_layers n_layer num_layers encoder_layers decoder_layers",2),
+    **_each("num_attention_heads n_heads n_head num_heads attention_heads",4),
+    **_each("encoder_attention_heads decoder_attention_heads",4),
+    **_each("intermediate_size ffn_dim d_ff hidden_dim encoder_ffn_dim decoder_ffn_dim",48),
+    **_each("query_pre_attn_scalar d_kv",8),
     "vocab_size": 99, "n_positions": 64, "rotary_dim": 4, "projection_dim": 16,
 }  # fmt: skip
 

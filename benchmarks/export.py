@@ -1,17 +1,14 @@
 """Exported files of whole networks: size and speed beside the same runtime's float, and onnxruntime's own 8 bits.
 
-    python -m benchmarks.export [resnet18 resnet50 …] [--settings 1x1 8x1 1x2]      tables of batches and threads
-
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
 PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
-the best of some rounds, in CPU time with one thread and wall time with more. Weights are random: speed, not accuracy
+the best of some rounds, in CPU time of one thread. Weights are random: speed, not accuracy
 (`studies/exported_scores.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import tempfile
 import time
@@ -34,7 +31,6 @@ from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
-ROUNDS = 7
 PLAN = "w2a4,w4a4"
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0)
 
@@ -63,115 +59,60 @@ SUBJECTS = {
 }
 
 
-def main() -> None:
-    """Print a table for each network: milliseconds for float, multiples of its speed for the others."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=[*SUBJECTS], help=f"of {', '.join(SUBJECTS)}; all without")
-    parser.add_argument("--settings", nargs="+", default=["1x1", "8x1", "1x2"], help="batch x threads")
-    options = parser.parse_args()
-    settings = [(int(batch), int(threads)) for batch, threads in (one.split("x") for one in options.settings)]
-    for name in options.networks:
-        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | {' | '.join(options.settings)} |", flush=True)
-        print("|" + "---|" * (2 + len(settings)))
-        seconds = measured(SUBJECTS[name], settings)
-        floats = {form.runtime: taken for form, taken in seconds.items() if form.title.endswith("float")}
-        for form, taken in seconds.items():
-            plain = floats[form.runtime]
-            speeds = [f"{base / each:.2f} ×" for base, each in zip(plain, taken, strict=True)]
-            cells = [f"{1000 * each:.2f} ms" for each in taken] if taken is plain else speeds
-            print(f"| {form.title} | {form.size / 1e6:.2f} | {' | '.join(cells)} |")
-
-
 def rows() -> list[Row]:
     """Return our files against the same runtime's float, and onnxruntime's own 8 bits; one image, one thread."""
     made = []
-    for name in ("resnet18", "mobilenet_v2", "resnet20"):
-        title = SUBJECTS[name].title
-        took = {form.title: 1e3 * taken[0] for form, taken in measured(SUBJECTS[name], [(1, 1)]).items()}
+    for subject in SUBJECTS.values():
+        took = {form: 1e3 * seconds for form, seconds in measured(subject).items()}
         pairs = [(f"{runtime}, bitplan", f"{runtime}, float") for runtime in ("ONNX Runtime", "OpenVINO", "PyTorch")]
         for ours, peer in (*pairs, ("ONNX Runtime, bitplan", "ONNX Runtime, its own int8")):
             runtime, _, form = peer.partition(", ")
             against = "its float" if form == "float" else form
-            made.append(Row(f"{title} in {runtime}", took[ours], took[peer], against, "ms", 1.0))
+            made.append(Row(f"{subject.title} in {runtime}", took[ours], took[peer], against, "ms", 1.0))
     return made
 
 
-@dataclass(frozen=True)
-class Form:
-    """A network in one form: the runtime whose float it is compared with, its bytes, and how it is run."""
-
-    title: str
-    runtime: str
-    size: int
-    open: Callable[[int, int], Callable[[], Any]]
-
-
-def measured(subject: Subject, settings: list[tuple[int, int]]) -> dict[Form, list[float]]:
-    """Return the seconds of every form in every setting."""
+def measured(subject: Subject) -> dict[str, float]:
+    """Return the CPU seconds of every form, by its runtime and name."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     network, example = load_model(subject.name)[0].eval(), subject.example()
-    with tempfile.TemporaryDirectory() as folder:
-        forms = [*files(subject, network, example, Path(folder)), *in_pytorch(subject, network, example)]
-        seconds: dict[Form, list[float]] = {form: [] for form in forms}
-        for batch, threads in settings:
-            torch.set_num_threads(threads)
-            clock = time.process_time if threads == 1 else time.perf_counter
-            best = in_turn({form.title: form.open(batch, threads) for form in forms}, ROUNDS, clock=clock)
-            for form in forms:
-                seconds[form].append(best[form.title])
-    return seconds
-
-
-def files(subject: Subject, network: nn.Module, example: Any, folder: Path) -> list[Form]:
-    """The files, of float and quantized networks, in both runtimes."""
     usual = planned(network, example, PLAN, rules=subject.rules)
     for_integers = planned(network, example, PLAN, rules=subject.rules, integer=True)
-    plain = as_float(network, example, folder / "float.onnx")
-    own = quantized_by_runtime(plain, folder / "int8.onnx", example, static=True)
-    for_onnx = bitplan.export(for_integers, folder / "onnx.onnx", "onnx", example=example)
-    for_openvino = bitplan.export(usual, folder / "openvino.onnx", "openvino", example=example)
-    return [
-        form("ONNX Runtime, float", Session, plain, example),
-        form("ONNX Runtime, its own int8", Session, own, example),
-        form("ONNX Runtime, bitplan", Session, for_onnx, example),
-        form("OpenVINO, float", OpenVinoSession, plain, example),
-        form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example),
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        plain = as_float(network, example, Path(folder) / "float.onnx")
+        own = quantized_by_runtime(plain, Path(folder) / "int8.onnx", example, static=True)
+        for_onnx = bitplan.export(for_integers, Path(folder) / "onnx.onnx", "onnx", example=example)
+        for_openvino = bitplan.export(usual, Path(folder) / "openvino.onnx", "openvino", example=example)
+        forms = {
+            "ONNX Runtime, float": opened(Session, plain, example),
+            "ONNX Runtime, its own int8": opened(Session, own, example),
+            "ONNX Runtime, bitplan": opened(Session, for_onnx, example),
+            "OpenVINO, float": opened(OpenVinoSession, plain, example),
+            "OpenVINO, bitplan": opened(OpenVinoSession, for_openvino, example),
+            "PyTorch, float": called(network, example),
+            "PyTorch, bitplan": called(bitplan.integer(usual), example),
+        }
+        return in_turn(forms, rounds=7, clock=time.process_time)
 
 
-def form(title: str, runtime: Any, path: Path, example: Any) -> Form:
-    """A file in a runtime."""
-
-    def opened(batch: int, threads: int) -> Callable[[], Any]:
-        session = runtime(path, threads=threads)
-        inputs = arrays(repeated(example, batch), session.inputs)
-        return lambda: session.run(inputs)
-
-    return Form(title, title.partition(",")[0], path.stat().st_size, opened)
+def opened(runtime: Any, path: Path, example: Any) -> Callable[[], Any]:
+    """Return a call of a file in a runtime."""
+    session = runtime(path, threads=1)
+    inputs = arrays(repeated(example, 1), session.inputs)
+    return lambda: session.run(inputs)
 
 
-def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]:
-    """The float network and the integer copy of the quantized one, in PyTorch."""
-    made = bitplan.integer(planned(network, example, PLAN, rules=subject.rules))
+def called(model: nn.Module, example: Any) -> Callable[[], Any]:
+    """Return a call of a network in PyTorch."""
 
-    def called(model: nn.Module) -> Callable[[int, int], Callable[[], Any]]:
-        def opened(batch: int, _: int) -> Callable[[], Any]:
-            given = repeated(example, batch)
+    @torch.inference_mode()
+    def run() -> Any:
+        return model(**example) if isinstance(example, Mapping) else model(example)
 
-            def run() -> Any:
-                with torch.inference_mode():
-                    return model(**given) if isinstance(given, dict) else model(given)
-
-            return run
-
-        return opened
-
-    return [
-        Form("PyTorch, float", "PyTorch", 0, called(network)),
-        Form("PyTorch, bitplan", "PyTorch", 0, called(made)),
-    ]
+    return run
 
 
 def planned(
@@ -228,7 +169,3 @@ def arrays(example: Any, names: list[str]) -> dict[str, np.ndarray]:
     """An example as the inputs of a file; those that a graph does not read are left out."""
     values = example if isinstance(example, Mapping) else {names[0]: example}
     return {name: np.asarray(value) for name, value in values.items() if name in names and isinstance(value, Tensor)}
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ choice, and scaled by the time of that one when it was measured. Weights are ran
 from __future__ import annotations
 
 import logging
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import bitplan
 from benchmarks.export import SUBJECTS
 from benchmarks.matmulnbits import WIDTH, Stack
 from benchmarks.rows import Row
+from benchmarks.timing import in_turn
 from bitplan.exporters.capture import inputs_of
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.timed_networks import RUNTIMES, Inputs
@@ -92,11 +92,5 @@ def timed(case: Case, found: bitplan.Latency, graph: bitplan.Graph, plan: bitpla
             bitplan.calibrate_(model, [case.example])
             runtime.prepare(model, case.example, path, case.options)
         contestants[name] = runtime.open(None, path, Inputs(*inputs_of(case.example, 1)), 1, graph).run
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(ROUNDS):
-        for name, run in contestants.items():
-            start = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - start)
-    plan_took, lowest_took = (statistics.median(seconds[name]) for name in ("plan", "lowest"))
-    return plan_took / lowest_took * found.whole[lowest].taken.ns / 1e6
+    seconds = in_turn(contestants, ROUNDS, clock=time.process_time)
+    return seconds["plan"] / seconds["lowest"] * found.whole[lowest].taken.ns / 1e6

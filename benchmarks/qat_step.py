@@ -39,17 +39,6 @@ def resnet18() -> nn.Module:
     return torchvision.build("resnet18", num_classes=10)
 
 
-def quantized(*, fused: bool) -> nn.Module:
-    """Return ResNet-18 quantized by bitplan: ends at 8 bits, a block's first convolution linked with its shortcut."""
-    model = resnet18()
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    ends = {names[0], names[-1]}
-    links = tuple((name.replace("downsample.0", "conv1"), name) for name in names if name.endswith("downsample.0"))
-    precisions = {name: "w8a8" if name in ends else "w4a4" for name in names}
-    plan = Plan(model="bench", precisions=precisions, links=links, method="uniform", selector="uniform")
-    return quantize(model, plan, fused=fused)
-
-
 def brevitas() -> nn.Module:
     """Return ResNet-18 of Brevitas layers with learned scales per tensor; all inputs but the first are unsigned."""
     import brevitas.nn as qnn
@@ -84,7 +73,9 @@ def _trainer(model: nn.Module, loss: Loss) -> Trainer:
 def on_images(batch: int, size: int) -> dict[str, Trainer]:
     """Return trainers of ResNet-18 in FP32, by bitplan, and by Brevitas if it is installed."""
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
-    models = {"fp32": resnet18(), "bitplan": quantized(fused=False), "bitplan fused": quantized(fused=True)}
+    model = resnet18()
+    plan = Plan.uniform(bitplan.trace(model, images[:1], rules=bitplan.Rules(narrow=0)), "w4a4")
+    models = {"fp32": model, "bitplan": quantize(model, plan), "bitplan fused": quantize(model, plan, fused=True)}
     if importlib.util.find_spec("brevitas") is not None:
         models["brevitas"] = brevitas()
 

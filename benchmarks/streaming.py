@@ -45,15 +45,14 @@ def main(is_sparse: bool) -> None:
 
 def shapes(blocks: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor."""
-    wide, between, words = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
-    found = {"model.embed_tokens.weight": (words, wide), "lm_head.weight": (words, wide), "model.norm.weight": (wide,)}
-    for block in range(blocks):
-        name = f"model.layers.{block}"
-        found |= {f"{name}.self_attn.{part}_proj.weight": (wide, wide) for part in "qkvo"}
-        found |= {f"{name}.mlp.{part}_proj.weight": (between, wide) for part in ("gate", "up")}
-        found |= {f"{name}.mlp.down_proj.weight": (wide, between)}
-        found |= {f"{name}.{part}_layernorm.weight": (wide,) for part in ("input", "post_attention")}
-    return found
+    import torch
+
+    from bitplan.adapters.transformers import transformers
+
+    library = transformers("Llama's shapes")
+    with torch.device("meta"):
+        network = library.LlamaForCausalLM(library.LlamaConfig(**CONFIG, num_hidden_layers=blocks))
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
 def write_llama(folder: Path, blocks: int, *, sparse: bool) -> int:

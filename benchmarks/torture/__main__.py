@@ -32,10 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=150, help="how many processes are killed")
     parser.add_argument("--seed", type=int, default=0, help="decides which blows fall, when and on whom")
-    parser.add_argument("--home", type=Path, default=_MEMORY, help="where runs lie; in memory by default")
     options = parser.parse_args()
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=options.home) as home:
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as home:
         tally = torture(Path(home), kills=options.kills, seed=options.seed)
     print(f"\n{tally.table()}\n\nseed {options.seed}, {(time.perf_counter() - begin) / 60:.1f} minutes")
     for line in tally.lines[:20]:
