@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
@@ -32,7 +33,7 @@ class Verb(TyperCommand):
                 from bitplan.cli.outputs import checked  # records, which `--help` needs not
 
                 others = [value for key, value in ctx.params.items() if key != name]
-                ctx.params[name] = checked(output, others, to_folder=ctx.command.name in _TO_FOLDERS)
+                ctx.params[name] = checked(Path(output), others, to_folder=ctx.command.name in _TO_FOLDERS)
         return super().invoke(ctx)
 
 
