@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-all check bench docs pictures release clean
+.PHONY: demo test test-lowest test-all check bench docs pictures release clean
 
 demo: $(READY)  ## compare methods on handwritten digits, in about two minutes
 	$(BIN)/bitplan demo
 
 test: $(READY) check  ## the checks, then every test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0  # with a worker replaced, xdist may wait for ever
+
+test-lowest:  ## every test with the lowest versions of the core's dependencies, in .venv-lowest
+	$(MAKE) VENV=.venv-lowest .venv-lowest/.ready
+	.venv-lowest/bin/pip install -q --disable-pip-version-check --no-deps -r constraints-lowest.txt
+	.venv-lowest/bin/pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 test-all: test docs  ## and what takes longer: the site, whole tutorials, wheel and sdist, a newcomer's first hour
 	$(BIN)/pytest tests_all
@@ -48,4 +53,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,7 +4,6 @@
     python -m benchmarks select eagl             these only; their sections of the page are replaced
     python -m benchmarks --write page.md eagl    another page than docs/performance.md
     python -m benchmarks.peers                   libraries that need environments of their own; no part of `make bench`
-    python -m benchmarks.before                  bitplan as it was, from the repository's history; no part of it either
 
 Each benchmark runs in a process of its own; what fails is said in the page with its reason, and the others go on. The
 page begins with how many targets are met and which are not, counted from its own tables.
@@ -26,23 +25,20 @@ from pathlib import Path
 
 from benchmarks.rows import cells_of, measured, table
 
-ALL = ("select", "large", "trace", "startup", "eagl", "hawq", "gains", "qat_step", "calibrate", "finetune", "capture")
-ALL += ("export", "integer", "latency", "matmulnbits", "page", "big_run", "engines", "freed")
-PEERS, BEFORE = "peers", "before"
-APART = (PEERS, BEFORE)  # each measured by a command of its own, and kept when all others are measured again
+ALL = ("select", "startup", "eagl", "hawq", "gains", "qat_step", "export", "latency", "matmulnbits")
+PEERS = "peers"  # measured by a command of its own, and kept when all others are measured again
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FAILED = "did not run here:"
 HEAD = """# Performance
 
-Written by `make bench` (`python -m benchmarks`; `python -m benchmarks NAME` measures one section again). Each line is
-ours and a peer in turn, in one process unless said otherwise; the ratio is what ours takes of what the peer takes, so
-less is better, and a target is the most that it may be. Every section says when and on what it was measured, and how
-busy the machine was.
+Written by `make bench` (`python -m benchmarks`; `python -m benchmarks NAME` measures one section again). Each line
+compares ours with a peer, interleaved, in one process unless said otherwise. The ratio is ours ÷ peer, so less is
+better; a target is the most that it may be. Every section says when and on what machine it was measured, and its load.
 """
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure, print, and put into the page; of a whole run nothing old is left."""
+    """Measure, print, and replace the sections of the page; a whole run leaves no old ones but the peers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure, and write the page.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ALL))
     parser.add_argument("--write", type=Path, default=PAGE, metavar="PAGE", help="docs/performance.md unless given")
@@ -51,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(ALL)}")
     if not asked.names:
-        put(asked.write, {}, beside=APART)
+        put(asked.write, {}, beside=(PEERS,))
     for name in asked.names or ALL:
         text = section(name)
         print(text, flush=True)
@@ -59,20 +55,20 @@ def main(arguments: Sequence[str]) -> None:
     print(summary(_sections(asked.write.read_text())))
 
 
-def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*ALL, *APART)) -> None:
+def put(path: Path, sections: Mapping[str, str], *, beside: Sequence[str] = (*ALL, PEERS)) -> None:
     """Put sections into a page, beside those of these names that it has."""
     old = _sections(path.read_text()) if path.exists() else {}
     path.write_text(page({name: text for name, text in old.items() if name in beside} | dict(sections)))
 
 
 def page(sections: Mapping[str, str]) -> str:
-    """The whole page: what it is, what came of it, and the sections in their order."""
-    ordered = {name: sections[name] for name in (*ALL, *APART) if name in sections}
+    """Return the whole page: introduction, summary, and the sections in their order."""
+    ordered = {name: sections[name] for name in (*ALL, PEERS) if name in sections}
     return "\n".join([HEAD, f"{summary(ordered)}\n", *ordered.values()])
 
 
 def summary(sections: Mapping[str, str]) -> str:
-    """How many targets are met, and the lines that do not meet theirs."""
+    """Return how many targets are met, and the lines that do not meet theirs."""
     lines = [(name, *cells) for name, text in sections.items() for cells in cells_of(text)]
     judged = [line for line in lines if line[-1] in ("yes", "no")]
     missed = [line for line in judged if line[-1] == "no"]
@@ -87,7 +83,7 @@ def summary(sections: Mapping[str, str]) -> str:
 
 
 def section(name: str) -> str:
-    """The heading, when and where, and the table of one benchmark."""
+    """Measure one benchmark in a process of its own and return its section."""
     busy, begun = os.getloadavg()[0], time.perf_counter()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         try:
@@ -99,23 +95,20 @@ def section(name: str) -> str:
 
 
 def dated(name: str, title: str, body: str, *, busy: float, begun: float) -> str:
-    """A section, with when and where it was measured, and how long that took."""
+    """Return a section, with when and where it was measured, and how long that took."""
     load = f"load {busy:.1f} before and {os.getloadavg()[0]:.1f} after"
     when = f"{datetime.date.today()}, {_machine()}, {load}, {time.perf_counter() - begun:.0f} s"
-    return f"## {name}\n\n{title} `python -m benchmarks.{name}` ({when}).\n\n{body}\n"
+    return f"## {name}\n\n{title} `python -m benchmarks{'.' if name == PEERS else ' '}{name}` ({when}).\n\n{body}\n"
 
 
 def _machine() -> str:
-    """The processor and the number of cores."""
-    try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        found = None
-    return f"{found[1] if found else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    """Return the processor and the number of cores."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores"
 
 
 def _sections(text: str) -> dict[str, str]:
-    """Name → section of a page as it is."""
+    """Return name → section of a page."""
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
     return {part.split("\n", 1)[0].removeprefix("## "): f"{part.rstrip()}\n" for part in parts}
 

@@ -1,28 +1,22 @@
 """Every architecture of timm and torchvision and many of transformers: traced, quantized, proven, one backward pass.
 
 python -m benchmarks.architectures [timm | torchvision | transformers | PATTERN …] [--folder DIR] [--workers N]
-                                   [--again] [--page docs/architectures.md]
+                                   [--page docs/architectures.md]
 
-Outcomes are files in the folder: started again, it goes on where it was. `--again` looks once more at those that
-failed. Of each network, built with random weights, every layer is planned at w4a4, first, last and narrow ones too;
-`bitplan.prove` counts that each of them is multiplied as planned, and a training step must give finite gradients.
+Outcomes are files in the folder: started again, it goes on where it was. Of each network, built with random weights,
+every layer is planned at w4a4, first, last and narrow ones too; `bitplan.prove` counts that each of them is multiplied
+as planned, and a training step must give finite gradients.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import ctypes.util
-import fcntl
 import fnmatch
-import gc
 import logging
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 import bitplan
-from benchmarks.architectures_page import Examined, write_page
 from benchmarks.catalogue import Candidate, candidates, names
 from bitplan.core.record import Record
 from bitplan.forward.operations import tensors_in
@@ -38,14 +31,12 @@ from bitplan.forward.shadow import arguments_of
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.proof import take_proof_off_
 from bitplan.store.engines import Failure, Local
+from bitplan.store.files import write_text
 from bitplan.store.jobs import run_jobs
 from bitplan.store.record_store import Shelf
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
-LARGE = 150_000_000  # parameters: of these, one at a time is in memory
-SECONDS_EACH = 6  # one architecture, about, on one core
 INPUTS = 12  # sizes that are tried where training fails
-SECONDS = 1200  # at most, for one architecture
 ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0, embeddings=None)
 
 
@@ -56,34 +47,44 @@ class Architecture(Record):
     name: str
 
 
+class Examined(Record):
+    """What was found of one architecture; `problem` says at which step it failed, and is empty where it did not.
+
+    `handed` counts layers that are not simply called by their own module, `left_alone` those that stay float.
+    """
+
+    source: str
+    name: str
+    problem: str = ""
+    seconds: float = 0.0
+    parameters: int = 0
+    size: str = ""
+    layers: int = 0
+    products: int = 0
+    handed: int = 0
+    left_alone: int = 0
+    proven: int | None = None
+
+
 def main() -> None:
     """Look at what was asked for, print each as it is done, and write the page."""
-    asked = _arguments()
-    jobs = [Architecture(source=source, name=name) for source, name in _chosen(asked.which)]
-    shelf = Shelf.at(asked.folder).holding(Examined)
-    if asked.again:
-        for job in jobs:
-            outcome = shelf.find(job.id)
-            if outcome is not None and outcome.problem:
-                shelf.remove(job.id)
+    options = _arguments()
+    jobs = [Architecture(source=source, name=name) for source, name in _chosen(options.which)]
+    shelf = Shelf.at(options.folder).holding(Examined)
     done = len(shelf.ids() & {job.id for job in jobs})
-    minutes = (len(jobs) - done) * SECONDS_EACH / 60 / max(1, asked.workers)
-    print(f"{len(jobs)} architectures, {done} of them done; the others take about {minutes:.0f} minutes")
+    print(f"{len(jobs)} architectures, {done} of them done")
     found: list[Examined] = []
-    work = Work(asked.folder)
-    for job, outcome in run_jobs(work, jobs, shelf=shelf, engine=Local(workers=asked.workers, retries=0)):
+    for job, outcome in run_jobs(Work(), jobs, shelf=shelf, engine=Local(workers=options.workers, retries=0)):
         if isinstance(outcome, Failure):  # its worker died: not kept, so the next call tries again
             problem = f"{outcome.error}, most likely for want of memory"
             outcome = Examined(source=job.source, name=job.name, problem=problem)
         found.append(outcome)
         if outcome.problem:
             print(f"{len(found)}/{len(jobs)} {outcome.source}/{outcome.name}: {outcome.problem}", flush=True)
-        elif len(found) % 50 == 0:
-            print(f"{len(found)}/{len(jobs)}", flush=True)
     good = sum(not outcome.problem for outcome in found)
     print(f"{good} of {len(found)} ({100 * good / len(found):.1f} %)")
-    if asked.page:
-        write_page(asked.page, sorted(found, key=lambda one: (one.source, one.name)))
+    if options.page:
+        write_page(options.page, sorted(found, key=lambda one: (one.source, one.name)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,7 +92,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("which", nargs="*", default=[], help="a library, or patterns of names; all without")
     parser.add_argument("--folder", type=Path, default=Path("runs/architectures"), help="where outcomes are kept")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--again", action="store_true", help="look at those again that failed")
     parser.add_argument("--page", type=Path, help="where to write the table")
     return parser.parse_args()
 
@@ -106,10 +106,7 @@ def _chosen(which: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class Work:
-    """Looks at one architecture; large ones wait for each other, by a lock in the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    """Looks at one architecture."""
 
     def __call__(self, job: Architecture) -> Examined:
         """Whatever goes wrong is the outcome, by the step at which it did."""
@@ -118,8 +115,6 @@ class Work:
         torch.manual_seed(0)
         self.facts: dict[str, Any] = {}
         self.step = "cannot be built or traced"
-        signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(SECONDS)
         start = time.perf_counter()
         try:
             self._examine(job)
@@ -127,9 +122,6 @@ class Work:
         except Exception as error:
             line = next(iter(str(error).splitlines()), "")
             problem = f"{self.step}: {type(error).__name__}: {line[:160]}"
-        finally:
-            signal.alarm(0)
-            _give_memory_back()
         seconds = time.perf_counter() - start
         return Examined(source=job.source, name=job.name, problem=problem, seconds=seconds, **self.facts)
 
@@ -139,8 +131,7 @@ class Work:
             if self.facts["parameters"] > LIMIT:
                 return
             try:
-                with _alone(self.folder / "large", self.facts["parameters"] > LARGE):
-                    self._quantized(candidate, graph)
+                self._quantized(candidate, graph)
                 return
             except RuntimeError:
                 if self.step != "does not train" or tried == INPUTS:
@@ -217,27 +208,64 @@ def _weightless(candidate: Candidate) -> nn.Module:
         return candidate.build()
 
 
-def _give_memory_back() -> None:
-    """A worker that has held a large network would keep its memory, beside the next worker's."""
-    gc.collect()
-    library = ctypes.util.find_library("c")
-    if library and hasattr(ctypes.CDLL(library), "malloc_trim"):
-        ctypes.CDLL(library).malloc_trim(0)
+def write_page(path: Path, outcomes: list[Examined]) -> None:
+    """Write what was found as Markdown: how many of each library, what failed and why, and every name."""
+    parts = [_INTRODUCTION, _summary(outcomes), _failures(outcomes), _traced_only(outcomes)]
+    parts += [_names(source, outcomes) for source in dict.fromkeys(one.source for one in outcomes)]
+    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
 
 
-@contextmanager
-def _alone(path: Path, large: bool) -> Iterator[None]:
-    """Hold a lock for as long as the block takes, if the network is large."""
-    if not large:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+_INTRODUCTION = """# Architectures
+
+Every name in this page was built with random weights and looked at by one command, which goes on where it was when it
+is started again:
+
+```
+python -m benchmarks.architectures --page docs/architectures.md
+```
+
+Each network is **traced** from shapes; **quantized**, every layer at 4 bits (first, last and narrow ones, embeddings
+and products of activations too); every layer of the plan is **proven** to be multiplied as planned, and none in float
+(`bitplan.prove` counts the multiplications); and a **training step** gives a finite loss and finite gradients. Images
+are the smallest of a list of sizes that the network takes (timm's networks of a fixed size are built for smaller images
+where they can be). This says that networks work, and nothing about how accurate they are at 4 bits."""
 
 
-def _too_long(*_: object) -> None:
-    raise TimeoutError(f"not done after {SECONDS} s")
+def _summary(outcomes: list[Examined]) -> str:
+    rows = ["| | names | all four | only traced | fail | layers | products of activations | not called plainly |"]
+    rows.append("|" + "---|" * 8)
+    for source in dict.fromkeys(one.source for one in outcomes):
+        own = [one for one in outcomes if one.source == source]
+        failed, only = sum(bool(one.problem) for one in own), sum(_is_only_traced(one) for one in own)
+        good = len(own) - failed - only
+        share = f"{good} ({100 * good / max(1, len(own) - only):.1f} %)"
+        counts = (sum(one.layers for one in own), sum(one.products for one in own), sum(one.handed for one in own))
+        cells = " | ".join(f"{count:,}" for count in counts)
+        rows.append(f"| {source} | {len(own)} | {share} | {only} | {failed} | {cells} |")
+    return "\n".join(rows)
+
+
+def _failures(outcomes: list[Examined]) -> str:
+    failed = [f"| {one.source}/{one.name} | {one.problem.replace('|', '/')} |" for one in outcomes if one.problem]
+    table = ["| architecture | why |", "|---|---|", *failed] if failed else ["Nothing."]
+    return "\n".join(["## What fails", "", *table])
+
+
+def _traced_only(outcomes: list[Examined]) -> str:
+    only = ", ".join(f"{one.name} ({one.parameters / 1e9:.1f} B)" for one in outcomes if _is_only_traced(one))
+    return only and f"## More than a billion parameters: traced only\n\n{only}."
+
+
+def _names(source: str, outcomes: list[Examined]) -> str:
+    good = [one for one in outcomes if one.source == source and one.proven is not None and not one.problem]
+    rows = [f"| {one.name} | {one.parameters / 1e6:.1f} | {one.size} | {one.layers} | {one.proven} |" for one in good]
+    head = "| name | million parameters | input | layers | proven |\n|---|---|---|---|---|"
+    title = f"<details><summary>{source}: {len(good)} names</summary>"
+    return "\n".join([title, "", head, *rows, "", "</details>"])
+
+
+def _is_only_traced(one: Examined) -> bool:
+    return not one.problem and one.proven is None
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ Weights are random. Images are as small as a network takes them; transformers' n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ def names() -> dict[str, list[str]]:
     return {
         "timm": timm.model_names(),
         "torchvision": [name for part in parts for name in models.list_models(module=part)],
-        "transformers": list(_SMALL),
+        "transformers": sorted(_SMALL),
     }
 
 
@@ -73,7 +74,7 @@ def _of_torchvision(name: str) -> Iterator[Candidate]:
     def build() -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # on how GoogLeNet and Inception are initialized
-            options = {} if name in models.list_models(module=models) else _UNTRAINED.get(kind, {})
+            options = {"weights_backbone": None} if kind in ("segmentation", "detection") else {}
             model: nn.Module = models.get_model(name, weights=None, **options)
         return model.backbone if kind == "detection" else model  # what comes behind it decides by what it sees
 
@@ -92,22 +93,18 @@ def _of_torchvision(name: str) -> Iterator[Candidate]:
             yield Candidate(build, _images(3, side), f"{side}²")
 
 
-_UNTRAINED: dict[str, dict[str, Any]] = {
-    "segmentation": {"weights_backbone": None},
-    "detection": {"weights_backbone": None},
-}
-
-
 def _images(channels: int, side: int) -> Tensor:
     return torch.rand(BATCH, channels, side, side)
 
 
 def _of_transformers(name: str) -> Iterator[Candidate]:
     library = transformers("the architectures of transformers")
-    class_name, sizes, inputs = _SMALL[name]
+    class_name, own_sizes, inputs = _SMALL[name]
 
     def build() -> nn.Module:
-        config = library.AutoConfig.for_model(name.partition(" ")[0], **sizes)
+        defaults = library.AutoConfig.for_model(name).to_dict()
+        sizes = {key: size for key, size in _SIZES.items() if type(defaults.get(key)) is int} | dict(own_sizes)
+        config = library.AutoConfig.for_model(name, **sizes)
         config.use_cache = False
         network = getattr(library, class_name)
         model: nn.Module = network.from_config(config) if class_name.startswith("Auto") else network(config)
@@ -141,212 +138,123 @@ def _spectrum() -> dict[str, Tensor]:
     return {"input_features": torch.rand(BATCH, 16, 40), "decoder_input_ids": _text()["input_ids"][:, :6]}
 
 
-_ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "vocab_size": 99,
-}
-_DECODER = _ENCODER | {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
-_BOTH = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "vocab_size": 99,
-}
-_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
-_VIT = {k: v for k, v in _ENCODER.items() if k != "vocab_size"} | {"image_size": 32, "patch_size": 8}
-_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4}
-_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 99}
+def _each(names: str, size: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), size)
+
+
+# Given to every configuration that has a whole number by this name
+_SIZES = {
+    **_each("hidden_size d_model n_embd dim image_size",32),
+    **_each("num_hidden_layers n_layers n_layer num_layers encoder_layers decoder_layers",2),
+    **_each("num_attention_heads n_heads n_head num_heads attention_heads",4),
+    **_each("encoder_attention_heads decoder_attention_heads",4),
+    **_each("intermediate_size ffn_dim d_ff hidden_dim encoder_ffn_dim decoder_ffn_dim",48),
+    **_each("query_pre_attn_scalar d_kv",8),
+    "vocab_size": 99, "n_positions": 64, "rotary_dim": 4, "projection_dim": 16,
+}  # fmt: skip
+
+_DECODER = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+_VIT = {"patch_size": 8}
+_SWIN = {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2}
+_TOWER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 _TOWERS = {
-    "text_config": _ENCODER | {"max_position_embeddings": 64, "projection_dim": 16},
-    "vision_config": _VIT | {"projection_dim": 16},
+    "text_config": _TOWER | {"vocab_size": 99, "max_position_embeddings": 64, "projection_dim": 16},
+    "vision_config": _TOWER | {"image_size": 32, "patch_size": 8, "projection_dim": 16},
     "projection_dim": 16,
 }
 _WAVES = {
-    "conv_dim": (16, 16),
-    "conv_kernel": (8, 4),
-    "conv_stride": (8, 4),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 2,
-}
+    "conv_dim": (16, 16), "conv_kernel": (8, 4), "conv_stride": (8, 4), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+_CAUSAL = "AutoModelForCausalLM"
 
-# transformers' name for it, the class, its sizes, and what it reads
-_SMALL: dict[str, tuple[str, dict[str, Any], Callable[[], dict[str, Tensor]]]] = {
-    "albert": ("AutoModel", _ENCODER | {"embedding_size": 16}, _text),
-    "bart": ("AutoModel", _BOTH, _two_texts),
-    "beit": ("AutoModel", _VIT, _picture()),
-    "bert": ("AutoModel", _ENCODER, _text),
-    "bloom": ("AutoModel", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}, _text),
-    "clip": ("CLIPModel", _TOWERS, _picture_and_text),
-    "codegen": ("AutoModel", _GPT | {"rotary_dim": 4}, _text),
-    "convbert": ("AutoModel", _ENCODER | {"embedding_size": 32}, _text),
-    "convnext": ("AutoModel", _STAGES, _picture()),
-    "convnextv2": ("AutoModel", _STAGES, _picture()),
-    "cvt": (
-        "AutoModel",
-        {"embed_dim": [16, 32, 32], "depth": [2, 2, 4], "num_heads": [1, 2, 2]},
-        _picture(64),
+
+class Small(NamedTuple):
+    """A small network of transformers: its class, the sizes that are its own, and what it reads."""
+
+    network: str = "AutoModel"
+    sizes: Mapping[str, Any] = MappingProxyType({})
+    inputs: Callable[[], dict[str, Tensor]] = _text
+
+
+_DECODERS = "gemma gemma2 gemma3_text granite llama mistral olmo2 phi qwen2 qwen3 stablelm starcoder2"
+_PLAIN = """bart bert bloom codegen data2vec-text deberta distilbert falcon fnet gpt2 gpt_bigcode gpt_neox gptj layoutlm
+m2m_100 mpnet mt5 pegasus roberta roformer t5 xglm xlm-roberta"""
+_TWO_TEXTS = {"bart", "m2m_100", "mt5", "pegasus", "t5"}
+
+_SMALL: dict[str, Small] = {
+    **{name: Small(_CAUSAL, _DECODER) for name in _DECODERS.split()},
+    **{name: Small(inputs=_two_texts if name in _TWO_TEXTS else _text) for name in _PLAIN.split()},
+    **{name: Small(sizes=_VIT, inputs=_picture()) for name in ("beit", "deit", "vit")},
+    **{name: Small(sizes=_STAGES, inputs=_picture()) for name in ("convnext", "convnextv2")},
+    **{name: Small(sizes=_SWIN, inputs=_picture()) for name in ("swin", "swinv2")},
+    **{name: Small(sizes=_WAVES, inputs=_sound) for name in ("hubert", "wav2vec2")},
+    **{name: Small(sizes={"embedding_size": 16}) for name in ("albert", "electra")},
+    **{name: Small(sizes={"embedding_size": 32}) for name in ("convbert", "squeezebert")},
+    "clip": Small("CLIPModel", _TOWERS, _picture_and_text),
+    "cvt": Small(
+        sizes={"embed_dim": [16, 32, 32], "depth": [2, 2, 4], "num_heads": [1, 2, 2]}, inputs=_picture(64)
     ),
-    "data2vec-text": ("AutoModel", _ENCODER, _text),
-    "deberta": ("AutoModel", _ENCODER, _text),
-    "deberta-v2": ("AutoModel", _ENCODER | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, _text),
-    "deit": ("AutoModel", _VIT, _picture()),
-    "dinov2": ("AutoModel", _VIT, _picture()),
-    "distilbert": ("AutoModel", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 99}, _text),
-    "dpt": (
+    "deberta-v2": Small(sizes={"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "dinov2": Small(sizes=_VIT | {"intermediate_size": 48}, inputs=_picture()),
+    "dpt": Small(
         "DPTForDepthEstimation",
         _VIT
         | {
-            "num_hidden_layers": 4,
-            "backbone_out_indices": [0, 1, 2, 3],
-            "neck_hidden_sizes": [8, 8, 16, 16],
+            "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 16, 16],
             "fusion_hidden_size": 16,
         },
         _picture(),
     ),
-    "electra": ("AutoModel", _ENCODER | {"embedding_size": 16}, _text),
-    "falcon": ("AutoModel", {k: v for k, v in _ENCODER.items() if k != "intermediate_size"}, _text),
-    "fnet": ("AutoModel", {k: v for k, v in _ENCODER.items() if k != "num_attention_heads"}, _text),
-    "funnel": (
-        "FunnelModel",
-        {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "vocab_size": 99},
-        _text,
-    ),
-    "gemma": ("AutoModelForCausalLM", _DECODER, _text),
-    "gemma2": ("AutoModelForCausalLM", _DECODER | {"query_pre_attn_scalar": 8}, _text),
-    "gemma3_text": ("AutoModelForCausalLM", _DECODER | {"query_pre_attn_scalar": 8}, _text),
-    "gpt2": ("AutoModel", _GPT, _text),
-    "gpt_bigcode": ("AutoModel", _GPT, _text),
-    "gpt_neo": (
-        "AutoModel",
-        {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "vocab_size": 99,
-        },
-        _text,
-    ),
-    "gpt_neox": ("AutoModel", _ENCODER, _text),
-    "gptj": ("AutoModel", _GPT | {"rotary_dim": 4}, _text),
-    "granite": ("AutoModelForCausalLM", _DECODER, _text),
-    "hubert": ("AutoModel", _ENCODER | _WAVES, _sound),
-    "layoutlm": ("AutoModel", _ENCODER, _text),
-    "led": ("AutoModel", _BOTH | {"attention_window": [4, 4]}, _two_texts),
-    "levit": (
-        "AutoModel",
-        {
-            "hidden_sizes": [16, 32, 32],
-            "num_attention_heads": [2, 2, 2],
-            "depths": [1, 1, 1],
-            "key_dim": [8, 8, 8],
+    "funnel": Small("FunnelModel", {"block_sizes": [1, 1], "d_head": 8, "d_inner": 48}),
+    "gpt_neo": Small(sizes={"attention_types": [[["global", "local"], 1]]}),
+    "led": Small(sizes={"attention_window": [4, 4]}, inputs=_two_texts),
+    "levit": Small(
+        sizes={
+            "hidden_sizes": [16, 32, 32], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [8, 8, 8],
             "image_size": 64,
         },
-        _picture(64),
+        inputs=_picture(64),
     ),
-    "llama": ("AutoModelForCausalLM", _DECODER, _text),
-    "longformer": ("AutoModel", _ENCODER | {"attention_window": [4, 4]}, _text),
-    "m2m_100": ("AutoModel", _BOTH, _two_texts),
-    "mamba": ("AutoModel", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 99}, _text),
-    "marian": ("AutoModel", _BOTH | {"pad_token_id": 1}, _two_texts),
-    "mistral": ("AutoModelForCausalLM", _DECODER, _text),
-    "mixtral": ("AutoModelForCausalLM", _DECODER | {"num_local_experts": 4}, _text),
-    "mobilebert": (
-        "AutoModel",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-            "embedding_size": 16,
-            "true_hidden_size": 32,
-            "intra_bottleneck_size": 32,
-            "vocab_size": 99,
+    "longformer": Small(sizes={"attention_window": [4, 4]}),
+    "mamba": Small(sizes={"intermediate_size": 64}),
+    "marian": Small(sizes={"pad_token_id": 1}, inputs=_two_texts),
+    "mixtral": Small(_CAUSAL, _DECODER | {"num_local_experts": 4}),
+    "mobilebert": Small(sizes={"embedding_size": 16, "true_hidden_size": 32, "intra_bottleneck_size": 32}),
+    "mobilenet_v2": Small(sizes={"depth_multiplier": 0.35}, inputs=_picture()),
+    "mobilevit": Small(sizes={"hidden_sizes": [16, 24, 32], "image_size": 64}, inputs=_picture(64)),
+    "modernbert": Small(sizes={"pad_token_id": 0}),
+    "mpt": Small(sizes={"max_seq_len": 64}),
+    "opt": Small(_CAUSAL, {"word_embed_proj_dim": 32}),
+    "phi3": Small(_CAUSAL, _DECODER | {"pad_token_id": 0}),
+    "poolformer": Small(
+        sizes={
+            "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_sizes": [7, 3, 3, 3],
+            "strides": [4, 2, 2, 2], "padding": [2, 1, 1, 1],
         },
-        _text,
+        inputs=_picture(64),
     ),
-    "mobilenet_v2": ("AutoModel", {"depth_multiplier": 0.35}, _picture()),
-    "mobilevit": ("AutoModel", {"hidden_sizes": [16, 24, 32], "image_size": 64}, _picture(64)),
-    "modernbert": ("AutoModel", _ENCODER | {"pad_token_id": 0}, _text),
-    "mpnet": ("AutoModel", _ENCODER, _text),
-    "mpt": ("AutoModel", {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 99, "max_seq_len": 64}, _text),
-    "mt5": ("AutoModel", _T5, _two_texts),
-    "olmo2": ("AutoModelForCausalLM", _DECODER, _text),
-    "opt": (
-        "AutoModelForCausalLM",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "ffn_dim": 48,
-            "vocab_size": 99,
-            "word_embed_proj_dim": 32,
-        },
-        _text,
-    ),
-    "pegasus": ("AutoModel", _BOTH, _two_texts),
-    "phi": ("AutoModelForCausalLM", _DECODER, _text),
-    "phi3": ("AutoModelForCausalLM", _DECODER | {"pad_token_id": 0}, _text),
-    "poolformer": (
-        "AutoModel",
-        {
-            "hidden_sizes": [8, 16, 16, 32],
-            "depths": [1, 1, 1, 1],
-            "patch_sizes": [7, 3, 3, 3],
-            "strides": [4, 2, 2, 2],
-            "padding": [2, 1, 1, 1],
-        },
-        _picture(64),
-    ),
-    "qwen2": ("AutoModelForCausalLM", _DECODER, _text),
-    "qwen2_moe": ("AutoModelForCausalLM", _DECODER | _EXPERTS | {"shared_expert_intermediate_size": 24}, _text),
-    "qwen3": ("AutoModelForCausalLM", _DECODER, _text),
-    "regnet": ("AutoModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}, _picture()),
-    "rembert": ("AutoModel", _ENCODER | {"input_embedding_size": 16}, _text),
-    "resnet": ("AutoModel", _STAGES | {"embedding_size": 16}, _picture()),
-    "roberta": ("AutoModel", _ENCODER, _text),
-    "roformer": ("AutoModel", _ENCODER, _text),
-    "rwkv": ("AutoModel", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 99}, _text),
-    "segformer": (
+    "qwen2_moe": Small(_CAUSAL, _DECODER | _EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "regnet": Small(sizes={"hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}, inputs=_picture()),
+    "rembert": Small(sizes={"input_embedding_size": 16}),
+    "resnet": Small(sizes=_STAGES | {"embedding_size": 16}, inputs=_picture()),
+    "rwkv": Small(sizes={"intermediate_size": 128}),
+    "segformer": Small(
         "AutoModelForSemanticSegmentation",
         {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4]},
         _picture(64),
     ),
-    "siglip": ("AutoModel", _TOWERS, _picture_and_text),
-    "smollm3": ("AutoModelForCausalLM", _DECODER | {"pad_token_id": 0}, _text),
-    "squeezebert": ("AutoModel", _ENCODER | {"embedding_size": 32}, _text),
-    "stablelm": ("AutoModelForCausalLM", _DECODER, _text),
-    "starcoder2": ("AutoModelForCausalLM", _DECODER, _text),
-    "swin": ("AutoModel", _SWIN, _picture()),
-    "swinv2": ("AutoModel", _SWIN, _picture()),
-    "t5": ("AutoModel", _T5, _two_texts),
-    "vit": ("AutoModel", _VIT, _picture()),
-    "vit_mae": (
-        "AutoModel",
-        _VIT | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2},
-        _picture(),
+    "siglip": Small(sizes=_TOWERS, inputs=_picture_and_text),
+    "smollm3": Small(_CAUSAL, _DECODER | {"pad_token_id": 0}),
+    "vit_mae": Small(
+        sizes=_VIT | {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2},
+        inputs=_picture(),
     ),
-    "wav2vec2": ("AutoModel", _ENCODER | _WAVES, _sound),
-    "whisper": (
-        "AutoModel",
-        _BOTH | {"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 20, "pad_token_id": 0},
-        _spectrum,
+    "whisper": Small(
+        sizes={"num_mel_bins": 16, "max_source_positions": 20, "max_target_positions": 20, "pad_token_id": 0},
+        inputs=_spectrum,
     ),
-    "xglm": (
-        "AutoModel",
-        {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "vocab_size": 99},
-        _text,
-    ),
-    "xlm-roberta": ("AutoModel", _ENCODER, _text),
-    "yolos": ("AutoModel", _VIT | {"image_size": [32, 32], "num_detection_tokens": 5}, _picture()),
-}
+    "yolos": Small(sizes=_VIT | {"image_size": [32, 32], "num_detection_tokens": 5}, inputs=_picture()),
+}  # fmt: skip

@@ -1,54 +1,38 @@
 """Exported files of whole networks: size and speed beside the same runtime's float, and onnxruntime's own 8 bits.
 
-    python -m benchmarks.export [resnet18 resnet50 …] [--rounds 7] [--settings 1x1 8x1 1x2]
-
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
 PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
-the best of some rounds, as multiples of the best float in the same runtime, of the processor's time with one thread and
-of the wall's with more. *Plan* is the size that the plan's bits come to, everything else in float32; *equal* says how
-many of some random samples get the same prediction as from the model in PyTorch, and how many `verify` finds to differ
-by more than ties; deep random networks turn every tie into another answer, and then it also says how many predictions
-the model has in common with itself in double precision. Weights are random: speed, not accuracy
+the best of some rounds, in CPU time of one thread. Weights are random: speed, not accuracy
 (`studies/exported_scores.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import bitplan
-from benchmarks.exported import (
-    ALL_LAYERS,
-    arrays,
-    as_float,
-    drawn,
-    planned,
-    planned_bytes,
-    quantized_by_runtime,
-    repeated,
-)
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
+from bitplan.exporters.capture import graph_of, inputs_of
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
-SETTINGS = ("1x1", "8x1", "1x2")  # batch and threads
 PLAN = "w2a4,w4a4"
-SAMPLES = 8  # whose answers are compared
+ALL_LAYERS = bitplan.Rules(first=None, last=None, narrow=0)
 
 
 @dataclass(frozen=True)
@@ -75,144 +59,113 @@ SUBJECTS = {
 }
 
 
-def main() -> None:
-    """Print a table for each network."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(SUBJECTS)}; all without")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="batch x threads")
-    asked, _ = parser.parse_known_args()
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    settings = [(int(batch), int(threads)) for batch, threads in (one.split("x") for one in asked.settings)]
-    columns = [f"batch {batch}, {threads} thread{'s' * (threads > 1)}" for batch, threads in settings]
-    for name in asked.networks or SUBJECTS:
-        print(f"\n{SUBJECTS[name].title}\n\n| form | MB | plan | × smaller | equal | {' | '.join(columns)} |")
-        print("|" + "---|" * (5 + len(columns)), flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            show(measured(SUBJECTS[name], Path(folder), asked.rounds, settings))
-
-
 def rows() -> list[Row]:
-    """Our files against the same runtime's float, and against onnxruntime's own 8 bits; one image, one thread."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    """Return our files against the same runtime's float, and onnxruntime's own 8 bits; one image, one thread."""
     made = []
-    for name in ("resnet18", "mobilenet_v2", "resnet20"):
-        title = SUBJECTS[name].title
-        with tempfile.TemporaryDirectory() as folder:
-            seconds = measured(SUBJECTS[name], Path(folder), 7, [(1, 1)])
-        took = {form.title: 1e3 * taken[0] for form, taken in seconds.items()}
-        for runtime, suffix in (("ONNX Runtime", "bitplan"), ("OpenVINO", "bitplan"), ("PyTorch", "bitplan.integer")):
-            taken = took[f"{runtime}, {suffix}"], took[f"{runtime}, float"]
-            made.append(Row(f"{title} in {runtime}", *taken, "its float", "ms", 1.0))
-        taken = took["ONNX Runtime, bitplan"], took["ONNX Runtime, its own int8"]
-        made.append(Row(f"{title} in ONNX Runtime", *taken, "its own int8", "ms", 1.0))
+    for subject in SUBJECTS.values():
+        took = {form: 1e3 * seconds for form, seconds in measured(subject).items()}
+        pairs = [(f"{runtime}, bitplan", f"{runtime}, float") for runtime in ("ONNX Runtime", "OpenVINO", "PyTorch")]
+        for ours, peer in (*pairs, ("ONNX Runtime, bitplan", "ONNX Runtime, its own int8")):
+            runtime, _, form = peer.partition(", ")
+            against = "its float" if form == "float" else form
+            made.append(Row(f"{subject.title} in {runtime}", took[ours], took[peer], against, "ms", 1.0))
     return made
 
 
-@dataclass(frozen=True)
-class Form:
-    """A network in one form: which runtime's float it is compared with, its bytes, and how it is run.
-
-    `planned` are the bytes that its plan comes to, `equal` what was found of its answers.
-    """
-
-    title: str
-    runtime: str
-    size: int
-    open: Callable[[int, int], Callable[[], Any]]
-    planned: int = 0
-    equal: str = ""
-
-
-def measured(subject: Subject, folder: Path, rounds: int, settings: list[tuple[int, int]]) -> dict[Form, list[float]]:
-    """Seconds of every form in every setting."""
+def measured(subject: Subject) -> dict[str, float]:
+    """Return the CPU seconds of every form, by its runtime and name."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     network, example = load_model(subject.name)[0].eval(), subject.example()
-    forms = [*files(subject, network, example, folder), *in_pytorch(subject, network, example)]
-    seconds: dict[Form, list[float]] = {form: [] for form in forms}
-    for batch, threads in settings:
-        torch.set_num_threads(threads)
-        clock = time.process_time if threads == 1 else time.perf_counter
-        best = in_turn({form.title: form.open(batch, threads) for form in forms}, rounds, clock=clock)
-        for form in forms:
-            seconds[form].append(best[form.title])
-    return seconds
-
-
-def files(subject: Subject, network: nn.Module, example: Any, folder: Path) -> list[Form]:
-    """The files, of float and quantized networks, in both runtimes."""
     usual = planned(network, example, PLAN, rules=subject.rules)
     for_integers = planned(network, example, PLAN, rules=subject.rules, integer=True)
-    plain = as_float(network, example, folder / "float.onnx")
-    own = quantized_by_runtime(plain, folder / "int8.onnx", example, static=True)
-    for_onnx = bitplan.export(for_integers, folder / "onnx.onnx", "onnx", example=example)
-    for_openvino = bitplan.export(usual, folder / "openvino.onnx", "openvino", example=example)
-    return [
-        form("ONNX Runtime, float", Session, plain, example),
-        form("ONNX Runtime, its own int8", Session, own, example),
-        checked(form("ONNX Runtime, bitplan", Session, for_onnx, example), for_onnx, for_integers, example),
-        form("OpenVINO, float", OpenVinoSession, plain, example),
-        checked(form("OpenVINO, bitplan", OpenVinoSession, for_openvino, example), for_openvino, usual, example),
-    ]
+    with tempfile.TemporaryDirectory() as folder:
+        plain = as_float(network, example, Path(folder) / "float.onnx")
+        own = quantized_by_runtime(plain, Path(folder) / "int8.onnx", example, static=True)
+        for_onnx = bitplan.export(for_integers, Path(folder) / "onnx.onnx", "onnx", example=example)
+        for_openvino = bitplan.export(usual, Path(folder) / "openvino.onnx", "openvino", example=example)
+        forms = {
+            "ONNX Runtime, float": opened(Session, plain, example),
+            "ONNX Runtime, its own int8": opened(Session, own, example),
+            "ONNX Runtime, bitplan": opened(Session, for_onnx, example),
+            "OpenVINO, float": opened(OpenVinoSession, plain, example),
+            "OpenVINO, bitplan": opened(OpenVinoSession, for_openvino, example),
+            "PyTorch, float": called(network, example),
+            "PyTorch, bitplan": called(bitplan.integer(usual), example),
+        }
+        return in_turn(forms, rounds=7, clock=time.process_time)
 
 
-def form(title: str, runtime: Any, path: Path, example: Any) -> Form:
-    """A file in a runtime."""
-
-    def opened(batch: int, threads: int) -> Callable[[], Any]:
-        session = runtime(path, threads=threads)
-        inputs = arrays(repeated(example, batch), session.inputs)
-        return lambda: session.run(inputs)
-
-    return Form(title, title.partition(",")[0], path.stat().st_size, opened)
+def opened(runtime: Any, path: Path, example: Any) -> Callable[[], Any]:
+    """Return a call of a file in a runtime."""
+    session = runtime(path, threads=1)
+    inputs = arrays(repeated(example, 1), session.inputs)
+    return lambda: session.run(inputs)
 
 
-def checked(form: Form, path: Path, model: nn.Module, example: Any) -> Form:
-    """A form with what its plan predicts, and what `verify` says of it."""
-    verdict = bitplan.verify(path, model, [drawn(example, SAMPLES)])
-    equal = f"{verdict.predictions_equal} of {verdict.predictions}, {verdict.unexplained} unexplained"
-    if verdict.control is not None:
-        equal += f", the model with itself {verdict.control:.0%}"
-    return replace(form, planned=planned_bytes(model), equal=equal)
+def called(model: nn.Module, example: Any) -> Callable[[], Any]:
+    """Return a call of a network in PyTorch."""
+
+    @torch.inference_mode()
+    def run() -> Any:
+        return model(**example) if isinstance(example, Mapping) else model(example)
+
+    return run
 
 
-def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]:
-    """The float network and the integer copy of the quantized one, in PyTorch."""
-    made = bitplan.integer(planned(network, example, PLAN, rules=subject.rules))
-
-    def called(model: nn.Module) -> Callable[[int, int], Callable[[], Any]]:
-        def opened(batch: int, _: int) -> Callable[[], Any]:
-            given = repeated(example, batch)
-
-            def run() -> Any:
-                with torch.inference_mode():
-                    return model(**given) if isinstance(given, dict) else model(given)
-
-            return run
-
-        return opened
-
-    return [
-        Form("PyTorch, float", "PyTorch", 0, called(network)),
-        Form("PyTorch, bitplan.integer", "PyTorch", 0, called(made)),
-    ]
+def planned(
+    network: nn.Module, example: Any, precisions: str, *, rules: bitplan.Rules = ALL_LAYERS, **options: Any
+) -> nn.Module:
+    """The network quantized: at one precision, or every second group at the lower of two."""
+    graph = bitplan.trace(network, example, rules=rules, name="network")
+    low, high = (*precisions.split(","), precisions)[:2]
+    plan = bitplan.Plan.uniform(graph, high)
+    lowered = {layer.name: bitplan.Precision.parse(low) for group in graph.selectable[::2] for layer in group.layers}
+    mixed = plan.model_copy(update={"precisions": plan.precisions | lowered})
+    model = bitplan.quantize(network, mixed, **options).eval()
+    bitplan.calibrate_(model, [repeated(example, 2)])
+    return model
 
 
-def show(seconds: dict[Form, list[float]]) -> None:
-    """A row for each form: milliseconds for float, multiples of its speed for others."""
-    floats = {form.runtime: (form.size, taken) for form, taken in seconds.items() if form.title.endswith("float")}
-    for form, taken in seconds.items():
-        size, best = floats[form.runtime]
-        if form.title.endswith("float"):
-            cells = [f"{1000 * each:.2f} ms" for each in taken]
-        else:
-            cells = [f"{plain / each:.2f} ×" for plain, each in zip(best, taken, strict=True)]
-        wanted = f"{form.planned / 1e6:.2f}" if form.planned else ""
-        stored = f"{form.size / 1e6:.2f} | {wanted} | {size / form.size:.2f}" if form.size else " | | "
-        print(f"| {form.title} | {stored} | {form.equal} | {' | '.join(cells)} |", flush=True)
+def repeated(example: Any, batch: int) -> Any:
+    """The first sample of an example so many times."""
+    if isinstance(example, Mapping):
+        return {name: repeated(value, batch) for name, value in example.items()}
+    return torch.cat([example[:1]] * batch)
 
 
-if __name__ == "__main__":
-    main()
+def as_float(network: nn.Module, example: Any, path: Path) -> Path:
+    """The float network as torch writes it, its batch free; runtimes fold its batch norms when they load it."""
+    args, kwargs = inputs_of(example)
+    batch = {0: torch.export.Dim("batch")}
+    free = {name: batch for name in kwargs} if kwargs else tuple(batch for _ in args)
+    path.write_bytes(graph_of(network.eval(), args, kwargs, free, opset=21).SerializeToString())
+    return path
+
+
+def quantized_by_runtime(source: Path, target: Path, example: Any, *, static: bool) -> Path:
+    """A float file after onnxruntime's own 8-bit quantization: by calibration, or of weights alone."""
+    from onnxruntime import quantization
+
+    inputs = arrays(example, Session(source).inputs)
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left: list[dict[str, np.ndarray]] = [inputs]
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return self.left.pop() if self.left else None
+
+    if static:
+        quantization.quantize_static(source, target, Reader())
+    else:
+        quantization.quantize_dynamic(source, target)
+    return target
+
+
+def arrays(example: Any, names: list[str]) -> dict[str, np.ndarray]:
+    """An example as the inputs of a file; those that a graph does not read are left out."""
+    values = example if isinstance(example, Mapping) else {names[0]: example}
+    return {name: np.asarray(value) for name, value in values.items() if name in names and isinstance(value, Tensor)}

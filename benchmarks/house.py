@@ -69,22 +69,29 @@ most = max(leaves(top), key=lambda leaf: leaf[1])
 print(len(shown), most[1], " ".join(most[0]))
 """
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Words that end like a participle and are verbs, nouns or the field's own terms.
-NO_PARTICIPLE = frozenset({"embed", "need", "feed", "seed", "read", "spread", "speed", "shed", "breed", "exceed"})
-PARTICIPLES = frozenset(
-    {
-        "kept", "made", "told", "said", "shown", "known", "taken", "given", "found", "left", "held", "laid",
-        "written", "drawn", "seen", "begun", "built", "chosen", "lost", "meant", "met", "sent", "sold",
-        "thrown", "worn", "brought", "bought", "done", "gone", "grown", "hidden", "spent", "stuck", "asked",
-    }
-)  # fmt: skip
-ADJECTIVES = frozenset(
-    {
-        "lean", "wide", "whole", "own", "plain", "bare", "fresh", "free", "full", "empty", "even", "odd", "near", "far",
-        "same", "void", "rare", "late", "early", "ready", "quiet", "short", "long", "big", "small", "narrow", "missing",
-        "right", "wrong", "sure", "true", "false", "new", "old", "today", "ahead", "anew", "aloud", "still", "twice",
-    }
-)  # fmt: skip
+NO_PARTICIPLE = _words(
+    """
+    embed need feed seed read spread speed shed breed exceed
+    """
+)
+PARTICIPLES = _words(
+    """
+    kept made told said shown known taken given found left held laid written drawn seen begun built chosen lost
+    meant met sent sold thrown worn brought bought done gone grown hidden spent stuck asked
+    """
+)
+ADJECTIVES = _words(
+    """
+    lean wide whole own plain bare fresh free full empty even odd near far same void rare late early ready quiet
+    short long big small narrow missing right wrong sure true false new old today ahead anew aloud still twice
+    """
+)
 
 WHAT_IS_NO_NOUN = re.compile(r"\bwhat (?:is|was|are|were|do|does|did|can|should|to)\b[^.]*\?", re.IGNORECASE)
 WHAT_CLAUSE = re.compile(r"\bwhat\b", re.IGNORECASE)

@@ -1,21 +1,16 @@
 """Budgets in milliseconds: plans by measured time, exported and timed; how far the file is from its budget.
 
-    python -m benchmarks.latency [resnet50 resnet18 …] [--on onnxruntime openvino]
-
 A network is measured at two choices; budgets lie a quarter and half way from the lowest choice's time to the highest's.
-Gains are drawn, three times, so that any layer may be the one that is raised. `of budget` is what the exported file
-takes, timed in turn with the one at the lowest choice and scaled by what that one took when it was measured. With
-`matmulnbits` the same among 2, 4 and 8 bits, at one token, where bits do differ in time. Weights are random.
+Gains are random, so that any layer may be the one that is raised. A file is timed in rounds with the one at the lowest
+choice, and scaled by the time of that one when it was measured. Weights are random.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +22,12 @@ import bitplan
 from benchmarks.export import SUBJECTS
 from benchmarks.matmulnbits import WIDTH, Stack
 from benchmarks.rows import Row
+from benchmarks.timing import in_turn
 from bitplan.exporters.capture import inputs_of
-from bitplan.gains.base import Context
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.timed_networks import RUNTIMES, Inputs
 
 SHARES = (0.25, 0.5)
-SEEDS = (0, 1, 2)
 ROUNDS = 40
 FREE = bitplan.Rules(narrow=0)
 
@@ -50,55 +44,29 @@ class Case:
     options: dict[str, Any]
 
 
-def cases(names: list[str], runtimes: list[str]) -> Iterator[Case]:
-    for name in names:
-        subject = SUBJECTS[name]
-        model, _ = load_model(subject.name)
-        for on in runtimes:
-            yield Case(f"{subject.title} in {on}", model, subject.example(), on, "w8a8,w16a16", {})
+def cases() -> Iterator[Case]:
+    """Yield ResNet-18 in both runtimes, then linear layers whose time depends on their bits."""
     torch.manual_seed(0)
-    level = {"accuracy_level": 4}
-    yield Case(
-        "BERT-base's linear layers, 1 token",
-        Stack(),
-        torch.randn(1, 1, WIDTH),
-        "matmulnbits",
-        "w2a16,w4a16,w8a16",
-        level,
-    )
+    subject = SUBJECTS["resnet18"]
+    for on in ("onnxruntime", "openvino"):
+        model, _ = load_model(subject.name)
+        yield Case(f"{subject.title} in {on}", model, subject.example(), on, "w8a8,w16a16", {})
+    title, example = "BERT-base's linear layers, 1 token", torch.randn(1, 1, WIDTH)
+    yield Case(title, Stack(), example, "matmulnbits", "w2a16,w4a16,w8a16", {"accuracy_level": 4})
 
 
 def rows() -> list[Row]:
-    """What files of ResNet-18, planned by milliseconds, take of their budgets."""
+    """Return the time of every planned file beside its budget."""
     logging.disable(logging.WARNING)
-    made = []
-    for case in cases(["resnet18"], ["onnxruntime", "openvino"]):
-        for budget, took, _ in budgets(case, SEEDS[:1]):
-            made.append(Row(f"{case.title}, planned for {budget:.2f} ms", took, budget, "its budget", "ms", 1.05))
-    return made
+    return [
+        Row(f"{case.title}, planned for {budget:.2f} ms", took, budget, "its budget", "ms", 1.05)
+        for case in cases()
+        for budget, took in budgets(case)
+    ]
 
 
-def main(words: list[str] | None = None) -> None:
-    """Print a table for each case."""
-    reader = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=(__doc__ or "").splitlines()[0])
-    reader.add_argument("networks", nargs="*", choices=[*SUBJECTS, []], help="resnet50 unless said")
-    reader.add_argument("--on", nargs="+", default=["onnxruntime", "openvino"], choices=["onnxruntime", "openvino"])
-    told = reader.parse_args([] if words is None else words)
-    logging.disable(logging.WARNING)
-    for case in cases(told.networks or ["resnet50"], told.on):
-        compare(case)
-
-
-def compare(case: Case) -> None:
-    """Measure, plan by milliseconds, export, time."""
-    print(f"\n{case.title}")
-    print(f"{'budget':>10} {'layers raised':>14} {'took':>9} {'of budget':>10}")
-    for budget, took, raised in budgets(case):
-        print(f"{budget:7.2f} ms {raised:>14} {took:6.2f} ms {took / budget:9.1%}")
-
-
-def budgets(case: Case, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[float, float, str]]:
-    """Each budget in milliseconds, what the file that was planned for it takes, and how many layers were raised."""
+def budgets(case: Case) -> Iterator[tuple[float, float]]:
+    """Yield each budget and the time of the file that was planned for it, in milliseconds."""
     graph = bitplan.trace(case.model, case.example, rules=FREE, name="network")
     found = bitplan.measure(case.model, case.example, case.on, choices=case.choices, graph=graph, options=case.options)
     whole = {choice: found.whole[choice].taken.ns / 1e6 for choice in found.about.choices}
@@ -108,12 +76,9 @@ def budgets(case: Case, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[float, f
         low, high = min(whole.values()), max(whole.values())
         for share in SHARES:
             budget = low + share * (high - low)
-            for seed in seeds:
-                gains = bitplan.estimate("random", None, graph, choices=case.choices, context=Context(seed=seed))
-                plan = bitplan.select(graph, gains, [costs], budget=[f"{budget:.6f}ms"])
-                raised = sum(plan.precisions[group.name] != costs.choices[0] for group in graph.selectable)
-                took = timed(case, found, graph, plan, Path(folder))
-                yield budget, took, f"{raised} of {len(graph.selectable)}"
+            gains = bitplan.estimate("random", None, graph, choices=case.choices)
+            plan = bitplan.select(graph, gains, [costs], budget=[f"{budget:.6f}ms"])
+            yield budget, timed(case, found, graph, plan, Path(folder))
 
 
 def timed(case: Case, found: bitplan.Latency, graph: bitplan.Graph, plan: bitplan.Plan, folder: Path) -> float:
@@ -127,17 +92,5 @@ def timed(case: Case, found: bitplan.Latency, graph: bitplan.Graph, plan: bitpla
             bitplan.calibrate_(model, [case.example])
             runtime.prepare(model, case.example, path, case.options)
         contestants[name] = runtime.open(None, path, Inputs(*inputs_of(case.example, 1)), 1, graph).run
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(ROUNDS):
-        for name, run in contestants.items():
-            start = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - start)
-    plan_took, lowest_took = (statistics.median(seconds[name]) for name in ("plan", "lowest"))
-    return plan_took / lowest_took * found.whole[lowest].taken.ns / 1e6
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])
+    seconds = in_turn(contestants, ROUNDS, clock=time.process_time)
+    return seconds["plan"] / seconds["lowest"] * found.whole[lowest].taken.ns / 1e6

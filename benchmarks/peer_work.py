@@ -54,18 +54,17 @@ def network(name: str, classes: int) -> nn.Module:
 # Ours
 
 
-def bitplan_choose() -> str:
+def bitplan_choose() -> None:
     """From the float network to a plan: trace, calibrate, drift of every group, exact selection."""
     import bitplan
 
-    plan = bitplan.choose(
+    bitplan.choose(
         network("resnet50", 1000).eval(),
         IMAGES[:1],
         batches=[IMAGES],
         budget="75%",
         choices=f"w{LOW}a{LOW},w{HIGH}a{HIGH}",
     )
-    return f"{len(plan.precisions)} layers, {len(set(map(str, plan.precisions.values())))} precisions"
 
 
 def bitplan_train() -> tuple[nn.Module, list[Any]]:
@@ -88,18 +87,17 @@ def _modelopt_bits(bits: int) -> dict[str, Any]:
     return {"quant_cfg": quantizers, "algorithm": "max"}
 
 
-def modelopt_choose() -> str:
+def modelopt_choose() -> None:
     """`auto_quantize` by gradients, its default; its budget is one of weight bits."""
     import modelopt.torch.quantization as mtq
 
-    _, state = mtq.auto_quantize(
+    mtq.auto_quantize(
         network("resnet50", 1000), constraints={"effective_bits": 6.0},
         quantization_formats=[_modelopt_bits(LOW), _modelopt_bits(HIGH)], data_loader=[IMAGES],
         forward_step=lambda model, batch: model(batch),
         loss_func=lambda output, _: F.cross_entropy(output, torch.arange(len(IMAGES))),
         num_calib_steps=1, num_score_steps=1,
     )  # fmt: skip
-    return f"weight bits {state['best']['constraints']}"
 
 
 def modelopt_train() -> tuple[nn.Module, Any]:
@@ -123,7 +121,7 @@ def _aimet(model: nn.Module, images: Tensor, bits: int) -> Any:
     return sim
 
 
-def aimet_choose() -> str:
+def aimet_choose() -> None:
     """Its greedy search by output error (SQNR) in both phases; it has no budget, and gives all points."""
     from aimet_torch.common.defs import CallbackFunc, QuantizationDataType
     from aimet_torch.mixed_precision import choose_mixed_precision
@@ -141,11 +139,10 @@ def aimet_choose() -> str:
             )
 
     with tempfile.TemporaryDirectory() as folder:
-        found = choose_mixed_precision(
+        choose_mixed_precision(
             sim, IMAGES[:1], [((bits, integer), (bits, integer)) for bits in (HIGH, LOW)], CallbackFunc(score),
             CallbackFunc(score), None, folder, True, CallbackFunc(lambda model, _: model(IMAGES)),
         )  # fmt: skip
-    return f"{len(found or [])} points"
 
 
 def aimet_train() -> tuple[nn.Module, Any]:
@@ -157,7 +154,7 @@ def aimet_train() -> tuple[nn.Module, Any]:
 # Sony's MCT
 
 
-def mct_choose() -> str:
+def mct_choose() -> None:
     """Mixed precision for weights in half the bytes of 8 bits, by its cheaper measure (the mean square error)."""
     import model_compression_toolkit as mct
 
@@ -168,11 +165,10 @@ def mct_choose() -> str:
         ),
     )  # fmt: skip
     weights = sum(one.weight.numel() for one in model.modules() if isinstance(one, nn.Conv2d | nn.Linear))
-    quantized, _ = mct.ptq.pytorch_post_training_quantization(
+    mct.ptq.pytorch_post_training_quantization(
         model, lambda: iter([[IMAGES.numpy()]]), core_config=config,
         target_resource_utilization=mct.core.ResourceUtilization(weights_memory=weights * 0.75),
     )  # fmt: skip
-    return type(quantized).__name__
 
 
 def mct_train() -> tuple[nn.Module, Any]:
@@ -211,8 +207,8 @@ def answer(library: str, task: str, state: dict[str, Trainer]) -> dict[str, Any]
     """`choose`: CPU seconds. `step` and `memory`: CPU seconds or MB of an FP32 step and of a quantized one."""
     if task == "choose":
         start = time.process_time()
-        found = CHOOSING[library]()
-        return {"seconds": time.process_time() - start, "found": found}
+        CHOOSING[library]()
+        return {"seconds": time.process_time() - start}
     if not state:
         model = network("resnet18", 10)
         state |= {"fp32": trainer(model, model.parameters()), "quantized": trainer(*TRAINING[library]())}

@@ -1,6 +1,6 @@
 """Libraries whose pins clash with ours, each in an environment of its own: choosing precisions, and training steps.
 
-    python -m benchmarks.peers [NAME …] [--venvs FOLDER] [--rounds 5] [--write PAGE]
+    python -m benchmarks.peers [NAME …] [--venvs FOLDER]
 
 Makes what environments are missing (some 1 GB each), with the torch of `constraints.txt`, whose CPU build pip takes;
 one that would get another torch, or CUDA's libraries, is left out and the page says so. Then all libraries and bitplan
@@ -29,11 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from threading import Timer
 from typing import Any
 
 from benchmarks.__main__ import PAGE, PEERS, dated, put
-from benchmarks.asking import Absent, Asked
 from benchmarks.rows import Row, table
 from benchmarks.training import GIVE_BACK
 
@@ -45,8 +44,9 @@ PINS = {  # what pip installs besides torch and torchvision; some leave out what
     "nncf": ("nncf==3.4.0",),
 }
 OURS = "bitplan"
+ROUNDS = 5
+TIME_LIMIT = 900.0  # seconds for an answer
 FAILED = "Did not run here:"
-NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 NO_CHOICE = {"nncf": "chooses no precisions for networks of PyTorch's"}
 WHAT = {
     "modelopt": "both w4a4; its ranges are fixed",
@@ -60,38 +60,67 @@ HOW = {
 }  # fmt: skip
 
 
-def waiting(name: str, python: Path, environment: Mapping[str, str] = NO_CHANGES) -> Asked:
-    """A library in its environment; its own tools come first, since NNCF compiles with ninja at its first step."""
+class Absent(Exception):
+    """What cannot be measured here, and why."""
+
+
+@dataclass
+class Asked:
+    """A process with a name; it answers one question at a time."""
+
+    name: str
+    process: subprocess.Popen[str]
+
+    def ask(self, task: str) -> Any:
+        """What it answers; Absent where it failed, now or before, or took too long."""
+        if self.process.poll() is not None:
+            raise Absent("it has ended")
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{task}\n")
+        self.process.stdin.flush()
+        watch = Timer(TIME_LIMIT, self.process.kill)
+        watch.start()
+        line = self.process.stdout.readline()
+        watch.cancel()
+        found = json.loads(line) if line else {"failed": f"it ended with {self.process.wait()}, or was ended"}
+        if "failed" in found:
+            raise Absent(found["failed"])
+        return found
+
+    def stop(self) -> None:
+        """Let it end: it reads to the end of what it is asked."""
+        self.process.communicate()
+
+
+def waiting(name: str, python: Path, environment: Mapping[str, str] | None = None) -> Asked:
+    """Start a library in its environment; its own tools come first, since NNCF compiles with ninja."""
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(python), "-P", str(Path(__file__).with_name("peer_work.py")), name]
-    return Asked.start(
-        name, command, {"PATH": path, "PYTHONPATH": str(ROOT), "NNCF_EXTENSION_LOAD_TIMEOUT": "1800"} | environment
-    )
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "NNCF_EXTENSION_LOAD_TIMEOUT": "1800", "OMP_NUM_THREADS": "1"}
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    everything = os.environ | variables | (environment or {})
+    return Asked(name, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, env=everything))
 
 
 def environment(name: str, folder: Path) -> Path:
-    """The Python of a library's environment, made where there is none that is complete."""
+    """Return the Python of a library's environment; make it if there is none."""
     home = folder / name
     python, ready = home / "bin" / "python", home / ".ready"
-    if ready.exists() and ready.read_text() == _wanted(name):
+    if ready.exists() and ready.read_text() == " ".join(PINS[name]):
         return python
     venv.create(home, with_pip=True, clear=True)
-    constraints = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch")]
-    limits = home / "constraints.txt"
-    limits.write_text("\n".join(constraints) + "\n")
-    install = [str(python), "-m", "pip", "install", "-q", "-c", str(limits), "torch", "torchvision", *PINS[name]]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    torch = [line for line in lines if line.startswith(("torch==", "torchvision=="))]
+    install = [str(python), "-m", "pip", "install", "-q", *torch, *PINS[name]]
     for more in (["--dry-run", "--report", str(home / "report.json")], []):
         done = subprocess.run([*install, *more], capture_output=True, text=True)
         if done.returncode:
             raise Absent(f"pip does not install it: {done.stderr.strip().splitlines()[-1][:160]}")
         if more:
             _check(json.loads((home / "report.json").read_text()))
-    ready.write_text(_wanted(name))
+    ready.write_text(" ".join(PINS[name]))
     return python
-
-
-def _wanted(name: str) -> str:
-    return " ".join(PINS[name])
 
 
 def _check(report: Any) -> None:
@@ -102,7 +131,7 @@ def _check(report: Any) -> None:
         raise Absent(f"pip would bring {heavy[0]} and {len(heavy) - 1} more: no CPU build of its torch is at hand")
 
 
-def measure(names: Sequence[str], folder: Path, rounds: int) -> str:
+def measure(names: Sequence[str], folder: Path) -> str:
     """Every library next to ours, as a table; and below it what did not run, and why."""
     found, pythons = Found(), {OURS: Path(sys.executable)}
     for name in names:
@@ -111,7 +140,7 @@ def measure(names: Sequence[str], folder: Path, rounds: int) -> str:
     peers = [waiting(*one) for one in pythons.items()]
     try:
         choose(peers, found)
-        train(peers, rounds, found)
+        train(peers, found)
     finally:
         for peer in peers:
             peer.stop()
@@ -149,10 +178,10 @@ def choose(peers: Sequence[Asked], found: Found) -> None:
             found.rows.append(Row(what, seconds[OURS], theirs, name, "CPU s", 1.0, note=HOW[name]))
 
 
-def train(peers: Sequence[Asked], rounds: int, found: Found) -> None:
+def train(peers: Sequence[Asked], found: Found) -> None:
     """Time of a step relative to FP32 in the same process; ours against theirs."""
     steps: dict[str, list[Any]] = {peer.name: [] for peer in peers}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for peer in peers:
             if len(steps[peer.name]) == max(map(len, steps.values())) or not steps[peer.name]:
                 with found.or_absent(f"{peer.name}, a training step"):
@@ -190,19 +219,14 @@ def _ratio(steps: Sequence[Any]) -> float:
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, and replace the section of the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PINS))
+    parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=", ".join(PINS))
     parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "bitplan-peers", metavar="FOLDER")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path, default=PAGE, metavar="PAGE")
-    asked = parser.parse_args(arguments)
-    unknown = sorted(set(asked.names) - set(PINS))
-    if unknown:
-        sys.exit(f"no peer {', '.join(unknown)}; there are {', '.join(PINS)}")
+    options = parser.parse_args(arguments)
     busy, begun = os.getloadavg()[0], time.perf_counter()
-    body = measure(asked.names or list(PINS), asked.venvs, asked.rounds)
+    body = measure(options.names or list(PINS), options.venvs)
     text = dated(PEERS, (__doc__ or "").splitlines()[0], body, busy=busy, begun=begun)
     print(text)
-    put(asked.write, {PEERS: text})
+    put(PAGE, {PEERS: text})
 
 
 if __name__ == "__main__":

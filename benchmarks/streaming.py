@@ -1,20 +1,19 @@
 """Gains of language models from a mapped file: how much memory they take, against the file's size.
 
-python -m benchmarks.streaming [--blocks 2] [--only METHOD …] [--weights] [--folder /tmp/streaming]
+python -m benchmarks.streaming [--weights]
 
-A synthetic checkpoint of Llama-7B's shapes (4,096 features, 11,008 between, 32,000 words, bfloat16) with so many of its
-32 blocks, random numbers in each; `--weights` makes a sparse file of all 32 that takes no disk, whose weights are all
-zero, and looks only at those (eagl, weight_error on 64 rows of each matrix). Each method runs in a process of its own,
-whose peak beyond an empty one's is told, and its CPU time; moments, drift and fisher run 4 windows of 128 tokens.
+A synthetic checkpoint of Llama-7B's shapes (4,096 features, 11,008 between, 32,000 words, bfloat16) with two of its 32
+blocks, random numbers in each. `--weights` makes a sparse file of all 32 that takes no disk, and runs only the
+methods that read weights (eagl, weight_error on 64 rows of each matrix). Each method runs in a process of its own; its
+peak beyond that of an empty one is printed, and its CPU time. Others run 4 windows of 128 tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import struct
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -28,38 +27,36 @@ CONFIG = {
 }  # fmt: skip
 CHOICES, QUANTIZER = "w2a16,w4a16", "groups:size=64,zeros=true"
 WINDOWS, TOKENS = 4, 128
+FOLDER = Path(os.environ.get("TMPDIR", "/tmp")) / "streaming"
 ALONE, RUN = ("eagl", "weight_error"), ("moments", "drift", "fisher")
 
 
-def main() -> None:
+def main(is_sparse: bool) -> None:
     """Make the file and print a line for each method."""
-    options = arguments()
-    blocks = 32 if options.weights else options.blocks
-    folder = options.folder / f"llama-{blocks}{'-sparse' if options.weights else ''}"
-    size = write(folder, blocks, sparse=options.weights)
+    blocks, folder = (32, FOLDER / "sparse") if is_sparse else (2, FOLDER / "random")
+    size = write_llama(folder, blocks, sparse=is_sparse)
     print(f"{folder}: {blocks} blocks, {size / 1e9:.2f} GB", flush=True)
     empty = alone("nothing", folder)[0]
-    for method in options.only or ALONE + (() if options.weights else RUN):
+    for method in ALONE if is_sparse else ALONE + RUN:
         peak, seconds = alone(method, folder)
         more = f"{(peak - empty) / 1e9:.2f} GB beyond {empty / 1e9:.2f} GB"
         print(f"{method}: peak {more}, {(peak - empty) / size:.2f} of the file; {seconds:.0f} CPU s", flush=True)
 
 
 def shapes(blocks: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of such a network."""
-    wide, between, words = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
-    found = {"model.embed_tokens.weight": (words, wide), "lm_head.weight": (words, wide), "model.norm.weight": (wide,)}
-    for block in range(blocks):
-        name = f"model.layers.{block}"
-        found |= {f"{name}.self_attn.{part}_proj.weight": (wide, wide) for part in "qkvo"}
-        found |= {f"{name}.mlp.{part}_proj.weight": (between, wide) for part in ("gate", "up")}
-        found |= {f"{name}.mlp.down_proj.weight": (wide, between)}
-        found |= {f"{name}.{part}_layernorm.weight": (wide,) for part in ("input", "post_attention")}
-    return found
+    """Return the shape of every tensor."""
+    import torch
+
+    from bitplan.adapters.transformers import transformers
+
+    library = transformers("Llama's shapes")
+    with torch.device("meta"):
+        network = library.LlamaForCausalLM(library.LlamaConfig(**CONFIG, num_hidden_layers=blocks))
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
-def write(folder: Path, blocks: int, *, sparse: bool) -> int:
-    """The file, unless it is there: its header, then numbers, or nothing at all; its size."""
+def write_llama(folder: Path, blocks: int, *, sparse: bool) -> int:
+    """Write the file unless it is there: its header, then random numbers or a hole; return its size."""
     import numpy as np
 
     path = folder / "model.safetensors"
@@ -77,7 +74,7 @@ def write(folder: Path, blocks: int, *, sparse: bool) -> int:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": blocks}))
     drawn = np.random.default_rng(0)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(len(text).to_bytes(8, "little") + text)
         for shape in () if sparse else shapes(blocks).values():
             for _ in range(shape[0]):
                 row = drawn.standard_normal(int(np.prod(shape[1:])), np.float32) * 0.02
@@ -87,13 +84,13 @@ def write(folder: Path, blocks: int, *, sparse: bool) -> int:
 
 
 def alone(method: str, folder: Path) -> tuple[int, float]:
-    """The peak of a process that does this, in bytes, and its CPU seconds."""
+    """Return the peak of a process that estimates by this method, in bytes, and its CPU seconds."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measured, method, folder).result()
 
 
 def measured(method: str, folder: Path) -> tuple[int, float]:
-    """Imports and the graph count as an empty process does."""
+    """Estimate; imports and the graph count as part of an empty process."""
     import torch
 
     import bitplan
@@ -116,7 +113,7 @@ def measured(method: str, folder: Path) -> tuple[int, float]:
 
 
 def windows() -> object:
-    """Random tokens: what they mean does not matter here."""
+    """Return a task of random tokens."""
     import torch
 
     import bitplan
@@ -127,18 +124,9 @@ def windows() -> object:
 
 
 def words_first(outputs: Any) -> object:
-    """Scores of words in dimension 1."""
+    """Return the logits with the words in dimension 1."""
     return outputs.logits.transpose(1, 2)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--only", nargs="*", metavar="METHOD")
-    parser.add_argument("--weights", action="store_true", help="all 32 blocks, and their weights alone")
-    parser.add_argument("--folder", type=Path, default=Path(os.environ.get("TMPDIR", "/tmp")) / "streaming")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    main("--weights" in sys.argv[1:])

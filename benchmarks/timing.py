@@ -1,4 +1,4 @@
-"""How all benchmarks measure: in turn, in one process, and the best of several rounds."""
+"""Measure contestants interleaved, in one process, and take the best of several rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def in_turn(
     contestants: Mapping[str, Callable[[], Any]], rounds: int = 5, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds of each contestant's best round; the order is the same in every round."""
+    """Return the seconds of each contestant's best round; the order is the same in every round."""
     best: dict[str, float] = {}
     for _ in range(rounds):
         for name, run in contestants.items():
@@ -22,6 +22,6 @@ def in_turn(
 
 
 def cpu_seconds() -> float:
-    """A clock: the processor's time of this process, all its threads, and of the processes that it waited for."""
+    """Return the CPU time of this process, all its threads, and the processes that it waited for."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + waited.ru_utime + waited.ru_stime

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from pathlib import Path
 
 from benchmarks.fuzz.driving import CORPUS, drive
 from benchmarks.fuzz.readers import READERS
@@ -21,16 +20,15 @@ def main() -> int:
     asked.add_argument("--seconds", type=float, default=60.0, help="in all, shared by the readers")
     asked.add_argument("--reader", action="append", choices=sorted(READERS), help="one or several; else all")
     asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--corpus", type=Path, default=CORPUS)
     asked.add_argument("--seeds", action="store_true", help="write the sound files anew, and do nothing else")
     options = asked.parse_args()
     if options.seeds:
         from benchmarks.fuzz.seeds import write_seeds
 
-        write_seeds(options.corpus)
+        write_seeds(CORPUS)
         return 0
     readers = options.reader or sorted(READERS)
-    done = drive(readers, options.corpus, seed=options.seed, seconds=options.seconds)
+    done = drive(readers, CORPUS, seed=options.seed, seconds=options.seconds)
     for name in readers:
         refused = f"{done.refused[name]:,} refused" if done.read[name] else "no file"
         print(f"{name:12} {done.read[name]:8,} files, {refused}")

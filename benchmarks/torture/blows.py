@@ -1,17 +1,16 @@
-"""What is done to sweeps: each blow starts one or two, strikes, and leaves none behind."""
+"""Blows to sweeps: each starts one or two drivers, strikes, and sees that none is left behind."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.torture.damage import damage
-from benchmarks.torture.disk import Disk
 from benchmarks.torture.drivers import Driver, holders
 from benchmarks.torture.network import PATIENCE
 
@@ -23,19 +22,18 @@ _STARTING = 25.0  # seconds in which workers of other processes have imported ev
 
 @dataclass(frozen=True)
 class Blows:
-    """Each by its name; `span` is how long an undisturbed sweep takes, `disk` where one can be full."""
+    """Each blow by its name; `span` is the time of an undisturbed sweep."""
 
     span: float
-    disk: Disk | None = None
 
     def driver(self, on: Campaign) -> None:
-        """A driver that also trains is killed."""
+        """Kill a driver that also trains."""
         driver = on.start()
         self._sleep(on)
         self._kill(on, "kill: a driver", driver)
 
     def one_of_two(self, on: Campaign) -> None:
-        """Two drivers sweep the same run; one is killed, then perhaps the other."""
+        """Let two drivers sweep the same run; kill one, then perhaps the other."""
         both = [on.start(), on.start()]
         self._sleep(on)
         on.chance.shuffle(both)
@@ -47,7 +45,7 @@ class Blows:
         on.settle(*both)
 
     def frozen(self, on: Campaign) -> None:
-        """A driver is stopped for longer than anybody waits, while another goes on; then it wakes up."""
+        """Stop a driver for longer than anybody waits while another goes on; then wake it up."""
         driver = on.start()
         self._sleep(on)
         if not driver.ended():
@@ -64,7 +62,7 @@ class Blows:
         on.settle(driver, other)
 
     def workers(self, on: Campaign) -> None:
-        """Workers are killed one after the other; the driver gives their work to others."""
+        """Kill workers one after the other; the driver gives their work to others."""
         driver = on.start("workers")
         for _ in range(on.chance.randint(1, 4)):
             if self._strike_holder(on, driver, "kill: a worker"):
@@ -73,73 +71,30 @@ class Blows:
             on.tally.blows["kill: a driver and its workers at once"] += 1
         on.settle(driver)
 
-    def ray(self, on: Campaign) -> None:
-        """Ray's workers are killed, then a node of it."""
-        driver = on.start("ray")
-        for _ in range(3):
-            self._strike_holder(on, driver, "kill: a Ray worker")
-        nodes = _raylets(driver.pid)
-        if len(nodes) > 1 and not driver.ended():
-            os.kill(on.chance.choice(nodes[1:]), signal.SIGKILL)  # the first is the head
-            on.tally.blows["kill: a Ray node"] += 1
-        on.settle(driver, allowed=1)  # so Ray ends a driver whose own node was hit: as good as killed
-
-    def clock(self, on: Campaign) -> None:
-        """The disk's clock jumps by years, for leases that are held."""
-        driver = on.start()
-        for _ in range(on.chance.randint(1, 20)):
-            time.sleep(on.chance.uniform(0, self.span / 10))
-            for path in (on.run / "leases").glob("*"):
-                now = time.time() + on.chance.choice((-1, 1)) * 10 ** on.chance.uniform(0, 8)
-                try:
-                    os.utime(path, (now, now))
-                except FileNotFoundError:
-                    continue
-                on.tally.blows["clock jumps of a lease"] += 1
-        if on.chance.random() < 0.5:
-            self._kill(on, "kill: a driver", driver)
-        on.settle(driver)
-
     def damaged(self, on: Campaign) -> None:
-        """Files are damaged while nobody works, then a driver goes on, and is killed or not."""
+        """Damage files while nobody works, or while a driver does; then another goes on, and is killed or not."""
+        if on.chance.random() < 0.5:
+            self.driver(on)
         if not on.run.is_dir():
             return
-        for _ in range(on.chance.randint(1, 2)):
-            self._damage(on)
-        driver = on.start()
-        if on.chance.random() < 0.6:
-            self._sleep(on)
-            self._kill(on, "kill: a driver", driver)
-        on.settle(driver)
-
-    def damaged_meanwhile(self, on: Campaign) -> None:
-        """The same, but a driver is at work."""
-        driver = on.start()
-        self._sleep(on)
-        if on.run.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # it was replaced meanwhile
-                self._damage(on)
+        driver = on.start() if on.chance.random() < 0.5 else None
+        with contextlib.suppress(FileNotFoundError, IndexError):  # replaced meanwhile, or none is there yet
+            for _ in range(on.chance.randint(1, 2)):
+                name = damage(on.run, on.chance)
+                on.harm(name)
+                on.tally.blows["files damaged"] += 1
+        driver = driver or on.start()
         if on.chance.random() < 0.5:
             self._sleep(on)
             self._kill(on, "kill: a driver", driver)
         on.settle(driver)
 
     def full(self, on: Campaign) -> None:
-        """The disk is full, or read-only; the sweep ends with one line, and later goes on."""
-        assert self.disk is not None
-        often = on.chance.random()
-        blow = self.disk.read_only() if often < 0.2 else self.disk.almost_full(on.chance.randrange(0, 120_000))
-        with blow:
-            on.may_fill = True
-            on.settle(on.start())
-            on.may_fill = False
-        on.tally.blows["read-only disk" if often < 0.2 else "full disk"] += 1
-
-    def _damage(self, on: Campaign) -> None:
-        names = damage(on.run, on.chance)
-        on.harm(names)
-        if names:
-            on.tally.blows["files damaged or exchanged"] += len(names)
+        """Refuse to write files above a size, as a full disk does; the sweep ends with one line, and later goes on."""
+        on.may_fill = True
+        on.settle(on.start(largest_file=on.chance.randrange(5_000, 60_000)))
+        on.may_fill = False
+        on.tally.blows["full disk"] += 1
 
     def _sleep(self, on: Campaign) -> None:
         time.sleep(self.span * 0.6 * on.chance.random() ** 2)  # early more often than late: one run takes many blows
@@ -165,14 +120,23 @@ class Blows:
         return False
 
 
-def _raylets(driver: int) -> list[int]:
-    """The processes of Ray's nodes that a driver started, in the order of their start."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-            if name == "raylet" and int(rest.split()[1]) == driver:
-                found.append(int(stat.parent.name))
-        except (OSError, ValueError, IndexError):
-            continue
-    return sorted(found)
+def damage(run: Path, chance: random.Random) -> str:
+    """Flip a bit of a file, cut it off, empty it or fill it with garbage; return its name in the run."""
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and not _is_spared(path, run)]
+    path = chance.choice(files)
+    content = bytearray(path.read_bytes())
+    way = chance.choice(("flip", "cut", "empty", "garbage"))
+    if way == "flip" and content:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    elif way == "cut" and content:
+        del content[chance.randrange(len(content)) :]
+    else:
+        content = bytearray(chance.randbytes(chance.randrange(1, 5000)) if way == "garbage" else b"")
+    path.write_bytes(content)
+    return str(path.relative_to(run))
+
+
+def _is_spared(path: Path, run: Path) -> bool:
+    """Return True for temporary files and for those that were set aside before."""
+    name = str(path.relative_to(run))
+    return ".damaged" in name or any(piece.startswith(".") for piece in name.split("/"))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.torture.blows import Blows
-from benchmarks.torture.drivers import BROKEN, FULL, Driver, start
+from benchmarks.torture.drivers import BROKEN, FULL, Driver, How, start
 from benchmarks.torture.network import diary_of
 from benchmarks.torture.reader import look, table
-from benchmarks.torture.tally import Tally
 from bitplan.core.studies import Study
 from bitplan.reports.tables import frontier
 from bitplan.store.run_folder import RunFolder
@@ -21,6 +21,41 @@ from bitplan.study.status import check
 
 _ROUNDS = 40  # at most, for one run
 _END = 1200.0  # seconds in which a sweep that nobody disturbs must have ended, on cores that others want too
+
+
+@dataclass
+class Tally:
+    """Blows by kind, and what must be zero, each with a line about the first few."""
+
+    blows: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+    looks: int = 0
+    files: int = 0
+    runs: int = 0
+    begun: int = 0
+    needed: int = 0
+
+    @property
+    def kills(self) -> int:
+        """How many processes, or groups of them, were killed."""
+        return sum(count for blow, count in self.blows.items() if blow.startswith("kill"))
+
+    def blame(self, kind: str, line: str) -> None:
+        """Count something that must not be."""
+        self.faults[kind] += 1
+        self.lines.append(f"{kind}: {line}")
+
+    def table(self) -> str:
+        """As Markdown."""
+        rows = [f"| {blow} | {count:,} |" for blow, count in sorted(self.blows.items())]
+        rows += [f"| **kills in all** | **{self.kills:,}** |", f"| runs swept to their end | {self.runs:,} |"]
+        rows.append(f"| looks of the independent reader (files read) | {self.looks:,} ({self.files:,}) |")
+        rows.append(f"| trainings begun, for so many that were needed | {self.begun:,} for {self.needed:,} |")
+        kinds = ("files lost", "files wrong", "temporary files left", "trainings done twice", "wrong tables")
+        kinds += ("sweeps that broke",)
+        rows += [f"| **{kind}** | **{self.faults[kind]}** |" for kind in kinds]
+        return "\n".join(["| | |", "|---|---|", *rows])
 
 
 @dataclass
@@ -50,39 +85,35 @@ class Campaign:
             self.look_around(seen)
         self.end()
 
-    def start(self, how: str = "here") -> Driver:
-        """A sweep of this run."""
-        return start(self.study, self.run, self._log, how)  # type: ignore[arg-type]
+    def start(self, how: How = "here", largest_file: int | None = None) -> Driver:
+        """Start a sweep of this run."""
+        return start(self.study, self.run, self._log, how, largest_file)
 
-    def harm(self, names: list[str]) -> None:
-        """Remember what we damaged, and what has to be done again for it."""
-        self.harmed.update(names)
-        for name in names:
-            part, _, rest = name.partition("/")
-            job = rest.split("/")[0].removesuffix(".json")
-            if job:
-                self.excused.add(job)
-            if part == "networks":  # its record and its tensors vouch for each other
-                self.harmed.add(f"networks/{job}")
-            if part in ("starts", "trials"):  # one without the other is made again
-                self.harmed |= {f"starts/{job}", f"trials/{job}"}
+    def harm(self, name: str) -> None:
+        """Remember a damaged file, and the job that has to be done again for it."""
+        self.harmed.add(name)
+        part, _, rest = name.partition("/")
+        job = rest.split("/")[0].removesuffix(".json")
+        if job:
+            self.excused.add(job)
+        if part == "networks":  # its record and its tensors vouch for each other
+            self.harmed.add(f"networks/{job}")
+        if part in ("starts", "trials"):  # one without the other is made again
+            self.harmed |= {f"starts/{job}", f"trials/{job}"}
 
     def is_harmed(self, name: str) -> bool:
         """Whether a file, or the folder it is in, is among what we damaged."""
         return any(name.startswith(one) for one in self.harmed)
 
-    def settle(self, *drivers: Driver, allowed: int = 0) -> None:
-        """See that all of them are gone, workers too, and that none broke; `allowed` is one more code to end with."""
+    def settle(self, *drivers: Driver) -> None:
+        """See that all drivers and workers are gone, and that none broke."""
         for driver in drivers:
             if not driver.ended(wait=_END):
                 self.tally.blame("sweeps that broke", f"{self.run.name} did not end")
                 driver.kill()
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)  # workers that their driver left behind
-                time.sleep(0.02)
-            except ProcessLookupError:
-                pass
-            if driver.code not in (0, -signal.SIGKILL, allowed, FULL if self.may_fill else 0):
+            if driver.code not in (0, -signal.SIGKILL, FULL if self.may_fill else 0):
                 tail = self._log.read_text(errors="replace")[-600:] if driver.code in (BROKEN, FULL) else ""
                 self.tally.blame("sweeps that broke", f"{self.run.name} ended with {driver.code}: {tail}")
 

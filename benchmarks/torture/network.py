@@ -22,9 +22,6 @@ from bitplan.tune import resume
 
 PATIENCE = 1.5  # seconds, where people have sixty: holders that are frozen are given up sooner
 
-DIARIES = "BITPLAN_TORTURE_DIARIES"
-"""The variable that says where diaries are kept."""
-
 STUDY = """
 name = "torture"
 task = "digits"
@@ -64,8 +61,8 @@ def network() -> nn.Module:
 
 
 def diary_of(run: Path) -> Path:
-    """The file that says which trainings began, a line each; on a disk that is never full."""
-    return Path(os.environ.get(DIARIES, run.parent)) / f"{run.name}.diary"
+    """Return the file of the trainings that began, a line each."""
+    return run.parent / f"{run.name}.diary"
 
 
 def _noted(finetune: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,6 +32,14 @@ def test_the_page_on_versions_has_every_library_and_what_was_installed():
         assert row.groups() == (least, pinned[library]), library
 
 
+def test_the_lowest_versions_that_are_tested_are_those_that_are_asked_for():
+    lowest = dict(re.findall(r"^(\w+)==([\w.]+)", (ROOT / "constraints-lowest.txt").read_text(), re.MULTILINE))
+    for requirement in PROJECT["dependencies"]:
+        library, least = requirement.split(">=")
+        if library != "torch":  # the pinned one is the lowest
+            assert lowest[library].startswith(f"{least}."), library
+
+
 def test_python_is_declared_as_it_ran():
     declared = [
         entry.rpartition(" :: ")[2] for entry in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", entry)

@@ -1,10 +1,9 @@
-"""The rows that benchmarks offer, and the page that is made of them."""
+"""The rows of benchmarks, and the page that is made of them."""
 
 import importlib
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -79,21 +78,6 @@ def test_a_process_holds_as_much_as_in_floats():
         assert 20 < figures["bitplan"][field] <= most * figures["fp32"][field]
 
 
-def test_a_commit_works_beside_what_is_here(tmp_path):
-    before = importlib.import_module("benchmarks.before")
-    line = before.Line("select 1", "one test")
-    text = before.measure("HEAD", [line, before.Line("no such task", "another")], rounds=1)
-    (cells,) = bench()[1].cells_of(text)
-    assert cells[0] == "one test"
-    assert "(before)" in cells[2]
-    assert float(cells[3]) > 0
-    assert "Did not run here: another: KeyError" in text
-    with ExitStack() as stack, pytest.raises(before.Absent, match="nothing would be .*, not what lies in"):
-        before.started("nothing", tmp_path, stack)
-    with pytest.raises(SystemExit, match="git has no source of no-such-commit here"):
-        before.taken_out("no-such-commit", tmp_path)
-
-
 def test_an_environment_that_would_bring_cuda_is_refused():
     peers = importlib.import_module("benchmarks.peers")
     install = [{"metadata": {"name": name}} for name in ("torch", "nvidia-cublas-cu12", "triton", "nvidia-modelopt")]
@@ -115,10 +99,10 @@ def test_the_page_begins_with_what_is_met_and_what_is_not(tmp_path, monkeypatch,
     row = rows.Row
     made = {
         "select": [row("one budget", 2.0, 4.0, "HiGHS", "ms", 1.2), row("two budgets", 9.0, 3.0, "HiGHS", "ms", 1.2)],
-        "trace": [row("a network | in parts", 1.0), row("a slow one", 7.0, target=3.1)],
+        "gains": [row("a network | in parts", 1.0), row("a slow one", 7.0, target=3.1)],
     }  # fmt: skip
     monkeypatch.setattr(main, "PAGE", tmp_path / "not this one.md")
-    monkeypatch.setattr(main, "ALL", ("select", "trace", "eagl"))
+    monkeypatch.setattr(main, "ALL", ("select", "gains", "eagl"))
     failed = "did not run here: ImportError: no peer"
 
     def section(name):
@@ -132,14 +116,14 @@ def test_the_page_begins_with_what_is_met_and_what_is_not(tmp_path, monkeypatch,
     assert "4 lines, 3 of them with a target; 1 meet it." in head
     assert "Did not run: eagl." in head
     assert "- select: two budgets: 3.00 of 3.00 ms (HiGHS), target ≤ 1.20" in head
-    assert "- trace: a slow one: 7.00 s, target ≤ 3.10 s" in head
+    assert "- gains: a slow one: 7.00 s, target ≤ 3.10 s" in head
     assert "one budget" not in head
     assert not main.PAGE.exists()
     made["select"][1] = row("two budgets", 1.0, 3.0, "HiGHS", "ms", 1.2)
     main.main(["--write", str(page), "select"])
     again = page.read_text()
     assert "4 lines, 3 of them with a target; 2 meet it." in again
-    assert again.count("# Performance") == again.count("## trace") == 1
+    assert again.count("# Performance") == again.count("## gains") == 1
     assert "two budgets" not in again[: again.index("## select")]
     assert "2 meet it" in capsys.readouterr().out
 
@@ -157,7 +141,7 @@ def test_the_command_measures_in_processes_of_their_own_and_writes_the_page(tmp_
     command = [sys.executable, "-m", "benchmarks", "--write", "page.md", "select", "eagl"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     page = (tmp_path / "page.md").read_text()
-    assert "Made up. `python -m benchmarks.select`" in page
+    assert "Made up. `python -m benchmarks select`" in page
     assert "| a line | 2.00 s | 4.00 s (a peer) | 0.50        | ≤ 0.600 | yes |" in page
     assert "did not run here: ValueError: no such peer" in page
     assert "1 lines, 1 of them with a target; 1 meet it." in page

@@ -333,7 +333,6 @@ def test_thin_runs_say_so(view, tmp_path, fields, expected):
 
 
 def test_in_a_large_run_the_slider_touches_only_what_changes(view, tmp_path):
-    """Times are measured by `benchmarks/page.py`, on 1,000 layers × 8 methods × 100 budgets."""
     folder = large_run(tmp_path / "run", layers=300, budgets=20, seeds=1)
     path = report(folder, tmp_path / "page.html")
     assert path.stat().st_size < 1_000_000

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_short_torture_loses_nothing(tmp_path):
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "benchmarks.torture", "--kills", "8", "--ray", "0", "--seed", "5"]
+    command = [sys.executable, "-m", "benchmarks.torture", "--kills", "8", "--seed", "5"]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )

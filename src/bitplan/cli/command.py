@@ -32,7 +32,7 @@ class Command(TyperCommand):
             is_list = isinstance(outputs, list | tuple)
             others = [value for key, value in ctx.params.items() if key != "output"]
             as_folder = ctx.command.name in _MAY_WRITE_FOLDERS
-            checked = [check_output(one, others, as_folder) for one in (outputs if is_list else [outputs])]
+            checked = [check_output(Path(one), others, as_folder) for one in (outputs if is_list else [outputs])]
             ctx.params["output"] = checked if is_list else checked[0]
         return super().invoke(ctx)
 

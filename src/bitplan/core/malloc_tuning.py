@@ -1,7 +1,7 @@
 """Memory that one step frees and the next one takes again: kept by the process in between.
 
 The usual allocator of Linux gives large blocks back to the system at once, and the system hands them out again page by
-page, each filled with zeros: 3 to 17 % of a training step of a CNN on a CPU (`python -m benchmarks.freed`).
+page, each filled with zeros: 3 to 17 % of a training step of a CNN on a CPU.
 """
 
 from __future__ import annotations
