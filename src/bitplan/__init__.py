@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bitplan.core.budget import Budget as Budget
     from bitplan.core.errors import BitplanError as BitplanError
     from bitplan.core.errors import InputError as InputError
-    from bitplan.core.latencies import Latency as Latency
     from bitplan.core.malloc_tuning import keep_freed_memory as keep_freed_memory
     from bitplan.core.precision import Precision as Precision
     from bitplan.core.records import Costs as Costs
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from bitplan.models.file_tensors import file_cost as file_cost
     from bitplan.models.pretrained import load_pretrained as load_pretrained
     from bitplan.models.zoo import load_model as load_model
-    from bitplan.plugins.ptq.blockwise_tuning import tune_ as tune_
-    from bitplan.plugins.runtimes.latency import measure as measure
     from bitplan.quant.calibrate import calibrate_ as calibrate_
     from bitplan.quant.checkpoint import load_checkpoint as load_checkpoint
     from bitplan.quant.checkpoint import load_weights_ as load_weights_
@@ -107,7 +104,6 @@ _HOMES = {
     "Group": "core.records",
     "InputError": "core.errors",
     "IntegerLayers": "quant.integer_copy",
-    "Latency": "core.latencies",
     "Layer": "core.records",
     "LayerType": "quant.layers",
     "Quantizer": "quant.methods",
@@ -130,7 +126,6 @@ _HOMES = {
     "calibrate_": "quant.calibrate",
     "choose": "flow",
     "compensate_": "quant.ptq",
-    "tune_": "plugins.ptq.blockwise_tuning",
     "compare": "stats.compare",
     "confidence": "selection.confidence",
     "estimate": "gains.base",
@@ -149,7 +144,6 @@ _HOMES = {
     "load_pretrained": "models.pretrained",
     "load_task": "tasks.base",
     "load_weights_": "quant.checkpoint",
-    "measure": "plugins.runtimes.latency",
     "open_checkpoint": "weights.opened",
     "paired": "stats.windows",
     "parameter_groups": "quant.parameters",

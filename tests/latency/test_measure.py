@@ -14,6 +14,7 @@ from bitplan.cli.app import app
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.latencies import Latency, Rounds
 from bitplan.plugins.runtimes import latency as measuring
+from bitplan.plugins.runtimes.latency import measure
 
 ALL = bitplan.Rules(first=None, last=None, narrow=0)
 CHOICES = "w4a4,w8a8,w16a16"
@@ -56,7 +57,7 @@ def network():
 @pytest.mark.parametrize("on", ["onnxruntime", "openvino", "torch"])
 def test_times_of_layers_add_up_to_those_of_whole_networks(on, network, quick):
     model, example, graph = network
-    found = bitplan.measure(model, example, on, choices=CHOICES, graph=graph)
+    found = measure(model, example, on, choices=CHOICES, graph=graph)
     assert list(found.rows) == [layer.name for layer in graph.layers]
     assert set(found.whole) == set(found.about.choices)
     assert found.mixed is not None
@@ -77,22 +78,20 @@ def test_a_product_that_the_runtime_joins_with_its_activation_keeps_its_time(qui
     model = nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 4)).eval()
     example = torch.randn(1, 64)
     graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=0), name="joined")
-    found = bitplan.measure(model, example, "onnxruntime", choices="w8a8,w16a16", graph=graph)
+    found = measure(model, example, "onnxruntime", choices="w8a8,w16a16", graph=graph)
     assert all(taken.ns > 0 for row in found.rows.values() for taken in row.values()), found.rows
 
 
 def test_weights_alone_in_blocks_of_few_bits(network, quick):
     model, example, graph = network
-    found = bitplan.measure(
-        model, example, "matmulnbits", choices="w2a16,w8a16", graph=graph, options={"block_size": 16}
-    )
+    found = measure(model, example, "matmulnbits", choices="w2a16,w8a16", graph=graph, options={"block_size": 16})
     assert found.about.options == {"block_size": 16}
     assert all(found.rows[layer][choice].ns > 0 for layer in ("query", "head") for choice in found.about.choices)
 
 
 def test_a_plan_keeps_to_milliseconds_by_it(network, quick, tmp_path):
     model, example, graph = network
-    found = bitplan.measure(model, example, "openvino", choices="w8a8,w16a16", graph=graph)
+    found = measure(model, example, "openvino", choices="w8a8,w16a16", graph=graph)
     path = bitplan.save(found, tmp_path / "time.json")
     costs = bitplan.price(str(path), graph, "w8a8,w16a16")
     assert costs.unit == "ns"
@@ -163,28 +162,28 @@ def test_a_killed_measurement_goes_on_where_it_was(network, quick, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bitplan.measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder, progress=die)
+        measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder, progress=die)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) >= {"measuring.json", "w4a4.onnx", "w16a16.onnx", "mixed.onnx", "rounds-0.json"}
     assert "rounds-1.json" not in before
-    found = bitplan.measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder)
+    found = measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder)
     assert {name: (folder / name).read_bytes() for name in before} == before
     kept = json.loads(before["rounds-0.json"])
     assert found.rounds == 2 * len(kept["whole"]["w4a4"])
     with pytest.raises(FileError, match="another threads"):
-        bitplan.measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder, threads=2)
+        measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder, threads=2)
     (folder / "rounds-0.json").write_text(before["rounds-0.json"].decode().replace("0.0", "0.1", 1))
     with pytest.raises(FileError, match="rounds"):
-        bitplan.measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder)
+        measure(model, example, "openvino", choices=CHOICES, graph=graph, folder=folder)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(network, quick, tmp_path):
     model, example, graph = network
     with pytest.raises(InputError, match="unknown runtime 'onnxruntim'.*onnxruntime"):
-        bitplan.measure(model, example, "onnxruntim", graph=graph)
+        measure(model, example, "onnxruntim", graph=graph)
     with pytest.raises(InputError, match="block_size: options are those of a file's format"):
-        bitplan.measure(model, example, "torch", graph=graph, options={"block_size": 3})
-    found = bitplan.measure(model, example, "torch", choices="w8a8,w16a16", graph=graph)
+        measure(model, example, "torch", graph=graph, options={"block_size": 3})
+    found = measure(model, example, "torch", choices="w8a8,w16a16", graph=graph)
     path = str(bitplan.save(found, tmp_path / "time.json"))
     with pytest.raises(FileError, match="no time of 'stem' at w4a4, only at w8a8, w16a16"):
         bitplan.price(path, graph, "w4a4,w8a8")

@@ -8,6 +8,7 @@ import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.plugins.ptq import blockwise_tuning
+from bitplan.plugins.ptq.blockwise_tuning import tune_
 from bitplan.quant.convert import plan_of
 from texts import llama
 
@@ -87,7 +88,7 @@ def test_blocks_are_trained_one_by_one_whether_or_not_the_network_was_run_before
 @pytest.mark.parametrize(("made", "parts"), [(images, ["network"]), (language, ["model.layers.0", "model.layers.1"])])
 def test_blocks_are_tuned_one_after_the_other_where_they_hold_nearly_all(made, parts):
     _, network, batches = quantized(made)
-    left = bitplan.tune_(network, batches, steps=8)
+    left = tune_(network, batches, steps=8)
     assert list(left) == parts
     assert all(0 < share <= 1 for share in left.values())
 
@@ -97,7 +98,7 @@ def test_it_leaves_modes_gradients_and_statistics_alone():
     network.train()
     norms = {name: value.clone() for name, value in network.state_dict().items() if "running" in name}
     asked = [one.requires_grad for one in network.parameters()]
-    bitplan.tune_(network, batches, steps=4)
+    tune_(network, batches, steps=4)
     assert network.training
     assert all(one.grad is None for one in network.parameters())
     assert [one.requires_grad for one in network.parameters()] == asked
@@ -109,7 +110,7 @@ def test_what_is_no_nearer_is_undone():
     bitplan.compensate_(network, batches)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     _, again, _ = quantized(images)
-    assert bitplan.tune_(again, batches, steps=4, rate=1e4) == {"network": 1.0}  # far too fast
+    assert tune_(again, batches, steps=4, rate=1e4) == {"network": 1.0}  # far too fast
     assert all(torch.equal(before[name], value) for name, value in again.state_dict().items())
 
 
@@ -122,14 +123,14 @@ def test_a_killed_one_goes_on(tmp_path):
             raise KeyboardInterrupt
 
     _, whole, batches = quantized(language)
-    expected = bitplan.tune_(whole, batches, steps=8)
+    expected = tune_(whole, batches, steps=8)
     _, network, batches = quantized(language)
     with pytest.raises(KeyboardInterrupt):
-        bitplan.tune_(network, batches, steps=8, store=tmp_path, progress=kill)
+        tune_(network, batches, steps=8, store=tmp_path, progress=kill)
     _, network, batches = quantized(language)
     calls = []
     hook = network.model.layers[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    assert bitplan.tune_(network, batches, steps=8, store=tmp_path) == expected
+    assert tune_(network, batches, steps=8, store=tmp_path) == expected
     hook.remove()
     assert not any(calls)  # the first block was not trained again
     for name, value in whole.state_dict().items():
@@ -139,9 +140,9 @@ def test_a_killed_one_goes_on(tmp_path):
 def test_what_cannot_be_tuned_is_said():
     _, network, batches = quantized(images)
     with pytest.raises(InputError, match="tuning got no batches"):
-        bitplan.tune_(network, [])
+        tune_(network, [])
     with pytest.raises(InputError, match="at least one step and a rate above 0, not 0"):
-        bitplan.tune_(network, batches, steps=0)
+        tune_(network, batches, steps=0)
     with pytest.raises(InputError, match="near names|did you mean|finish"):
         bitplan.quantize(network, bitplan.plan_of(network), finish="tuned", batches=batches)
 
