@@ -9,14 +9,15 @@ from networks import batch_like
 from torch import nn
 
 import bitplan
+from bitplan.core.registry import EXPORTERS
 
 WIDTH, TOKENS, VOCABULARY, SAMPLES = 16, 5, 2, 20  # `batch_like` draws words from two
 FREE = bitplan.Rules(first=None, last=None, narrow=0, embeddings="w4a8", products="w8a8")
-FORMS = {
+FORMS = {  # those of plugins where there are any
     "onnx": {"to": "onnx"},
     "narrow types": {"to": "onnx", "kernels": "float"},
     "older": {"to": "onnx", "opset": 21},
-    "openvino": {"to": "openvino"},
+    **{to: {"to": to} for to in ("openvino",) if to in EXPORTERS},
 }
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": lambda x: F.gelu(x, approximate="tanh")}

@@ -162,7 +162,7 @@ def test_the_rule_that_the_docs_give_joins_the_experts_of_a_projection(tmp_path)
     torch.manual_seed(0)
     save_file({f"{name}.weight": torch.randn(256, 256) for name in names}, tmp_path / "model.safetensors")
     pattern = r"(?<=experts\.)\d+(?=\.)"
-    page = Path(__file__).parents[2] / "docs/targets/llama_cpp.md"
+    page = Path(__file__).parents[3] / "docs/targets/llama_cpp.md"
     assert f"--link '{pattern}'" in page.read_text()
     linked = bitplan.Names(links=(LinkRule("experts", pattern),))
     graph = trace_checkpoint(tmp_path / "model.safetensors", Rules(first=None, last=None), names=linked)

@@ -17,7 +17,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, RELAXATIONS, SEARCHES
 from bitplan.gains.base import Context, is_bound
 
-PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
 OPTIONS = {"alps_racing": {"budgets": "70%"}, "table": {"path": "x.csv"}}
 ABOUT = {name: about_of(CHOOSERS.make(name, OPTIONS.get(name, {}))) for name in CHOOSERS}
 BOUND = [name for name in CHOOSERS if is_bound(CHOOSERS.get(name))]

@@ -18,7 +18,7 @@ timm()  # it imports torchvision, which may need help
 import timm_script  # noqa: E402
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "trainers" / "timm.md").read_text()
+PAGE = (HERE.parents[2] / "docs" / "trainers" / "timm.md").read_text()
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from torchao.quantization import FqnToConfig, quantize_
 
 import bitplan
 from bitplan.core.errors import FileError, InputError
-from bitplan.plugins.runtimes.torchao import torchao_config
+from bitplan.core.registry import LAYERS
+from bitplan.plugins.runtimes.torchao import Torchao, torchao_config
+from nets import Folded, FoldedType, Gated, GatedType
 
 
 def exported(tmp_path, plan, graph, **options):
@@ -97,3 +99,17 @@ def test_gpt2_s_matrices_are_no_linear_layers(tmp_path):
     plan, graph = plan_for({"h.0.attn.c_attn": "w4a16", "fc": "w4a16"})
     with pytest.raises(InputError, match=r"h.0.attn.c_attn at w4a16 \(an? \(in, out\) matrix\)"):
         exported(tmp_path, plan, graph)
+
+
+def test_layers_of_a_type_of_ones_own_have_their_place_in_a_recipe(tmp_path):
+    network = nn.Sequential(nn.Linear(8, 8), Gated(8, 12), nn.ReLU(), Folded(12), nn.Linear(12, 4))
+    example = torch.randn(6, 8)
+    with LAYERS.registered("gated", GatedType), LAYERS.registered("folded", FoldedType):
+        graph = bitplan.trace(network, example, rules=bitplan.Rules(first=None, last=None, narrow=0))
+        model = bitplan.quantize(network, bitplan.Plan.uniform(graph, "w4a4"))
+        bitplan.calibrate_(model, [example])
+        recipe = bitplan.export(model, tmp_path / "net.json", "torchao", widen=True, group_size=4)
+    held = Torchao().read(recipe).precisions
+    assert {name: str(one) for name, one in held.items()} == {
+        "0": "w4a8", "1": "w4a8", "3.up": "w16a16", "3.down": "w16a16", "4": "w4a8"
+    }  # fmt: skip

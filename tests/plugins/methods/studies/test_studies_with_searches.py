@@ -1,8 +1,7 @@
 """Searches in a study: an estimate for each budget, and everything that reads a run takes them."""
 
-from pathlib import Path
-
 import pytest
+from small_study import BESIDE_THE_NETWORK
 from tiny import STUDY
 from typer.testing import CliRunner
 
@@ -31,7 +30,7 @@ def swept(tmp_path_factory):
     home = tmp_path_factory.mktemp("searched")
     (home / "study.toml").write_text(STUDY.split('[[methods]]\nname = "uniform"')[0] + SEARCH)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parent)
+        patch.chdir(BESIDE_THE_NETWORK)
         study = read_study(home / "study.toml")
         told = forecast(study, home / "run", trust=True)
         summary = sweep(study, home / "run", trust=True)
@@ -45,7 +44,7 @@ def test_a_spend_that_does_not_do_for_one_evaluation_is_refused_before_anything_
 ):
     told = SEARCH.replace("spend = 128", f"spend = {takes - 1}").replace("drift:samples=32", judge)
     (tmp_path / "study.toml").write_text(STUDY.split('[[methods]]\nname = "uniform"')[0] + told)
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(BESIDE_THE_NETWORK)
     study = read_study(tmp_path / "study.toml")
     for act in (sweep, forecast):
         with pytest.raises(InputError, match=rf"^[^\n]*spend={takes - 1} is too little for one evaluation[^\n]*$"):
@@ -55,7 +54,7 @@ def test_a_spend_that_does_not_do_for_one_evaluation_is_refused_before_anything_
 
 def test_a_method_that_is_estimated_once_for_all_budgets_says_which_before_anything_is_trained(tmp_path, monkeypatch):
     (tmp_path / "study.toml").write_text(STUDY + '[[methods]]\nname = "alps_racing"\n')
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(BESIDE_THE_NETWORK)
     with pytest.raises(InputError, match=r'^method alps_racing: say .* options = { budgets = \["85%", "70%"\] }$'):
         sweep(read_study(tmp_path / "study.toml"), tmp_path / "run", trust=True)
     assert not list((tmp_path / "run").rglob("trials/*.json"))

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from killed_ceiling import EFFORT, search
+from small_study import BESIDE_THE_NETWORK
 from tiny import diary_of
 
 from bitplan.cli import main
@@ -20,10 +22,12 @@ from bitplan.reports.document import report
 from bitplan.reports.kept_results import keep_results, look_at
 from bitplan.reports.regrets import methods, methods_values, regret, regret_values
 from bitplan.stats.regret import regrets
-from bitplan.store.files import load
+from bitplan.store.files import load, write_text
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
 from bitplan.study.context import Setting
+from bitplan.study.restore import restore
+from bitplan.study.spec import read_study
 from bitplan.study.status import check
 from bitplan.study.trials import starts
 from bitplan.tasks.base import choosing_task
@@ -37,7 +41,7 @@ def found(swept, tmp_path_factory):
     run = tmp_path_factory.mktemp("ceiling") / "run"
     shutil.copytree(swept, run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(HERE)
+        patch.chdir(BESIDE_THE_NETWORK)
         return run, search(swept.parent / "study.toml", run)
 
 
@@ -88,8 +92,10 @@ def test_a_killed_search_goes_on_and_finds_the_same(found, swept, tmp_path):
     shutil.copytree(swept, run)
     diary_of(run).touch()
     command = [sys.executable, str(HERE / "killed_ceiling.py"), str(swept.parent / "study.toml"), str(run)]
-    path = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE, env=os.environ | path) as process:
+    path = {"PYTHONPATH": str(BESIDE_THE_NETWORK), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=BESIDE_THE_NETWORK, env=os.environ | path
+    ) as process:
         for line in itertools.islice(process.stdout, 200):
             if line.startswith("searching") and len(diary_of(run).read_text().splitlines()) >= 5:
                 break
@@ -228,3 +234,25 @@ def test_the_verb_tells_what_it_takes_then_the_regrets(found, swept, monkeypatch
     out, err = capsys.readouterr()
     assert "0 trainings to search and 0 of the finalists are left" in err
     assert "what each method lacks against the best plan found" in out
+
+
+def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path):
+    study = read_study(write())
+    shutil.copytree(swept, tmp_path / "copy")
+    find_ceiling(study, tmp_path / "copy", "70%", effort=EFFORT, trust=True)
+    kept = write_text(tmp_path / "kept.json", keep_results(tmp_path / "copy").to_json())
+    run = tmp_path / "run"
+    restore(study, run, look_at(kept))
+    diary_of(run).touch()
+    again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
+    for name, trained in RunFolder(tmp_path / "copy").trained.read_all().items():
+        if name in {result.training for result in RunFolder(swept).results}:
+            assert RunFolder(run).trained.read(name) == trained.model_copy(update={"log": ()})
+    [before] = RunFolder(tmp_path / "copy").found_ceilings
+    assert (again.judged, again.finalists) == (before.judged, before.finalists)
+    assert not diary_of(run).read_text()
+    longer = find_ceiling(study, run, "70%", effort=replace(EFFORT, trainings=11), trust=True)
+    assert len(longer.judged) == 11
+    assert longer.judged[:9] == before.judged
+    assert RunFolder(run).starts.has(before.search.start)  # made again, now that something is left to do from it
+    assert not list(RunFolder(run).running.folder.iterdir())

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from small_study import BESIDE_THE_NETWORK, beside_the_network  # noqa: F401
 from tiny import STUDY
 from typer.testing import CliRunner
 
@@ -49,7 +50,7 @@ def written(path, quantizers, head=HEAD):
 def compared(tmp_path_factory):
     home = tmp_path_factory.mktemp("quantizers")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parent)
+        patch.chdir(BESIDE_THE_NETWORK)
         path = written(home / "study.toml", THREE.replace("PLAN", str(home / "mixed.json")))
         tiny = bitplan.load_model("tiny:network")[0]
         graph = bitplan.trace(tiny, bitplan.load_task("digits").example(), rules=bitplan.Rules(narrow=0))
@@ -183,7 +184,7 @@ def test_fixed_layers_must_be_within_its_bits_before_anything_is_trained(tmp_pat
 
 
 def test_the_study_of_ours_has_every_quantizer():
-    study = read_study(Path(__file__).parents[2] / "studies" / "cifar_quantizers.toml")
+    study = read_study(Path(__file__).parents[3] / "studies" / "cifar_quantizers.toml")
     named = {one.name.partition(":")[0] for one in study.quantizers}
     assert named == set(QUANTIZERS) - {"groups", "gguf"}  # which are for weights whose inputs stay float
     for one in study.quantizers:

@@ -129,7 +129,7 @@ def test_every_task_of_ours_is_tried():
     assert {name for name in TASKS if TASKS.get(name).__module__.startswith("bitplan.")} == {
         *ALL_NAMES,
         "text",
-    }  # tests/tasks/test_text.py
+    }  # tests/plugins/llm/test_text.py
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gains"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "gains"))
 from toys import Stripes, quantized
 
 import bitplan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gains"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "gains"))
 from toys import RECIPE, Stripes, quantized
 
 import bitplan

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 import bitplan
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "trainers.md"
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
