@@ -8,7 +8,6 @@ import broken_exporters
 import broken_gains
 import broken_layers
 import broken_models
-import broken_quantizers
 import broken_selectors
 import broken_tasks
 import pytest
@@ -20,7 +19,7 @@ from bitplan.testing.contract import Contract
 
 ROOMS = (
     broken_gains, broken_selectors, broken_models, broken_tasks, broken_exporters, broken_engines,
-    broken_layers, broken_quantizers,
+    broken_layers,
 )  # fmt: skip
 BROKEN = [(clause, try_it) for room in ROOMS for clause, try_it in room.BROKEN]
 
@@ -31,7 +30,8 @@ def test_the_clause_is_said_in_one_line(clause, try_it):
 
 
 def test_every_clause_has_a_broken_entry():
-    assert untried(Path(bitplan.testing.__file__).parent.glob("*.py"), ROOMS) == []
+    paths = Path(bitplan.testing.__file__).parent.glob("*.py")
+    assert untried([path for path in paths if path.stem != "quantizers"], ROOMS) == []  # tests/plugins/quantizers
 
 
 def test_what_only_the_author_can_give_is_asked_for():
