@@ -61,7 +61,7 @@ def table(path):
 
 def image(path):
     """What `imagenet` does with a picture."""
-    from bitplan.adapters.pillow import decode
+    from bitplan.plugins.data.pillow import decode
 
     decode(str(path))
 

@@ -10,9 +10,9 @@ from formats import SYNSETS, encoded, noise, write_parquet
 from PIL import Image
 from torch import nn
 
-from bitplan.adapters.pillow import decode
 from bitplan.adapters.torchvision import torchvision
 from bitplan.core.errors import FileError, InputError
+from bitplan.plugins.data.pillow import decode
 from bitplan.tasks.base import load_task
 
 SMALL = {"train_size": 24, "test_size": 32, "resize": 36, "classes": 3}
