@@ -4,7 +4,7 @@
 
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
-PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
+PyTorch (`plugins/integer`) networks as they are usually trained. All forms take turns in one process; the figures are
 the best of some rounds, as multiples of the best float in the same runtime, of the processor's time with one thread and
 of the wall's with more. *Plan* is the size that the plan's bits come to, everything else in float32; *equal* says how
 many of some random samples get the same prediction as from the model in PyTorch, and how many `verify` finds to differ
@@ -44,6 +44,7 @@ from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
+from bitplan.plugins.integer import integer
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
 SETTINGS = ("1x1", "8x1", "1x2")  # batch and threads
@@ -103,7 +104,11 @@ def rows() -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             seconds = measured(SUBJECTS[name], Path(folder), 7, [(1, 1)])
         took = {form.title: 1e3 * taken[0] for form, taken in seconds.items()}
-        for runtime, suffix in (("ONNX Runtime", "bitplan"), ("OpenVINO", "bitplan"), ("PyTorch", "bitplan.integer")):
+        for runtime, suffix in (
+            ("ONNX Runtime", "bitplan"),
+            ("OpenVINO", "bitplan"),
+            ("PyTorch", "bitplan"),
+        ):
             taken = took[f"{runtime}, {suffix}"], took[f"{runtime}, float"]
             made.append(Row(f"{title} in {runtime}", *taken, "its float", "ms", 1.0))
         taken = took["ONNX Runtime, bitplan"], took["ONNX Runtime, its own int8"]
@@ -180,7 +185,7 @@ def checked(form: Form, path: Path, model: nn.Module, example: Any) -> Form:
 
 def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]:
     """The float network and the integer copy of the quantized one, in PyTorch."""
-    made = bitplan.integer(planned(network, example, PLAN, rules=subject.rules))
+    made = integer(planned(network, example, PLAN, rules=subject.rules))
 
     def called(model: nn.Module) -> Callable[[int, int], Callable[[], Any]]:
         def opened(batch: int, _: int) -> Callable[[], Any]:
@@ -196,7 +201,7 @@ def in_pytorch(subject: Subject, network: nn.Module, example: Any) -> list[Form]
 
     return [
         Form("PyTorch, float", "PyTorch", 0, called(network)),
-        Form("PyTorch, bitplan.integer", "PyTorch", 0, called(made)),
+        Form("PyTorch, bitplan", "PyTorch", 0, called(made)),
     ]
 
 

@@ -26,6 +26,7 @@ from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters import torchvision
 from bitplan.models.zoo import load_model
+from bitplan.plugins.integer import integer
 from bitplan.tasks.digits import Digits
 
 Runs = dict[str, Callable[[], Any]]
@@ -76,7 +77,7 @@ def contest(network: nn.Module, x: Tensor) -> tuple[Runs, nn.Module, nn.Module]:
     network = network.eval()
     with torch.inference_mode(False):
         model = planned(network, x, "w4a4").eval()
-        made = bitplan.integer(model)
+        made = integer(model)
     runs = floats(network, x) | {"quantized": lambda: model(x), "integer": lambda: made(x)}
     for run in runs.values():
         run()
@@ -113,7 +114,7 @@ def scored(rounds: int) -> None:
     task = Digits()
     network, example = load_model("digits_resnet")
     model = planned(network.eval(), torch.randn(64, *example.shape[1:]), "w4a4").eval()
-    made = bitplan.integer(model)
+    made = integer(model)
     models = {"float": network, "quantized": model, "integer, folded": made}
     show(
         "evaluate digits_resnet", {name: (lambda m=m: bitplan.evaluate(m, task)) for name, m in models.items()}, rounds

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
-    from bitplan.quant.integer_copy import IntegerLayers as IntegerLayers
-    from bitplan.quant.integer_copy import integer as integer
-    from bitplan.quant.integer_copy import integer_layers as integer_layers
     from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.methods import Quantizer as Quantizer
     from bitplan.quant.parameters import parameter_groups as parameter_groups
@@ -103,7 +100,6 @@ _HOMES = {
     "Graph": "core.records",
     "Group": "core.records",
     "InputError": "core.errors",
-    "IntegerLayers": "quant.integer_copy",
     "Layer": "core.records",
     "LayerType": "quant.layers",
     "Quantizer": "quant.methods",
@@ -133,8 +129,6 @@ _HOMES = {
     "export": "exporters.base",
     "file_cost": "models.file_tensors",
     "finetune_": "tune.loop",
-    "integer": "quant.integer_copy",
-    "integer_layers": "quant.integer_copy",
     "integer_weights": "quant.convert",
     "keep_freed_memory": "core.malloc_tuning",
     "load": "store.files",

@@ -9,6 +9,7 @@ from pages import ROOT
 
 import bitplan
 import bitplan.testing
+from bitplan.plugins import integer
 
 TRAINERS = ("plugins.trainers.transformers", "plugins.trainers.lightning")
 REFERENCE = sorted((ROOT / "docs" / "api").glob("*.md"))
@@ -30,6 +31,7 @@ PUBLIC = [
     "bitplan.plugins.runtimes.latency.measure",
     "bitplan.core.latencies.Latency",
     "bitplan.plugins.ptq.blockwise_tuning.tune_",
+    *(f"bitplan.plugins.integer.{name}" for name in integer.__all__),
 ]
 
 

@@ -184,10 +184,10 @@ def evaluate(
 
 
 def _in_integers(model: Any, task: Any) -> Any:
-    from bitplan.quant.integer_copy import integer
+    from bitplan.core.registry import EXECUTIONS
 
     with fitting(model, task):
-        return integer(model, task.example())
+        return EXECUTIONS.get("integer")(model, task.example())
 
 
 def _refuse_contradictions(plan: Path | None, to: str | None, method: str | None, percentile: float | None) -> None:

@@ -195,6 +195,8 @@ STREAMED = Registry("method for a folder of weights", "streamed", "bitplan.plugi
 """Names of gains → a class of the same methods, made of the gain, for a network that is never in memory whole."""
 ROUNDINGS = Registry("finish", "roundings", "round needs nothing, bitplan.plugins.ptq brings tune")
 """Names → functions that finish the weights of a quantized network, called as `compensate_` is."""
+EXECUTIONS = Registry("execution", hint="bitplan.plugins.integer computes in integers: install bitplan anew")
+"""Names → functions of a quantized model and an example that return a copy which computes in another way."""
 CONTRACTS = Registry("contract", hint="it belongs to a plugin that is not installed")
 """Names such as check_search → functions like those of `bitplan.testing`, for the kinds that plugins bring."""
 

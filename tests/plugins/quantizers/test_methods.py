@@ -11,6 +11,7 @@ from bitplan.core.codes import entropy
 from bitplan.core.errors import InputError
 from bitplan.core.registry import QUANTIZERS
 from bitplan.core.rules import Rules
+from bitplan.plugins.integer import integer, integer_layers
 from bitplan.plugins.quantizers.clipped_input import limited
 from bitplan.plugins.quantizers.lq import fitted, levels_of
 from bitplan.plugins.quantizers.pact import PactInput
@@ -384,7 +385,7 @@ def test_multiples_of_a_step_run_elsewhere(method, tmp_path):
     assert bitplan.verify(path, model, [IMAGES]).passed
     with torch.no_grad():
         expected = model(IMAGES)
-        assert torch.allclose(bitplan.integer(model)(IMAGES), expected, atol=1e-4 * float(expected.abs().max()))
+        assert torch.allclose(integer(model)(IMAGES), expected, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_a_parametrized_weight_is_quantized_as_it_is_computed():
@@ -434,5 +435,5 @@ def test_what_an_exporter_cannot_say_is_refused_by_the_name_of_the_layer(method,
     assert said in str(caught.value)
     with pytest.raises(InputError, match=r"layer 'stem'"):
         weight_steps(model)
-    left = bitplan.integer_layers(bitplan.integer(model)).left
+    left = integer_layers(integer(model)).left
     assert said in left["stem"]

@@ -19,10 +19,11 @@ from bitplan.core.errors import InputError
 from bitplan.core.rules import Rules
 from bitplan.models.digits import digits_resnet, digits_transformer
 from bitplan.models.resnet import resnet20
+from bitplan.plugins.integer import IntegerLayers, integer, integer_layers
+from bitplan.plugins.integer.integer_copy import IntegerLayer
+from bitplan.plugins.integer.kernels import why_not_here
 from bitplan.quant import numba_loops
 from bitplan.quant.convert import quantizers_of, unquantized
-from bitplan.quant.integer_copy import IntegerLayer
-from bitplan.quant.kernels import why_not_here
 from bitplan.quant.layer_types import Conv1D
 from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
@@ -81,7 +82,7 @@ def test_a_layer_computes_what_exact_arithmetic_computes(name, signed, per_chann
     model = on_powers_of_two(model)
     x = torch.randn(shape)
     exact = copy.deepcopy(model).double()(x.double())
-    answer = bitplan.integer(model)(x)
+    answer = integer(model)(x)
     assert answer.dtype == torch.float32
     assert torch.equal(answer.double(), exact)
 
@@ -102,7 +103,7 @@ def test_random_networks_give_equal_codes(data):
     x = torch.randn(2, channels, 6, 6)
     bits = data.draw(st.sampled_from(["w2a2", "w2a4", "w4a4", "w8a8", "w4a8"]))
     model = quantized(model, x, bits, per_channel=data.draw(st.booleans()))
-    exact, made = copy.deepcopy(model).double(), bitplan.integer(untold(model))  # each norm for itself
+    exact, made = copy.deepcopy(model).double(), integer(untold(model))  # each norm for itself
     names = [name for name, _ in model.named_children()]
     with torch.no_grad():
         for place, name in enumerate(names):
@@ -160,9 +161,9 @@ def test_a_network_predicts_the_same(make, precision, told_by):
     model = quantized(model, x, precision)
     if told_by != "the plan":
         model = untold(model)
-    made = bitplan.integer(model, example if told_by == "an example" else None)
+    made = integer(model, example if told_by == "an example" else None)
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    assert set(bitplan.integer_layers(made).norms) == (set() if told_by == "nobody" else norms)
+    assert set(integer_layers(made).norms) == (set() if told_by == "nobody" else norms)
     assert_alike(model, made, x)
 
 
@@ -173,8 +174,8 @@ def test_a_network_made_for_integers_predicts_the_same(make):
     plan = bitplan.Plan.uniform(bitplan.trace(shaken(model).eval(), example, rules=ALL), "w4a4")
     model = bitplan.quantize(model, plan, integer=True, per_channel=True)
     bitplan.calibrate_(model, [x])
-    made = bitplan.integer(model.eval())
-    assert bitplan.integer_layers(made).norms
+    made = integer(model.eval())
+    assert integer_layers(made).norms
     assert_alike(model, made, x)
 
 
@@ -192,15 +193,15 @@ def test_a_trained_network_scores_the_same():
     model = bitplan.quantize(model, plan_for(graph, {layer.name: "w4a4" for layer in graph.layers}))
     bitplan.finetune_(model, task, bitplan.Recipe(epochs=1, lr=0.01))
     score = bitplan.evaluate(model, task)
-    assert bitplan.evaluate(bitplan.integer(model), task) == score
-    assert bitplan.evaluate(bitplan.integer(model, example), task) == score
+    assert bitplan.evaluate(integer(model), task) == score
+    assert bitplan.evaluate(integer(model, example), task) == score
 
 
 def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
     x = torch.randn(2, 3, 8, 8)
     model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)), x).train()
     before = copy.deepcopy(model.state_dict())
-    made = bitplan.integer(model)
+    made = integer(model)
     assert model.training
     assert not made.training
     assert not any(isinstance(module, IntegerLayer) for module in model.modules())
@@ -209,7 +210,7 @@ def test_the_given_model_stays_and_the_copy_has_its_state(tmp_path):
         assert state.keys() == before.keys()
         assert all(torch.equal(state[name], value) for name, value in before.items())
     assert bitplan.plan_of(made) == bitplan.plan_of(model)
-    assert bitplan.integer_layers(made) == bitplan.IntegerLayers(("0", "3"), {})
+    assert integer_layers(made) == IntegerLayers(("0", "3"), {})
     bitplan.save_checkpoint(made, tmp_path / "kept")
     for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert torch.equal(again(x), made(x))
@@ -220,8 +221,8 @@ def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
     x = torch.randn(2, 3, 8, 8)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
     model = quantized(shaken(network), x)
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == ("1",)
+    made = integer(model, x)
+    assert integer_layers(made).norms == ("1",)
     assert bitplan.prove(made, x).quantized == {"0": 1, "4": 1}
     with unquantized(made), unquantized(model):
         torch.testing.assert_close(made(x), model(x))
@@ -243,7 +244,7 @@ def conv_net(x):
 def test_what_a_copy_cannot_do_is_one_line():
     x = torch.randn(2, 3, 8, 8)
     model = conv_net(x)
-    made = bitplan.integer(model)
+    made = integer(model)
     with pytest.raises(InputError, match="cannot be trained or calibrated"):
         copy.deepcopy(made).train()(x)
     with pytest.raises(InputError, match="cannot be trained or calibrated"):
@@ -255,9 +256,9 @@ def test_what_a_copy_cannot_do_is_one_line():
     with pytest.raises(InputError, match="the input of layer '0' has NaN values"):
         made(torch.full_like(x, torch.nan))
     with pytest.raises(InputError, match="not quantized"):
-        bitplan.integer(nn.Linear(2, 2))
+        integer(nn.Linear(2, 2))
     with pytest.raises(InputError, match=r"make a copy that does, with integer\(model\)"):
-        bitplan.integer_layers(model)
+        integer_layers(model)
     assert made(x).shape == (2, 8, 6, 6)
 
 
@@ -284,8 +285,8 @@ def test_layers_without_a_kernel_stay_and_say_why(caplog):
     bitplan.calibrate_(model, [x])
     model.huge.weight_quantizer.step.data.fill_(1e-6)  # every code is the lowest or the highest
     with caplog.at_level(logging.WARNING):
-        made = bitplan.integer(model.eval())
-    record = bitplan.integer_layers(made)
+        made = integer(model.eval())
+    record = integer_layers(made)
     assert record.computed == ()
     assert record.left["wide"] == "its weight is not quantized"
     assert record.left["up"] == "PyTorch has no integer kernel for ConvTranspose2d"
@@ -308,12 +309,15 @@ def test_layers_without_a_kernel_stay_and_say_why(caplog):
 )
 def test_what_is_not_float32_on_a_cpu_stays(change, why):
     model = conv_net(torch.randn(2, 3, 8, 8))
-    assert bitplan.integer_layers(bitplan.integer(change(model))).left == {"0": why}
+    assert integer_layers(integer(change(model))).left == {"0": why}
 
 
 def test_more_than_8_bits_and_unset_steps_stay(plan):
-    model = bitplan.quantize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), plan(**{"0": "w8a12", "1": "w4a4"}))
-    left = bitplan.integer_layers(bitplan.integer(model)).left
+    model = bitplan.quantize(
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        bitplan.Plan(model="test", precisions={"0": "w8a12", "1": "w4a4"}, method="by hand", selector="none"),
+    )
+    left = integer_layers(integer(model)).left
     assert left == {
         "0": "12 bits are more than the 8 of integer kernels",
         "1": "its input step is not set: calibrate_ the model first",
@@ -329,9 +333,9 @@ plan = Plan(model="test", precisions={"0": "w8a8"}, method="by hand", selector="
 model = bitplan.quantize(nn.Sequential(nn.Conv2d(8, 8, 3)), plan)
 x = torch.randn(2, 8, 9, 9)
 bitplan.calibrate_(model, [x])
-made = bitplan.integer(model.eval())
+made = integer(model.eval())
 assert torch.equal(made(x), model(x))
-print(dict(bitplan.integer_layers(made).left))
+print(dict(integer_layers(made).left))
 """
 
 
@@ -360,8 +364,8 @@ def test_a_network_that_needs_contiguous_tensors_gets_them():
     model = quantized(net, x)
     with torch.no_grad():
         with pytest.raises(RuntimeError, match="view size is not compatible"):
-            bitplan.integer(model)(x)
-        torch.testing.assert_close(bitplan.integer(model, channels_last=False)(x), model(x))
+            integer(model)(x)
+        torch.testing.assert_close(integer(model, channels_last=False)(x), model(x))
 
 
 FOLDED = {
@@ -386,8 +390,8 @@ def test_a_norm_is_folded_only_where_it_alone_reads_a_convolution(name):
     x = torch.randn(2, 3, 6, 6)
     network = shaken(Net(forward, **parts, **norms)).eval()
     model = quantized(network, x, "w8a8")
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == (("norm",) if folds else ())
+    made = integer(model, x)
+    assert integer_layers(made).norms == (("norm",) if folds else ())
     with torch.no_grad():
         for ours, theirs in zip(made(x), model(x), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
@@ -397,14 +401,14 @@ def test_a_norm_whose_convolution_somebody_watches_is_not_folded():
     x = torch.randn(2, 3, 8, 8)
     model = conv_net(x)
     model[0].register_forward_hook(lambda *_: None)
-    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+    assert integer_layers(integer(model, x)).norms == ()
 
 
 def test_a_norm_with_a_forward_of_its_own_is_not_folded():
     x = torch.randn(2, 3, 8, 8)
     model = conv_net(x)
     model[1].forward = lambda x: x
-    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ()
+    assert integer_layers(integer(model, x)).norms == ()
 
 
 def test_a_model_that_decides_by_values_is_folded_by_a_run():
@@ -412,7 +416,7 @@ def test_a_model_that_decides_by_values_is_folded_by_a_run():
     parts = {"conv": nn.Conv2d(3, 3, 3), "norm": nn.BatchNorm2d(3)}
     model = quantized(Net(lambda net, x: net.norm(net.conv(x)), **parts).eval(), x)
     model._forward = lambda net, x: net.norm(net.conv(x)) if x.sum() < torch.inf else x
-    assert bitplan.integer_layers(bitplan.integer(model, x)).norms == ("norm",)
+    assert integer_layers(integer(model, x)).norms == ("norm",)
 
 
 def separable():
@@ -454,7 +458,7 @@ class Operations(TorchDispatchMode):
 
 def made_separable():
     x = 10 * torch.randn(2, 3, 8, 8)
-    return bitplan.integer(quantized(shaken(separable()).eval(), x, "w8a8"), x), x
+    return integer(quantized(shaken(separable()).eval(), x, "w8a8"), x), x
 
 
 @pytest.mark.parametrize("copied", [lambda made: made, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
@@ -464,7 +468,7 @@ def test_convolutions_of_a_sequence_do_the_work_of_what_is_behind_them(dtype, co
     made, x = made_separable()
     made(x)
     made, x = copied(made), x.to(dtype)
-    assert len(bitplan.integer_layers(made).norms) == 3
+    assert len(integer_layers(made).norms) == 3
     with Operations() as seen:
         out = made(x)
     assert out.dtype == dtype
@@ -519,7 +523,7 @@ def test_a_module_of_a_sequence_runs_its_own_forward(name, ran):
 @torch.no_grad()
 def test_a_folded_norm_keeps_the_memory_layout():
     x = torch.randn(1, 3, 8, 8)  # a view may be given another stride for one sample
-    made = bitplan.integer(conv_net(x), x)
+    made = integer(conv_net(x), x)
     convolved = made[0](x)
     assert made[1](convolved).stride() == convolved.stride()
 
@@ -539,8 +543,8 @@ def test_a_norm_of_a_sequence_normalizes_again_what_was_cut_off(act):
     x, norm = torch.randn(2, 3, 8, 8), nn.BatchNorm2d(8)
     network = shaken(nn.Sequential(nn.Conv2d(3, 8, 3), norm, act, norm, nn.Conv2d(8, 4, 1)))
     model = quantized(network.eval(), x, "w8a8")
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == ("1",)
+    made = integer(model, x)
+    assert integer_layers(made).norms == ("1",)
     torch.testing.assert_close(made(x), model(x))
     torch.testing.assert_close(one_by_one(made, x), model(x))
 
@@ -551,8 +555,8 @@ def test_nothing_makes_a_number_of_nan(act):
     x = torch.randn(2, 3, 8, 8)
     model = quantized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act), x, "w8a8")
     model.state_dict()["1.running_var"][3] = -1  # of which there is no root
-    made = bitplan.integer(model, x)
-    assert bitplan.integer_layers(made).norms == ("1",)
+    made = integer(model, x)
+    assert integer_layers(made).norms == ("1",)
     assert torch.equal(made(x).isnan(), model(x).isnan())
     assert made(x)[:, 3].isnan().all()
 
@@ -573,7 +577,7 @@ def test_a_copy_of_a_copy_that_was_quantized_again_has_its_own_weights():
     again = bitplan.quantize(made, bitplan.plan_of(made))
     for parameter in again.parameters():
         parameter.mul_(1.5)
-    again = bitplan.integer(again.eval())
+    again = integer(again.eval())
     assert not torch.equal(again(x), before)
     assert torch.equal(again(x), one_by_one(again, x))
 
@@ -595,6 +599,17 @@ def test_codes_are_those_of_the_quantizer(low, high, zero_point, step):
 @dynamo
 def test_a_compiled_copy_gives_the_same():
     x = torch.randn(2, 3, 8, 8)
-    made = bitplan.integer(conv_net(x))
+    made = integer(conv_net(x))
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(made, backend="eager")(x), made(x))
+
+
+@pytest.mark.parametrize("name", ["0.bias", "1.running_var", "3.weight"])
+def test_values_that_are_not_finite_are_refused_by_name(name):
+    x = torch.randn(2, 3, 8, 8)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    model = quantized(network, x)
+    with torch.no_grad():
+        dict([*model.named_parameters(), *model.named_buffers()])[name].view(-1)[0] = torch.inf
+    with pytest.raises(InputError, match=rf"layer '{name[0]}': 1 of \d+ values of {name} "):
+        integer(model)

@@ -20,11 +20,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from bitplan.adapters.torch import uncompiled
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
+from bitplan.plugins.integer.kernels import NOTHING, ConvolutionKernel, CutOff, Kernel, Operands, why_not_here
 from bitplan.quant.convert import copied, plan_of, unquantized
 from bitplan.quant.finite import check_finite
 from bitplan.quant.integer import settle_
 from bitplan.quant.integer_places import find_integers
-from bitplan.quant.kernels import NOTHING, ConvolutionKernel, CutOff, Kernel, Operands, why_not_here
 from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
 from bitplan.quant.lsq import in_use
 from bitplan.quant.proof import named

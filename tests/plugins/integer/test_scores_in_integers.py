@@ -1,11 +1,12 @@
 """A study may score its networks as integer kernels compute them."""
 
-from pathlib import Path
-
 import pytest
+from small_study import BESIDE_THE_NETWORK
 from tiny import network
 
 import bitplan
+from bitplan.core.registry import EXECUTIONS
+from bitplan.plugins.integer import integer
 from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.spec import read_study
@@ -16,17 +17,17 @@ IN_INTEGERS = ("seeds = [0, 1]", "seeds = [0]\nin_integers = true\nkeep_networks
 
 
 def test_networks_are_scored_in_integers(write, monkeypatch, tmp_path):
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(BESIDE_THE_NETWORK)
     study = read_study(write(IN_INTEGERS))
     called = []
-    monkeypatch.setattr("bitplan.study.context.integer", lambda *given: called.append(1) or bitplan.integer(*given))
+    monkeypatch.setitem(EXECUTIONS._registered, "integer", lambda *given: called.append(1) or integer(*given))
     sweep(study, tmp_path / "run", trust=True)
     run = RunFolder(tmp_path / "run")
     kept = list(run.networks.folder.iterdir())
     starts = [result for result in run.results if result.trial.role in ("float", "start")]
     assert len(called) == len([path for path in kept if path.is_dir()]) + 1, "all but the float network"
     high = next(result for result in starts if result.trial.role == "start")
-    found = bitplan.integer(load_checkpoint(run.starts.path(high.trial.id), network()))
+    found = integer(load_checkpoint(run.starts.path(high.trial.id), network()))
     assert high.score == pytest.approx(bitplan.evaluate(found, bitplan.load_task("digits")))
 
 

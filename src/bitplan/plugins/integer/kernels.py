@@ -55,6 +55,14 @@ class Operands:
     low: int
     high: int
 
+    def linear(self) -> LinearKernel | str:
+        """Return the kernel of a product with a weight (out, in), or why there is none."""
+        return LinearKernel.of(self)
+
+    def convolution(self, **geometry: Any) -> ConvolutionKernel | str:
+        """Return the kernel of a convolution, whose options are those of `ConvolutionKernel`, or why there is none."""
+        return ConvolutionKernel.of(self, **geometry)
+
     @property
     def zero_point(self) -> int:
         """The unsigned code of zero."""
