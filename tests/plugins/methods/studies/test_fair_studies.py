@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
+from small_study import BESIDE_THE_NETWORK
 from tiny import STUDY
 from typer.testing import CliRunner
 
@@ -89,7 +89,7 @@ def fair(tmp_path_factory):
     (home / "study.toml").write_text(text.replace("[rules]", "[choosing]\nhold_out = 0.1\n[rules]"))
     (home / "numbers.csv").write_text("layer,w2a2,w4a4\n" + "".join(f"{place},0,1\n" for place in (4, 7, 10)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(Path(__file__).parent)
+        patch.chdir(BESIDE_THE_NETWORK)
         study = read_study(home / "study.toml")
         told = forecast(study, home / "run", trust=True)
         summary = sweep(study, home / "run", trust=True)
