@@ -2,7 +2,7 @@
 
 Every second group of layers is at 2 bits, the others at 4, first and last layer at 8 (the paper's rules; the narrow
 layers of the CIFAR network are chosen too). ONNX Runtime gets networks made for integers (`integer=True`), OpenVINO and
-PyTorch (`bitplan.integer`) networks as they are usually trained. All forms take turns in one process; the figures are
+PyTorch (`plugins/integer`) networks as they are usually trained. All forms take turns in one process; the figures are
 the best of some rounds, in CPU time of one thread. Weights are random: speed, not accuracy
 (`studies/exported_scores.py`).
 """
@@ -29,6 +29,7 @@ from bitplan.adapters.onnxruntime import Session
 from bitplan.exporters.capture import graph_of, inputs_of
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
+from bitplan.plugins.integer import integer
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
 PLAN = "w2a4,w4a4"
@@ -93,7 +94,7 @@ def measured(subject: Subject) -> dict[str, float]:
             "OpenVINO, float": opened(OpenVinoSession, plain, example),
             "OpenVINO, bitplan": opened(OpenVinoSession, for_openvino, example),
             "PyTorch, float": called(network, example),
-            "PyTorch, bitplan": called(bitplan.integer(usual), example),
+            "PyTorch, bitplan": called(integer(usual), example),
         }
         return in_turn(forms, rounds=7, clock=time.process_time)
 

@@ -23,8 +23,10 @@ from benchmarks.export import SUBJECTS
 from benchmarks.matmulnbits import WIDTH, Stack
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
+from bitplan.core.latencies import Latency
 from bitplan.exporters.capture import inputs_of
 from bitplan.models.zoo import load_model
+from bitplan.plugins.runtimes.latency import measure
 from bitplan.plugins.runtimes.timed_networks import RUNTIMES, Inputs
 
 SHARES = (0.25, 0.5)
@@ -68,7 +70,7 @@ def rows() -> list[Row]:
 def budgets(case: Case) -> Iterator[tuple[float, float]]:
     """Yield each budget and the time of the file that was planned for it, in milliseconds."""
     graph = bitplan.trace(case.model, case.example, rules=FREE, name="network")
-    found = bitplan.measure(case.model, case.example, case.on, choices=case.choices, graph=graph, options=case.options)
+    found = measure(case.model, case.example, case.on, choices=case.choices, graph=graph, options=case.options)
     whole = {choice: found.whole[choice].taken.ns / 1e6 for choice in found.about.choices}
     with tempfile.TemporaryDirectory() as folder:
         path = bitplan.save(found, Path(folder) / "latency.json")
@@ -81,7 +83,7 @@ def budgets(case: Case) -> Iterator[tuple[float, float]]:
             yield budget, timed(case, found, graph, plan, Path(folder))
 
 
-def timed(case: Case, found: bitplan.Latency, graph: bitplan.Graph, plan: bitplan.Plan, folder: Path) -> float:
+def timed(case: Case, found: Latency, graph: bitplan.Graph, plan: bitplan.Plan, folder: Path) -> float:
     """Milliseconds of a plan's file, beside that of the lowest choice in the same rounds."""
     runtime, contestants = RUNTIMES[case.on], {}
     lowest = min(found.whole, key=lambda choice: found.whole[choice].taken.ns)

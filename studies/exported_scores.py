@@ -4,7 +4,7 @@ python studies/exported_scores.py DATA [resnet20 …] [--minilm FOLDER] [--work 
 
 The CIFAR-10 ResNet-20 and -44 (public weights), a small PSPNet on CamVid and MiniLM-L6 on a part of SQuAD (trained
 here, shortly), each quantized to a mix of w4a4 and w2a4, as usual and with `integer=True`, fine-tuned, exported for
-ONNX Runtime and OpenVINO, run by `bitplan.integer`, and compared on the whole test split. What the folder WORK has
+ONNX Runtime and OpenVINO, run by `plugins/integer`, and compared on the whole test split. What the folder WORK has
 already is not done again. `--steps` multiplies the length of every training. DATA is the folder of `studies/README.md`.
 """
 
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 import bitplan
+from bitplan.plugins.integer import integer
 
 TARGETS = ("onnx", "openvino")
 KINDS = {"usual": False, "integer": True}
@@ -140,7 +141,7 @@ def compared(
     """The scores of one quantized network in every form, and how many of its answers are equal."""
     model, example = trained(name, kind, floating, task, options), task.example()
     rows: dict[str, Any] = {"quantized": timed(model, task)}
-    made = bitplan.integer(model, example)
+    made = integer(model, example)
     rows["integer"] = timed(made, task) | equal_answers(model, made, task)
     for target in TARGETS:
         path = options.work / f"{name}-{kind}-{target}.onnx"
@@ -190,7 +191,7 @@ def show(name: str, kind: str, where: str, row: dict[str, Any]) -> None:
     """A row of the table; only `verify` looks for ties."""
     equal = f"{row['predictions_equal']:,} of {row['predictions']:,}"
     share = 100 * row["predictions_equal"] / row["predictions"]
-    title = {"integer": "bitplan.integer", "onnx": "ONNX Runtime", "openvino": "OpenVINO"}[where]
+    title = {"integer": "bitplan.plugins.integer", "onnx": "ONNX Runtime", "openvino": "OpenVINO"}[where]
     ties = f"{row['ties']} | {row['unexplained']} | {passes(row)}" if "ties" in row else " | | "
     print(f"| {name} | {kind} | {title} | {row['score']:.2f} | {equal} ({share:.2f} %) | {ties} |", flush=True)
 

@@ -48,6 +48,7 @@ import bitplan
 from bitplan.adapters.torch import inference
 from bitplan.gains.base import Context
 from bitplan.plugins.llm.gguf import Gguf
+from bitplan.plugins.ptq.blockwise_tuning import tune_
 from bitplan.store.files import write_text
 
 CHOICES, HIGHER, LOWER = "w2a16,w4a16,w5a16", "w4a16,w5a16", "w2a16,w4a16"
@@ -128,7 +129,7 @@ class Files(Study):
         known = None if ending else self.known(told["plan"])
         if known is not None:
             return known
-        made = self.finished(name, plan, bitplan.tune_ if ending else bitplan.compensate_)
+        made = self.finished(name, plan, tune_ if ending else bitplan.compensate_)
         file = self.options.work / f"{name.replace(' ', '-')}.gguf"
         bitplan.export(made, file, "gguf", origin=str(self.options.model), force=True)
         told |= self.executed(file, made) | {"bytes": file.stat().st_size, "bits per weight": self.bits(plan)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 from contextlib import contextmanager
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -64,3 +65,24 @@ def graph():
     from bitplan.testing.networks import hand_made_graph
 
     return hand_made_graph()
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run the command line in an empty folder; gives exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pages are as wide as on no terminal, whatever was set outside
+
+    from bitplan.cli import main
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["bitplan", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

@@ -83,3 +83,32 @@ def dynamo(test):
     for warning in (":DeprecationWarning", "The .grad attribute:UserWarning"):
         test = pytest.mark.filterwarnings(f"ignore:{warning}")(test)
     return test
+
+
+class Folded(nn.Module):
+    """Two weights in one module, neither of them called weight: what a recurrent layer has more of."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up_weight, self.down = nn.Parameter(torch.randn(16, width)), nn.Parameter(torch.randn(width, 16))
+
+    def forward(self, x):
+        return (x @ self.up_weight.T).relu() @ self.down.T
+
+
+class QuantizedFolded(Adopted):
+    def forward(self, x):
+        up, down = self.call_quantizers["up"], self.call_quantizers["down"]
+        hidden = (up.input_quantizer(x) @ up.weight_quantizer(self.up_weight).T).relu()
+        return down.input_quantizer(hidden) @ down.weight_quantizer(self.down).T
+
+
+class FoldedType(LayerType):
+    """Two products."""
+
+    modules = (Folded,)
+    quantized = QuantizedFolded
+    weights = "[ud]*"
+
+    def example(self) -> tuple[nn.Module, torch.Tensor]:
+        return Folded(4), torch.randn(2, 4)

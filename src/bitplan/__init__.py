@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from bitplan.core.budget import Budget as Budget
     from bitplan.core.errors import BitplanError as BitplanError
     from bitplan.core.errors import InputError as InputError
-    from bitplan.core.latencies import Latency as Latency
     from bitplan.core.malloc_tuning import keep_freed_memory as keep_freed_memory
     from bitplan.core.precision import Precision as Precision
     from bitplan.core.records import Costs as Costs
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from bitplan.models.file_tensors import file_cost as file_cost
     from bitplan.models.pretrained import load_pretrained as load_pretrained
     from bitplan.models.zoo import load_model as load_model
-    from bitplan.plugins.ptq.blockwise_tuning import tune_ as tune_
-    from bitplan.plugins.runtimes.latency import measure as measure
     from bitplan.quant.calibrate import calibrate_ as calibrate_
     from bitplan.quant.checkpoint import load_checkpoint as load_checkpoint
     from bitplan.quant.checkpoint import load_weights_ as load_weights_
@@ -55,9 +52,6 @@ if TYPE_CHECKING:
     from bitplan.quant.convert import integer_weights as integer_weights
     from bitplan.quant.convert import plan_of as plan_of
     from bitplan.quant.convert import quantize as quantize
-    from bitplan.quant.integer_copy import IntegerLayers as IntegerLayers
-    from bitplan.quant.integer_copy import integer as integer
-    from bitplan.quant.integer_copy import integer_layers as integer_layers
     from bitplan.quant.layers import LayerType as LayerType
     from bitplan.quant.methods import Quantizer as Quantizer
     from bitplan.quant.parameters import parameter_groups as parameter_groups
@@ -106,8 +100,6 @@ _HOMES = {
     "Graph": "core.records",
     "Group": "core.records",
     "InputError": "core.errors",
-    "IntegerLayers": "quant.integer_copy",
-    "Latency": "core.latencies",
     "Layer": "core.records",
     "LayerType": "quant.layers",
     "Quantizer": "quant.methods",
@@ -130,7 +122,6 @@ _HOMES = {
     "calibrate_": "quant.calibrate",
     "choose": "flow",
     "compensate_": "quant.ptq",
-    "tune_": "plugins.ptq.blockwise_tuning",
     "compare": "stats.compare",
     "confidence": "selection.confidence",
     "estimate": "gains.base",
@@ -138,8 +129,6 @@ _HOMES = {
     "export": "exporters.base",
     "file_cost": "models.file_tensors",
     "finetune_": "tune.loop",
-    "integer": "quant.integer_copy",
-    "integer_layers": "quant.integer_copy",
     "integer_weights": "quant.convert",
     "keep_freed_memory": "core.malloc_tuning",
     "load": "store.files",
@@ -149,7 +138,6 @@ _HOMES = {
     "load_pretrained": "models.pretrained",
     "load_task": "tasks.base",
     "load_weights_": "quant.checkpoint",
-    "measure": "plugins.runtimes.latency",
     "open_checkpoint": "weights.opened",
     "paired": "stats.windows",
     "parameter_groups": "quant.parameters",

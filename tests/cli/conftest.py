@@ -2,27 +2,6 @@ import sys
 
 import pytest
 
-from bitplan.cli import main
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Run the command line in an empty folder; gives exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)  # pages are as wide as on no terminal, whatever was set outside
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["bitplan", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
 
 @pytest.fixture
 def own_model(tmp_path, monkeypatch):

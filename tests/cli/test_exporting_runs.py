@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import bitplan
-from bitplan.plugins.llm.vllm import CompressedTensors
-from bitplan.plugins.runtimes.qonnx import Qonnx
+from bitplan.core.registry import EXPORTERS
+from bitplan.exporters.onnx import Onnx
 from bitplan.reports.scores import answer, gather
 from bitplan.reports.subject import run_subject
 from bitplan.store.files import load, save
@@ -88,7 +88,7 @@ def test_a_run_is_exported_as_its_page_recommends(run, folder, untrainable):
 def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     title, budget, seed = "from the last", "85.0%", 1
     chosen = ("--method", title, "--budget", budget, "--seed", seed)
-    code, _, err = run("export", "run", "--trust", "--format", "qonnx", "-o", "net.onnx", *chosen)
+    code, _, err = run("export", "run", "--trust", "--format", "onnx", "-o", "net.onnx", *chosen)
     assert code == 0, err
     assert err.startswith("from the last 85% seed 1, scored ")
     next_ = "verify net.onnx --against run --method 'from the last' --budget 85.0% --seed 1 --trust"
@@ -96,7 +96,7 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     code, out, err = run(*shlex.split(next_))
     assert (code, "the file does what the model does" in out) == (0, True), err
     result = next(one for one in folder.results if folder.study.words(one.trial) == "from the last 85% seed 1")
-    assert Qonnx().read(Path("net.onnx")).precisions == folder.plans[result.plan].precisions
+    assert Onnx().read(Path("net.onnx")).precisions == folder.plans[result.plan].precisions
     code, _, err = run("export", "run", "--trust", "--format", "packed", "-o", "w2", "--method", "w2a2")
     assert code == 0, err
     assert err.startswith("w2a2 seed 0, scored ")
@@ -104,15 +104,16 @@ def test_a_method_a_budget_and_a_seed_can_be_asked_for(run, folder):
     assert run("verify", "w2", "--against", "run", "--trust", "--limit", 9)[0] == 1, "another network's"
 
 
-def test_a_recipe_of_a_run_trains_nothing(run, folder, untrainable):
+@pytest.mark.parametrize("to", [to for to in ("compressed-tensors", "torchao") if to in EXPORTERS])
+def test_a_recipe_of_a_run_trains_nothing(run, folder, untrainable, to):
     untrainable()
     result = recommended(folder, "85%")
-    words = ("export", "run", "--format", "compressed-tensors", "-o", "recipe.json", "--widen", "--budget", "85%")
+    words = ("export", "run", "--format", to, "-o", "recipe.json", "--widen", "--budget", "85%")
     code, _, err = run(*words)
     assert code == 0, err
     assert err.startswith(f"the plan of {folder.study.words(result.trial).removesuffix(' seed 0')}\n")
     planned = folder.plans[result.plan].precisions
-    for layer, found in CompressedTensors().read(Path("recipe.json")).precisions.items():
+    for layer, found in EXPORTERS.get(to)().read(Path("recipe.json")).precisions.items():
         assert found.weight_bits >= planned[layer].weight_bits
     assert not (folder.path / "networks").exists()
 
@@ -187,7 +188,7 @@ def test_a_run_without_results_and_options_without_a_run(run, folder):
     start = folder.path / "starts" / folder.results[1].trial.id
     own = ("--model", "tiny:network")
     for words, said in (
-        (("export", plan, "--format", "torchao", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
+        (("export", plan, "--format", "packed", "-o", "x", "--seed", 1), "--seed is for the folder of a run"),
         (("verify", "x", "--against", plan, "--task", "digits"), "plan.json is no network"),
         (("verify", "x", "--against", start, *own), "say whose test split to run both on: --task NAME"),
     ):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from bitplan.quant.kernels import LinearKernel
 from bitplan.quant.layers import Channels, LayerType
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.testing import check_layer
@@ -78,7 +77,7 @@ def remembering(self, x):
 
 def ungated(self, module, operands):
     """A kernel that forgets the gate."""
-    return LinearKernel.of(replace(operands, codes=operands.codes.t().contiguous()))
+    return replace(operands, codes=operands.codes.t().contiguous()).linear()
 
 
 class Noted(Gated):

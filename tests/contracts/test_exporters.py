@@ -22,7 +22,7 @@ HOLDS = {
 }
 """Bits of weights and of inputs that an exporter which widens has for these networks' linear layers."""
 OF_TRANSFORMERS = {"gguf", "vllm"}
-"""They take networks of transformers' alone, which tests/exporters/test_files_of_language_models.py gives them."""
+"""They take networks of transformers' alone, which tests/plugins/llm/test_files_of_language_models.py gives them."""
 
 
 @st.composite

@@ -6,6 +6,7 @@ from torch import nn
 import bitplan
 from bitplan.adapters.torchvision import torchvision
 from bitplan.adapters.transformers import bert_for_question_answering
+from bitplan.core.precision import Precision
 from bitplan.models.bert import example as bert_example
 from bitplan.models.pspnet import PSPNet
 from bitplan.models.zoo import load_model
@@ -142,3 +143,13 @@ def digits_transformer():
 
 def digits_resnet():
     return load_model("digits_resnet")
+
+
+def assert_holds_the_codes(exporter, path, model, *, inputs=True):
+    found, own = exporter.read(path), bitplan.integer_weights(model)
+    planned = bitplan.plan_of(model).precisions
+    if not inputs:
+        planned = {layer: Precision(weight_bits=one.weight_bits, act_bits=16) for layer, one in planned.items()}
+    assert found.precisions == planned
+    assert found.codes.keys() == own.keys()
+    assert all(torch.equal(found.codes[layer], own[layer]) for layer in own)

@@ -1,4 +1,4 @@
-"""onnx and matmulnbits: packed integers, the checker's approval, and ONNX Runtime's answers equal to PyTorch's."""
+"""onnx: packed integers, the checker's approval, and ONNX Runtime's answers equal to PyTorch's."""
 
 import logging
 
@@ -6,17 +6,15 @@ import networks
 import onnx
 import pytest
 import torch
-from networks import IDS, IMAGES, Mixed, Words, batch_like, made
+from networks import IMAGES, Mixed, assert_holds_the_codes, batch_like, made
 from torch import nn
 
 import bitplan
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.precision import Precision
 from bitplan.exporters import onnx_graph
 from bitplan.exporters.divergence import leaves
 from bitplan.exporters.onnx import Onnx
-from bitplan.plugins.runtimes.matmulnbits import MatMulNBits
 
 CNN_TO_BERT = ["mixed", "words", "digits_resnet", "digits_transformer", "pspnet", "bert", "vit", "mobilenet"]
 ODD = {"left": "w3a5", "right": "w3a5", "each": "w2a6", "up": "w5a2", "point": "w7a9", "head": "w12a16"}
@@ -39,16 +37,6 @@ def assert_same(model, path, example, count=3):
         assert other.shape == own.shape
         assert float(own.std()) > 1e-3, "equal zeros prove nothing"
         torch.testing.assert_close(other, own, rtol=0, atol=2e-5 * float(own.abs().max()))
-
-
-def assert_holds_the_codes(exporter, path, model, *, inputs=True):
-    found, own = exporter.read(path), bitplan.integer_weights(model)
-    planned = bitplan.plan_of(model).precisions
-    if not inputs:
-        planned = {layer: Precision(weight_bits=one.weight_bits, act_bits=16) for layer, one in planned.items()}
-    assert found.precisions == planned
-    assert found.codes.keys() == own.keys()
-    assert all(torch.equal(found.codes[layer], own[layer]) for layer in own)
 
 
 @pytest.mark.parametrize("kernels", ["integer", "float"])
@@ -133,37 +121,7 @@ def test_a_batch_norm_that_cannot_be_folded_stays_and_is_named(tmp_path, caplog)
     assert_same(model, path, IMAGES)
 
 
-class Deep(nn.Module):
-    """A linear layer, one whose weight is (in, out), one of a size that fills no block, an embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.words = Words()
-        self.odd = nn.Linear(4, 40)
-        self.turned = nn.Parameter(torch.randn(40, 24) / 6)
-
-    def forward(self, ids):
-        return torch.matmul(self.odd(self.words(ids)).relu(), self.turned)
-
-
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_weight_only_products_keep_the_codes_and_the_answers(tmp_path, per_channel):
-    precisions = {"words.linear": "w2a16", "words.head": "w3a16", "odd": "w8a16"}
-    model = made(Deep(), IDS, precisions, per_channel=per_channel)
-    with pytest.raises(InputError, match=r"quantizes the input of .* choose w…a16, or give --widen"):
-        bitplan.export(model, tmp_path / "n.onnx", "matmulnbits", example=IDS)
-    path = bitplan.export(model, tmp_path / "n.onnx", "matmulnbits", example=IDS, widen=True, block_size=16)
-    assert_holds_the_codes(MatMulNBits(), path, model, inputs=False)
-    assert "MatMulNBits" in {node.op_type for node in onnx.load(path).graph.node}
-    verdict = bitplan.verify(path, model, [batch_like(IDS, 6)])
-    assert verdict.passed
-    assert verdict.close == 6
-
-
-@pytest.mark.parametrize("options", [{"block_size": 24}, {"block_size": 8}, {"accuracy_level": 9}])
-def test_options_that_cannot_be_are_refused(options):
-    with pytest.raises(InputError, match="not"):
-        MatMulNBits(**options)
+def test_options_that_cannot_be_are_refused():
     with pytest.raises(InputError, match="opset is 25"):
         Onnx(opset=20)
     with pytest.raises(InputError, match="the kernels are integer or float, not 'fast'"):

@@ -48,8 +48,9 @@ def test_the_table_has_one_row_for_all_that_can_be_there():
     assert rows == {(there, data) for there, data, *_ in every}
     assert {there for there, _ in rows} == {"no weights", "float weights", "learned steps"}
     assert all(there != "no weights" for there, data in rows if data)
-    for row in TABLE:
-        assert row.method in GAINS
+    missing = {row.method for row in TABLE} - {*GAINS}
+    assert missing <= {"alps_racing"}, "only a plugin's may be missing"
+    for row in (row for row in TABLE if row.method not in missing):
         make_gain(row.method, row.options)
 
 
@@ -112,7 +113,7 @@ def test_the_plan_has_the_notes_of_graph_and_gains(float_net):
     assert len(plan.notes) == len(ruled) + 2
 
 
-NEEDS_LOSS = ["drop", "hawq", "hawq_v1", "hawq_v2", "alps", "alps_racing", "regression"]
+NEEDS_LOSS = ["drop", "hawq", "hawq_v1", "hawq_v2", "alps", "regression", *({"alps_racing"} & {*GAINS})]
 OPTIONS = {
     "hawq": {"probes": 2, "samples": 8},
     "hawq_v2": {"probes": 2, "samples": 8},
@@ -195,7 +196,10 @@ def test_what_contradicts_itself_or_is_missing_is_one_line(start):
     assert by_task.rows == bitplan.estimate("drop", *start, context=Context(task=TASK), samples=16).rows
 
 
-@pytest.mark.parametrize(("time", "method"), [("seconds", "drift"), ("minutes", "alps_racing"), ("hours", "alps")])
+MINUTES = "alps_racing" if "alps_racing" in GAINS else "drift"  # a plugin's
+
+
+@pytest.mark.parametrize(("time", "method"), [("seconds", "drift"), ("minutes", MINUTES), ("hours", "alps")])
 def test_more_time_takes_a_method_that_uses_it_and_one_line_says_why(start, time, method):
     more = {"context": Context(task=TASK, recipe=RECIPE)} | ({"budget": "70%"} if time == "minutes" else {})
     gains = bitplan.estimate("auto", *start, choices=CHOICES, time=time, **more)

@@ -10,10 +10,9 @@ from toys import Stripes, quantized
 import bitplan
 from bitplan.core.errors import RecordError
 from bitplan.core.registry import CHOOSERS, RELAXATIONS
-from bitplan.core.spend import metering
 from bitplan.core.studies import Choosing
 from bitplan.core.trials import Recipe
-from bitplan.gains.base import Context, aim_within, is_bound
+from bitplan.gains.base import Context, is_bound
 from bitplan.gains.finetuning import held_out_measures
 from bitplan.tasks.base import ChoosingTask, choosing_task, judged_by, samples_per_epoch
 from bitplan.tasks.images import held_out
@@ -134,15 +133,6 @@ def test_jobs_with_and_without_the_split_are_others(start, tmp_path):
         found[share] = bitplan.estimate("alps", *start, choices=CHOICES, context=context, steps=2).rows
     assert len(list(tmp_path.rglob("*.json"))) == 3 * 4
     assert found[0.0] != found[SHARE] != found[0.5]
-
-
-def test_the_finetuned_judge_says_what_it_takes(start):
-    search = CHOOSERS.make("random_search", {"judge": "finetuned:steps=2", "spend": 600})
-    context = Context(task=choosing_task(Marked(), SHARE), recipe=SHORT, aim=aim_within(start[1], CHOICES, "80%"))
-    with metering() as meter:
-        found = search.layer_gains(*start, CHOICES, context)
-    assert found.spend == meter.spent
-    assert found.spend.passes == found.spend.trainings * (3 * 32 + 32)
 
 
 @pytest.mark.parametrize("share", [1.0, -0.1])

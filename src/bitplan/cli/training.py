@@ -193,10 +193,10 @@ def read_quantizer(typed: str | None) -> tuple[str | None, dict[str, Any]]:
 
 
 def _in_integers(model: Any, task: Any) -> Any:
-    from bitplan.quant.integer_copy import integer
+    from bitplan.core.registry import EXECUTIONS
 
     with fitting(model, task):
-        return integer(model, task.example())
+        return EXECUTIONS.get("integer")(model, task.example())
 
 
 def _check_before(rounding: str, data: str | None, output: Path, unreached: str) -> tuple[str, bool]:

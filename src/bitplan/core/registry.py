@@ -24,8 +24,9 @@ T = TypeVar("T")
 class Registry:
     """One kind of exchangeable thing."""
 
-    def __init__(self, what: str, several: str = "") -> None:
+    def __init__(self, what: str, several: str = "", hint: str = "") -> None:
         self.what, self.several = what, several or f"{what}s"
+        self.hint = hint or f"`bitplan list {self.several}` shows all"
         self.group = f"bitplan.{self.several}"
         self._registered: dict[str, Any] = {}
 
@@ -77,7 +78,7 @@ class Registry:
         if name in self._registered:
             return self._registered[name]
         if name not in self._installed:
-            raise UnknownName(self.what, name, self, hint=f"`bitplan list {self.several}` shows all")
+            raise UnknownName(self.what, name, self, hint=self.hint)
         point = self._installed[name]
         try:
             return point.load()
@@ -190,6 +191,16 @@ _KINDS = (
     GAINS, SEARCHES, RELAXATIONS, JUDGES, COSTS, SELECTORS, MODELS, TASKS, EXPORTERS, ENGINES, LAYERS, QUANTIZERS,
 )  # fmt: skip
 REGISTRIES = {registry.several: registry for registry in _KINDS}
+
+# How parts of bitplan find what plugins bring to them, by the same entry points; `bitplan list` does not show these.
+STREAMED = Registry("method for a folder of weights", "streamed", "bitplan.plugins.llm has them: install bitplan anew")
+"""Names of gains → a class of the same methods, made of the gain, for a network that is never in memory whole."""
+ROUNDINGS = Registry("finish", "roundings", "round needs nothing, bitplan.plugins.ptq brings tune")
+"""Names → functions that finish the weights of a quantized network, called as `compensate_` is."""
+EXECUTIONS = Registry("execution", hint="bitplan.plugins.integer computes in integers: install bitplan anew")
+"""Names → functions of a quantized model and an example that return a copy which computes in another way."""
+CONTRACTS = Registry("contract", hint="it belongs to a plugin that is not installed")
+"""Names such as check_search → functions like those of `bitplan.testing`, for the kinds that plugins bring."""
 
 
 # --- Is a thing what it should be? Which members of a protocol it lacks, and the one line that says so.

@@ -128,7 +128,7 @@ class Study(Record):
     the networks with all layers at the lowest and at the highest choice, trained alike, or the lowest by
     `lowest_recipe`: it has the most to recover, and the paper trains PSPNet's twice as long. `keep_networks` keeps
     every network in the run's folder when it is trained; no score depends on it, so it has no part in any id.
-    `in_integers` scores quantized networks as integer kernels compute them (`bitplan.integer`), which is faster.
+    `in_integers` scores quantized networks as integer kernels compute them (`plugins/integer`), which is faster.
     `spend` is what each search may spend at each budget unless its options say so, in epochs of training: three passes
     of every sample.
     A search begins with another seed for each of `seeds`, counted from `gain_seed`, so that spreads show its luck too.

@@ -10,6 +10,7 @@ from bitplan.core.defaults import AUTO
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.registry import CHOOSERS
 from bitplan.weights.opened import CheckpointLike, learned_step, opened_as
 from bitplan.weights.pretrained_folders import says_network
 
@@ -156,9 +157,12 @@ def _time(options: Mapping[str, Any]) -> Time:
 
 
 def _row(there: There, data: bool, time: Time, alone: bool) -> Advice:
-    """The row of what is there that takes the most of the time; one for weights alone where only they are quantized."""
+    """Return the row of what is there that takes the most of the time, among methods that are installed.
+
+    Where weights alone are quantized, a row for that comes first.
+    """
     fitting = [row for row in TABLE if (row.there, row.data) == (there, data) and _within(row.time, time)]
-    fitting = [row for row in fitting if alone or not row.alone]
+    fitting = [row for row in fitting if (alone or not row.alone) and row.method in CHOOSERS]
     return max(fitting, key=lambda row: (row.alone, _TIMES.index(row.time)))
 
 

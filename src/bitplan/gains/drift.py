@@ -17,6 +17,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, one_at_a_time, with_top
@@ -24,7 +25,6 @@ from bitplan.gains.finetuning import Expected, seconds_of
 from bitplan.gains.lowering import check_task, check_top, finish, lowered_choices
 from bitplan.gains.rerun import Reruns
 from bitplan.gains.time_estimate import foreseen, one_pass
-from bitplan.plugins.llm.streamed_gains import drift_jobs, streamed_drift, streamed_expected
 from bitplan.tasks.base import Batch, Task, WithAnswers
 from bitplan.tune.distillation import divergence
 from bitplan.weights.opened import CheckpointLike
@@ -59,15 +59,13 @@ class Drift(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass per group and lower choice, and one of the network as it is; of a file, block after block."""
         if isinstance(model, CheckpointLike):
-            return streamed_drift(self, model, graph, choices, context).gains(graph)
+            return STREAMED.get("drift")(self).layer_gains(model, graph, choices, context)
         return self.measure(model, graph, choices, context).gains(graph)
 
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one batch through the network as it is, of which half is not run again, and one comparison of answers."""
         if isinstance(model, CheckpointLike):
-            data, every = drift_jobs(self, model, graph, choices, context)
-            size = every[0].batches * every[0].batch_size
-            return streamed_expected(every, size / 2, "networks", data, graph, context)
+            return STREAMED.get("drift")(self).expected(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
         one = jobs[0]
 

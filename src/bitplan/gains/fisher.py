@@ -21,6 +21,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Sloped, Slopes
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
@@ -28,7 +29,6 @@ from bitplan.gains.finetuning import Expected, seconds_of
 from bitplan.gains.lowering import check_seen, check_task, check_top, finish, lower
 from bitplan.gains.rerun import Draws
 from bitplan.gains.time_estimate import foreseen, one_pass
-from bitplan.plugins.llm.streamed_gains import fisher_jobs, streamed_expected, streamed_slopes
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.lsq import summed_products
 from bitplan.quant.methods import Quantizers
@@ -74,7 +74,7 @@ class Fisher(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Three passes for each sample: one forward, and one back, which costs two; of a file, block after block."""
         if isinstance(model, CheckpointLike):
-            return streamed_slopes(self, model, graph, choices, context).gains(graph)
+            return STREAMED.get("fisher")(self).layer_gains(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
         done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
         names = [group.name for group in graph.selectable]
@@ -86,8 +86,7 @@ class Fisher(Gain):
     def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
         """By one sample through the network as it is; what every choice makes of each weight comes on top."""
         if isinstance(model, CheckpointLike):
-            data, every = fisher_jobs(self, model, graph, choices, context)
-            return streamed_expected(every, 4 * every[0].count, "parts", data, graph, context)
+            return STREAMED.get("fisher")(self).expected(model, graph, choices, context)
         _, jobs = self._jobs(model, graph, choices, context)
         count = jobs[0].count
         return foreseen(jobs, context, "parts", count, lambda: 3 * count * one_pass(model, context, 1, lambda *_: None))

@@ -7,15 +7,16 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from bitplan.core.errors import InputError, UnknownName
+from bitplan.core.errors import InputError
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, OWN_WEIGHT, WEIGHT_QUANTIZER
 from bitplan.core.parsing import first_line
 from bitplan.core.precision import Precision
 from bitplan.core.records import Integers, Plan
+from bitplan.core.registry import ROUNDINGS
 from bitplan.quant.calls import WeightedCall
 from bitplan.quant.finite import check_finite, check_values
 from bitplan.quant.install import call_at, install_, quantizers_at, strip_
@@ -30,7 +31,6 @@ from bitplan.quant.sites import root_of as root_of
 BYTE = 8
 Forward = Callable[[nn.Module, Any], Any]
 """How a model is run on a batch."""
-Finish = Literal["round", "compensate", "tune"]
 """How weights become codes where nobody trains them."""
 _log = logging.getLogger(__name__)
 _ADDED = {WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS}
@@ -41,7 +41,7 @@ def quantize(
     plan: Plan,
     *,
     example: Any = None,
-    finish: Finish = "round",
+    finish: str = "round",
     batches: Iterable[Any] | None = None,
     forward: Forward | None = None,
     **options: Unpack[Told],
@@ -64,8 +64,8 @@ def quantize(
 
     For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once.
     `finish="compensate"` then rounds weights so that errors in a layer's outputs make up for each other on them
-    (`compensate_`), and "tune" trains them for a short while after that (`tune_`); "round" rounds each by itself.
-    Weights of 4, 3 and 2 bits want `method="groups"` for it.
+    (`compensate_`), and "tune" trains them for a short while after that (`bitplan.plugins.ptq.blockwise_tuning.tune_`);
+    "round" rounds each by itself. Weights of 4, 3 and 2 bits want `method="groups"` for it.
     """
     check_finish(finish, batches)
     quantized = copied(model)
@@ -79,8 +79,8 @@ def quantize(
 
 def check_finish(finish: str, batches: object) -> None:
     """Refuse a finish that there is not, and one that needs data where there is none."""
-    if finish not in get_args(Finish):
-        raise UnknownName("finish", finish, get_args(Finish))
+    if finish != "round":
+        ROUNDINGS.get(finish)
     if finish != "round" and batches is None:
         raise InputError(
             f"finish {finish} looks at what layers read: give batches=… (on the command line --task or --data)"

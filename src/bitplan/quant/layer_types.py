@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.quant.kernels import ConvolutionKernel, Kernel, LinearKernel, Operands
 from bitplan.quant.layers import Adopted, Channels, LayerType, original
 from bitplan.quant.lsq import find_node, step_gradient, step_slopes, summed_products
 from bitplan.quant.quantizers import WeightQuantizer
@@ -42,9 +41,9 @@ class Linear(LayerType):
     rounds_bias = True
     kind = "linear"
 
-    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+    def integer(self, module: nn.Module, operands: Any) -> Any:
         """Its codes as they are."""
-        return LinearKernel.of(operands)
+        return operands.linear()
 
     def example(self) -> tuple[nn.Module, Tensor]:
         """Two tokens of six features."""
@@ -81,9 +80,9 @@ class TransformersConv1D(LayerType):
         weight, width = getattr(module, "weight", None), getattr(module, "nf", None)
         return isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width
 
-    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+    def integer(self, module: nn.Module, operands: Any) -> Any:
         """Its codes as (out, in)."""
-        return LinearKernel.of(replace(operands, codes=operands.codes.t().contiguous()))
+        return replace(operands, codes=operands.codes.t().contiguous()).linear()
 
     def example(self) -> tuple[nn.Module, Tensor]:
         """One that is built as transformers builds it."""
@@ -127,12 +126,11 @@ class Convolution(LayerType):
     rounds_bias = True
     kind = "convolution"
 
-    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
+    def integer(self, module: nn.Module, operands: Any) -> Any:
         """A kernel that pads with zeros, as many on both sides; other padding is done before it."""
         layer: Any = module
         by_itself = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        return ConvolutionKernel.of(
-            operands,
+        return operands.convolution(
             stride=layer.stride,
             padding=layer.padding if by_itself else (0,) * len(layer.stride),
             dilation=layer.dilation,

@@ -12,15 +12,12 @@ import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
-
-if TYPE_CHECKING:
-    from bitplan.quant.kernels import Kernel, Operands
 
 WeightLayout = Literal["out_in", "in_out"]
 """How a weight lies: (out, in, …), or (in, out, …)."""
@@ -90,8 +87,11 @@ class LayerType(ABC):
         assert self.quantized is not None
         return self.quantized
 
-    def integer(self, module: nn.Module, operands: Operands) -> Kernel | str:
-        """The kernel that computes such a module from codes (`quant/kernels.py`), or why there is none."""
+    def integer(self, module: nn.Module, operands: Any) -> Any:
+        """Return the kernel that computes such a module from codes, or why there is none.
+
+        `operands` has the codes and makes the kernels: `operands.linear()` (`bitplan.plugins.integer.kernels`).
+        """
         return f"PyTorch has no integer kernel for {original(module).__name__}"
 
     def holds(self, parameter: str) -> bool:

@@ -20,10 +20,11 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
+from bitplan.core.registry import ROUNDINGS
 from bitplan.forward.batches import run_batch
 from bitplan.quant.block_sequence import Chain, find_chains
 from bitplan.quant.calibrate import calibrate_
-from bitplan.quant.convert import Finish, Forward, options_of, plan_of, quantizers_of
+from bitplan.quant.convert import Forward, options_of, plan_of, quantizers_of
 from bitplan.quant.moments import Enough, Moments, watching
 from bitplan.quant.proof import Unreached, complain
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, why_no_multiples
@@ -204,22 +205,18 @@ _SHOWN = 4
 def finish_(
     model: nn.Module,
     batches: Iterable[Any],
-    finish: Finish,
+    finish: str,
     *,
     forward: Forward | None = None,
     unreached: Unreached = "raise",
     progress: Progress | None = None,
 ) -> None:
-    """Let batches set the input steps of a quantized model, then finish its weights."""
+    """Let batches set the input steps of a quantized model, then finish its weights, as `check_finish` accepts."""
     kept = list(batches)
     if finish == "round" or any(isinstance(module, InputQuantizer) for module in model.modules()):
         calibrate_(model, kept, forward=forward, unreached=unreached)
-    if finish == "compensate":
-        compensate_(model, kept, forward=forward, unreached=unreached, progress=progress)
-    if finish == "tune":
-        from bitplan.plugins.ptq.blockwise_tuning import tune_
-
-        tune_(model, kept, forward=forward, unreached=unreached, progress=progress)
+    if finish != "round":
+        ROUNDINGS.get(finish)(model, kept, forward=forward, unreached=unreached, progress=progress)
 
 
 def compensate_(

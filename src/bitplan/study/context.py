@@ -21,7 +21,7 @@ from bitplan.adapters.torch import device_of
 from bitplan.core.budget import Budget
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.records import ABOUT, TENSORS, Checkpoint, Costs, Graph, Plan
-from bitplan.core.registry import MODELS
+from bitplan.core.registry import EXECUTIONS, MODELS
 from bitplan.core.studies import FLOAT, Study
 from bitplan.core.trials import Recipe, Result, Trial
 from bitplan.core.trust import check_code, check_engine
@@ -31,7 +31,6 @@ from bitplan.models.zoo import load_model
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, load_weights_, save_checkpoint
 from bitplan.quant.convert import plan_of, quantize
-from bitplan.quant.integer_copy import integer
 from bitplan.quant.sites import is_quantized
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.store.engines import Engine, Failure, make_engine
@@ -164,7 +163,7 @@ def scored(
     model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float, *, in_integers: bool
 ) -> dict[str, Any]:
     """What a result says of a network that was trained: its score, its log, and what it took since `begin`."""
-    judged = integer(model, task.example()) if in_integers and is_quantized(model) else model
+    judged = EXECUTIONS.get("integer")(model, task.example()) if in_integers and is_quantized(model) else model
     score, losses = evaluate_each(judged, task)
     return {
         "score": score,

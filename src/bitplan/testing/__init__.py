@@ -11,6 +11,9 @@ broken is one line with the clause. Nothing here needs pytest but `test_register
 
 from __future__ import annotations
 
+from typing import Any
+
+from bitplan.core.registry import CONTRACTS
 from bitplan.testing.contract import BrokenContract, NeedsMore
 from bitplan.testing.costs import check_cost
 from bitplan.testing.engines import check_engine
@@ -19,8 +22,6 @@ from bitplan.testing.gains import check_gain
 from bitplan.testing.layers import check_layer
 from bitplan.testing.models import check_model
 from bitplan.testing.quantizers import check_quantizer
-from bitplan.testing.relaxations import check_relaxation
-from bitplan.testing.searches import check_judge, check_search
 from bitplan.testing.selectors import check_selector
 from bitplan.testing.tasks import check_task
 
@@ -31,12 +32,16 @@ __all__ = [
     "check_engine",
     "check_exporter",
     "check_gain",
-    "check_judge",
     "check_layer",
     "check_model",
     "check_quantizer",
-    "check_relaxation",
-    "check_search",
     "check_selector",
     "check_task",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the contract of a plugin's kind, such as `check_search`, which the plugin brings."""
+    if name not in CONTRACTS:
+        raise AttributeError(f"module 'bitplan.testing' has no attribute {name!r}")
+    return CONTRACTS.get(name)

@@ -15,6 +15,7 @@ import pytest
 
 from bitplan.core.errors import FileError, InputError, MissingExtra
 from bitplan.core.registry import (
+    CONTRACTS,
     COSTS,
     ENGINES,
     EXPORTERS,
@@ -36,12 +37,9 @@ from bitplan.testing import (
     check_engine,
     check_exporter,
     check_gain,
-    check_judge,
     check_layer,
     check_model,
     check_quantizer,
-    check_relaxation,
-    check_search,
     check_selector,
     check_task,
 )
@@ -93,7 +91,7 @@ def test_gain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", list(SEARCHES))
 def test_search(name: str) -> None:
     """The best plan that it saw, within the budget, for no more than may be spent; the same for a seed."""
-    check_search(_made(SEARCHES, name, {}))
+    CONTRACTS.get("check_search")(_made(SEARCHES, name, {}))
 
 
 @pytest.mark.parametrize(
@@ -101,13 +99,13 @@ def test_search(name: str) -> None:
 )  # fmt: skip
 def test_relaxation(name: str, options: Mapping[str, Any]) -> None:
     """Shares that learn, a table that uses the budget up, for no more than is allowed; the same for a seed."""
-    check_relaxation(_made(RELAXATIONS, name, options))
+    CONTRACTS.get("check_relaxation")(_made(RELAXATIONS, name, options))
 
 
 @pytest.mark.parametrize("name", list(JUDGES))
 def test_judge(name: str) -> None:
     """A finite score for each plan, the same again; the model as it was."""
-    check_judge(_made(JUDGES, name, _QUICK_JUDGES.get(name, {})))
+    CONTRACTS.get("check_judge")(_made(JUDGES, name, _QUICK_JUDGES.get(name, {})))
 
 
 @pytest.mark.parametrize("name", list(COSTS))

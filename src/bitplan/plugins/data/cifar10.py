@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitplan.adapters import pillow
 from bitplan.core.errors import FileError
 from bitplan.core.parsing import bounded, parsing
+from bitplan.plugins.data import pillow
 from bitplan.plugins.data.encoded_images import from_parquet, parquet_files
 from bitplan.store.files import open_file
 from bitplan.tasks.base import Split

@@ -16,9 +16,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bitplan.adapters import pillow
 from bitplan.adapters.parquet import read_columns
 from bitplan.core.errors import FileError
+from bitplan.plugins.data import pillow
 from bitplan.tasks.images import OnCorrupt, checked_labels
 
 # --- Images still encoded: in class folders on disk, or as a column of parquet files.

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bitplan.adapters import pillow
 from bitplan.core.errors import FileError, InputError
+from bitplan.plugins.data import pillow
 from bitplan.plugins.data.encoded_images import (
     Encoded,
     class_folders,

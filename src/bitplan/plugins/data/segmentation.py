@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bitplan.adapters import pillow
 from bitplan.core.errors import FileError, InputError
+from bitplan.plugins.data import pillow
 from bitplan.plugins.data.encoded_images import readable
 from bitplan.tasks.images import IMAGENET_SCALE, Labelled, LabelledImages, OnCorrupt
 

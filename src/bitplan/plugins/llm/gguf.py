@@ -26,7 +26,6 @@ from bitplan.adapters.gguf import (
     text_entry,
     write_gguf,
 )
-from bitplan.adapters.llama import LlamaFile
 from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.adapters.transformers import CUT
 from bitplan.core.errors import FileError, InputError
@@ -36,6 +35,7 @@ from bitplan.core.records import Plan
 from bitplan.costs.files import BLOCKS, BLOCKS_WITH_ZEROS
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.models.file_tensors import narrow_of
+from bitplan.plugins.llm.llama import LlamaFile
 from bitplan.quant.convert import integer_weights, quantizers_of, weights_of
 from bitplan.quant.quantizers import why_no_multiples
 from bitplan.quant.weight_groups import GroupedWeight

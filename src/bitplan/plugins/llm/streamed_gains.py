@@ -11,8 +11,9 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +27,11 @@ from bitplan.core.record import Record
 from bitplan.core.records import Graph, Plan
 from bitplan.core.spend import Spend, charge
 from bitplan.forward.operations import tensors_in
-from bitplan.gains.base import Context
+from bitplan.gains.base import Context, LayerGains
+from bitplan.gains.drift import Drift
 from bitplan.gains.drop import MeasuredBatches, one_at_a_time, sizes_for, with_top
 from bitplan.gains.finetuning import Expected, seconds_of
+from bitplan.gains.fisher import Fisher, drawn_loss
 from bitplan.gains.lowering import check_task, layers_of, options_of_task
 from bitplan.gains.rerun import mixed
 from bitplan.gains.time_estimate import known, timed
@@ -46,13 +49,6 @@ from bitplan.tasks.base import Batch, Task, WithAnswers, WithLoss, judged_by, ti
 from bitplan.tune.distillation import divergence
 from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
 
-if TYPE_CHECKING:
-    from bitplan.gains.drift import Drift
-    from bitplan.gains.fisher import Fisher
-
-
-# --- Drift and fisher from a file: a network that is never in memory whole, lowered and run block after block.
-
 _TOGETHER = 16  # lowered networks that go through the file at once: what a kill loses, for as many times less reading
 _ROWS = 256  # of a matrix, that are timed to tell how long all will take
 
@@ -60,81 +56,107 @@ Job = TypeVar("Job", bound=Dropped)
 Outcome = TypeVar("Outcome", bound=Record)
 
 
-def streamed_drift(
-    asked: Drift, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-) -> MeasuredBatches:
-    """What `Drift.measure` finds of the same network in memory."""
-    task, jobs = drift_jobs(asked, model, graph, choices, context)
-    kept = _KeptOutcomes(jobs, context, Drifts)
-    if kept.left:
-        network = StreamedNetwork(model, graph, choices, context)
-        through = Through(network, task, _drawn(task, jobs[0]))
-        starts = {job.id: through.first_of(job.layers) for job in kept.left}
-        waiting = sorted(kept.left, key=lambda job: starts[job.id])
-        through.run_reference()
-        for some in _slices(waiting):
-            begun = time.perf_counter()
-            for job, moved in through.drifts(some, min(starts[job.id] for job in some)):
-                kept.keep(job, Drifts(divergences=moved, seconds=(time.perf_counter() - begun) / len(some)))
-    charge(Spend(forwards=(1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size, evaluations=len(jobs)))
-    low = -np.array([kept.done[job.id].divergences for job in jobs])  # (G C, B)
-    samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
-    table = with_top(low, 0.0, len(graph.selectable), len(choices))
-    return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values()))
+@dataclass(frozen=True)
+class StreamedDrift:
+    """The gain `drift` of a network in a file."""
+
+    gain: Drift
+
+    def layer_gains(
+        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> LayerGains:
+        """Return the same gains as `Drift` does with the network in memory."""
+        task, jobs = self._jobs(model, graph, choices, context)
+        kept = _KeptOutcomes(jobs, context, Drifts)
+        if kept.left:
+            network = StreamedNetwork(model, graph, choices, context)
+            through = Through(network, task, _drawn(task, jobs[0]))
+            starts = {job.id: through.first_of(job.layers) for job in kept.left}
+            waiting = sorted(kept.left, key=lambda job: starts[job.id])
+            through.run_reference()
+            for some in _slices(waiting):
+                begun = time.perf_counter()
+                for job, moved in through.drifts(some, min(starts[job.id] for job in some)):
+                    kept.keep(job, Drifts(divergences=moved, seconds=(time.perf_counter() - begun) / len(some)))
+        charge(Spend(forwards=(1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size, evaluations=len(jobs)))
+        low = -np.array([kept.done[job.id].divergences for job in jobs])  # (G C, B)
+        samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
+        table = with_top(low, 0.0, len(graph.selectable), len(choices))
+        return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values())).gains(graph)
+
+    def expected(
+        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> Expected | None:
+        """Return how long it takes: half of each network is not run again."""
+        task, jobs = self._jobs(model, graph, choices, context)
+        size = jobs[0].batches * jobs[0].batch_size
+        return streamed_expected(jobs, size / 2, "networks", task, graph, context)
+
+    def _jobs(
+        self, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
+    ) -> tuple[Task, list[Drifted]]:
+        """Return the task, and a job for each group at each choice, from the float network."""
+        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
+        check_weights_alone(choices, "drift")
+        batches, size = sizes_for(task, self.gain.samples, self.gain.batch_size)
+        about = about_file(opened_as(model), choices, context) | {"batches": batches, "batch_size": size}
+        return task, [
+            Drifted(groups=tuple(one), layers=layers_of(graph, one), temperature=self.gain.temperature, **about)
+            for one in one_at_a_time(graph, choices)
+        ]
 
 
-def streamed_slopes(
-    asked: Fisher, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-) -> MeasuredBatches:
-    """What `Fisher` finds of the same network in memory."""
-    task, jobs = fisher_jobs(asked, model, graph, choices, context)
-    kept = _KeptOutcomes(jobs, context, Slopes)
-    if kept.left:
-        network = StreamedNetwork(model, graph, choices, context)
-        batches = _drawn(task, jobs[0])
-        for job in kept.left:
-            begun = time.perf_counter()
-            through = Through(network, task, batches[job.first : job.first + job.count])
-            squares = np.square(through.slopes(job)).mean(axis=0)  # (G, C)
-            if not np.isfinite(squares).all():
-                raise InputError("gradients are NaN or infinite: look at the data, or at the weights")
-            rows = zip(job.members, squares.tolist(), strict=True)
-            found = {name: tuple(row) for name, row in rows}
-            kept.keep(job, Slopes(squares=found, seconds=time.perf_counter() - begun))
-    samples = sum(job.count for job in jobs)
-    charge(Spend(forwards=samples, backwards=samples, labels=asked.labels == "task"))
-    low = np.array([[kept.done[job.id].squares[group.name] for job in jobs] for group in graph.selectable])  # (G, B, C)
-    table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))
-    return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values()))
+@dataclass(frozen=True)
+class StreamedFisher:
+    """The gain `fisher` of a network in a file."""
 
+    gain: Fisher
 
-def drift_jobs(
-    asked: Drift, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-) -> tuple[Task, list[Drifted]]:
-    """Each group at each choice, from the float network."""
-    task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
-    check_weights_alone(choices, "drift")
-    batches, size = sizes_for(task, asked.samples, asked.batch_size)
-    about = about_file(opened_as(model), choices, context) | {"batches": batches, "batch_size": size}
-    return task, [
-        Drifted(groups=tuple(one), layers=layers_of(graph, one), temperature=asked.temperature, **about)
-        for one in one_at_a_time(graph, choices)
-    ]
+    def layer_gains(
+        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> LayerGains:
+        """Return the same gains as `Fisher` does with the network in memory."""
+        task, jobs = self._jobs(model, graph, choices, context)
+        kept = _KeptOutcomes(jobs, context, Slopes)
+        if kept.left:
+            network = StreamedNetwork(model, graph, choices, context)
+            batches = _drawn(task, jobs[0])
+            for job in kept.left:
+                begun = time.perf_counter()
+                through = Through(network, task, batches[job.first : job.first + job.count])
+                squares = np.square(through.slopes(job)).mean(axis=0)  # (G, C)
+                if not np.isfinite(squares).all():
+                    raise InputError("gradients are NaN or infinite: look at the data, or at the weights")
+                rows = zip(job.members, squares.tolist(), strict=True)
+                found = {name: tuple(row) for name, row in rows}
+                kept.keep(job, Slopes(squares=found, seconds=time.perf_counter() - begun))
+        samples = sum(job.count for job in jobs)
+        charge(Spend(forwards=samples, backwards=samples, labels=self.gain.labels == "task"))
+        low = np.array([[kept.done[job.id].squares[group.name] for job in jobs] for group in graph.selectable])
+        table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))  # from (G, B, C)
+        return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values())).gains(graph)
 
+    def expected(
+        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> Expected | None:
+        """Return how long it takes: four passes for each sample."""
+        task, jobs = self._jobs(model, graph, choices, context)
+        return streamed_expected(jobs, 4 * jobs[0].count, "parts", task, graph, context)
 
-def fisher_jobs(
-    asked: Fisher, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-) -> tuple[Task, list[Sloped]]:
-    """Whole parts of the samples."""
-    needed = WithAnswers if asked.labels == "model" else WithLoss
-    task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
-    check_weights_alone(choices, "fisher")
-    available = min(asked.samples, task.size(judged_by(task)))
-    count = min(asked.part, available)
-    members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-    about = about_file(opened_as(model), choices, context) | {"batches": available, "batch_size": 1, "groups": ()}
-    about |= {"layers": {}, "members": members, "choices": tuple(choices), "labels": asked.labels, "count": count}
-    return task, [Sloped(first=first, **about) for first in range(0, available - count + 1, count)]
+    def _jobs(
+        self, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
+    ) -> tuple[Task, list[Sloped]]:
+        """Return the task, and a job for each whole part of its samples."""
+        needed = WithAnswers if self.gain.labels == "model" else WithLoss
+        task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
+        check_weights_alone(choices, "fisher")
+        available = min(self.gain.samples, task.size(judged_by(task)))
+        count = min(self.gain.part, available)
+        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
+        about = about_file(opened_as(model), choices, context) | {"batches": available, "batch_size": 1, "groups": ()}
+        about |= {"layers": {}, "members": members, "choices": tuple(choices), "labels": self.gain.labels}
+        about |= {"count": count}
+        return task, [Sloped(first=first, **about) for first in range(0, available - count + 1, count)]
 
 
 def streamed_expected(
@@ -289,8 +311,6 @@ class Through:
 
     def _loss(self, job: Sloped, place: int) -> tuple[Tensor, Tensor]:
         """The last state of a batch, and its loss."""
-        from bitplan.gains.fisher import drawn_loss  # here, since it asks this file how to run
-
         state = self._states[-1][place].detach().requires_grad_()
         batch = self._batches[place]
         outputs = self._chain.answers(self._calls[place], state, self._running(batch))

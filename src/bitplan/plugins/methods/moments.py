@@ -17,6 +17,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.jobs import Misread, OutputErrors
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
+from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
 from bitplan.gains.drop import check_samples, lowered_jobs
@@ -61,13 +62,13 @@ class MomentsGain(Gain):
         """A job for each batch; a file is run block after block (`plugins/llm/streamed_moments.py`)."""
         check_seen("moments", choices, inputs=False)
         if isinstance(model, CheckpointLike):
-            return self._streamed(model, graph, choices, context)
+            return STREAMED.get("moments")(self).layer_gains(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
         one, members = jobs[0], jobs[0].members
         done = finish(SpoilOutputs(model, task), jobs, OutputErrors, context, "moments")
         outcomes = [done[job.id] for job in jobs]
         layers = [layer for names in members.values() for layer in names]
-        gains = np.array([self._gains(layer, outcomes, len(choices)) for layer in layers])  # (L, C, B)
+        gains = np.array([self.gains_of(layer, outcomes, len(choices)) for layer in layers])  # (L, C, B)
         errors = None
         if len(jobs) > 1:
             spread = gains.std(axis=2, ddof=1) / np.sqrt(len(jobs))
@@ -83,9 +84,7 @@ class MomentsGain(Gain):
         """By one batch through the network as it is; of a file, by its largest layer."""
         check_seen("moments", choices, inputs=False)
         if isinstance(model, CheckpointLike):
-            from bitplan.plugins.llm.streamed_moments import streamed_expected
-
-            return streamed_expected(model, graph, choices, context, self.samples)
+            return STREAMED.get("moments")(self).expected(model, graph, choices, context)
         _, jobs = self._jobs(model, graph, choices, context)
         size = jobs[0].batch_size
         passes = 1 + len(choices)
@@ -104,19 +103,8 @@ class MomentsGain(Gain):
         one = lowered_jobs(Misread, model, graph, context, [{}], self.samples, self.batch_size, **alike)[0]
         return task, [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
 
-    def _streamed(
-        self, file: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> LayerGains:
-        """All samples in one batch, so that the file is read once."""
-        from bitplan.plugins.llm.streamed_moments import streamed_errors
-
-        outcome = streamed_errors(file, graph, choices, context, self.samples)
-        layers = [layer.name for group in graph.selectable for layer in group.layers]
-        values = {name: tuple(self._gains(name, [outcome], len(choices))[:, 0].tolist()) for name in layers}
-        return LayerGains(values, counts={"samples": self.samples, "batches": 1}, work=outcome.seconds)
-
-    def _gains(self, layer: str, outcomes: Sequence[OutputErrors], choices: int) -> np.ndarray:
-        """By choice and batch, (C, B); a layer without weights, a product of activations, has none."""
+    def gains_of(self, layer: str, outcomes: Sequence[OutputErrors], choices: int) -> np.ndarray:
+        """Return a layer's gains by choice and batch, (C, B); a product of activations, without weights, has none."""
         if layer not in outcomes[0].errors:
             return np.zeros((choices, len(outcomes)))
         errors = np.array([outcome.errors[layer] for outcome in outcomes]).T  # (C, B)

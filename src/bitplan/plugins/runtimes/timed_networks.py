@@ -17,11 +17,11 @@ from bitplan.adapters.onnx import read
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.records import Graph
+from bitplan.core.registry import EXECUTIONS
 from bitplan.exporters.base import export
 from bitplan.exporters.onnx_graph import layers_of_names, longest
 from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
-from bitplan.quant.integer_copy import integer as integer_copy
 
 # --- A network that is ready to be timed, as a whole and layer by layer, in each runtime.
 
@@ -178,7 +178,7 @@ class Runtime:
             return model
         if options:
             raise InputError(f"{', '.join(options)}: options are those of a file's format, and {self.library} has none")
-        return integer_copy(model, example=example)
+        return EXECUTIONS.get("integer")(model, example=example)
 
     def open(self, model: nn.Module | None, path: Path, inputs: Inputs, threads: int, graph: Graph) -> Contestant:
         """The network, ready to run."""

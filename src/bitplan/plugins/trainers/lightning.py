@@ -38,7 +38,7 @@ from bitplan.weights.pickled import read_pickle
 # --- Lightning: the base class of its callbacks.
 
 
-def callback_class() -> Any:
+def _callback_class() -> Any:
     """What callbacks of Lightning derive from; where it is not installed, what to install."""
     require("lightning", "lightning", "a callback of Lightning")
     if torchvision.installed():
@@ -54,7 +54,7 @@ KEY = "bitplan"
 """Where the plan is in a checkpoint of Lightning's."""
 _GROUPS = "return torch.optim.AdamW(bitplan.parameter_groups(self, lr=…, step_lr=…)) from configure_optimizers"
 _log = logging.getLogger(__name__)
-_Callback: Any = callback_class()
+_Callback: Any = _callback_class()
 
 
 class Quantization(_Callback):
