@@ -232,16 +232,12 @@ def docstring_lines(path: Path) -> dict[int, int]:
     return {
         statement.lineno: statement.end_lineno or statement.lineno
         for node in ast.walk(parse(path))
-        for statement in _body_of(node)
+        if isinstance(node, DOCUMENTED)
+        for statement in node.body
         if isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     }
-
-
-def _body_of(node: ast.AST) -> list[ast.stmt]:
-    body = getattr(node, "body", None)
-    return body if isinstance(body, list) else []
 
 
 def imported_by_one() -> list[str]:
