@@ -20,7 +20,7 @@ from bitplan.core.studies import Fit, Study
 from bitplan.core.trials import Trial
 from bitplan.costs.base import price
 from bitplan.costs.standard import FLOAT_BITS, total
-from bitplan.reports.formats import Table
+from bitplan.reports.formats import to_page
 from bitplan.reports.regrets import regret_table
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.spending import spend_table
@@ -29,6 +29,7 @@ from bitplan.reports.tables import window_sentences
 from bitplan.selection.base import select
 from bitplan.selection.frontier import Frontier, Point, Points, select_all
 from bitplan.stats.compare import ALPHA, CORRECTION, Cell, Comparison
+from bitplan.stats.ranksum import name_test
 from bitplan.stats.regret import regrets
 
 Data = dict[str, Any]
@@ -139,6 +140,7 @@ def _scores(subject: Subject, scores: Scores) -> Data:
         "titles": titles,
         "cells": [cell_data(cell) for cell in scores.methods],
         "references": [_row(cell) for cell in scores.references],
+        "test": name_test(test.exact for test in scores.comparisons),
         "tests": [test_data(test) for test in scores.comparisons],
         "notes": _notes(subject, scores),
     }
@@ -148,7 +150,7 @@ def _spend(subject: Subject, scores: Scores) -> Data | None:
     """Score against spend as a table of texts; headings of numbers begin with ">"."""
     if subject.study is None or not subject.spends:
         return None
-    return _texts(spend_table(subject.study, subject.spends, scores.methods, scores.metric))
+    return to_page(spend_table(subject.study, subject.spends, scores.methods, scores.metric))
 
 
 def _regret(subject: Subject, plans: dict[str, Plan]) -> Data | None:
@@ -156,12 +158,7 @@ def _regret(subject: Subject, plans: dict[str, Plan]) -> Data | None:
     if subject.study is None or not subject.ceilings:
         return None
     found = regrets(subject.study, subject.results, subject.ceilings, plans)
-    return _texts(regret_table(subject.study, subject.ceilings, found))
-
-
-def _texts(made: Table) -> Data:
-    columns = [f">{column.name}" if column.number else column.name for column in made.columns]
-    return {"columns": columns, "rows": made.texts(), "notes": list(made.notes)}
+    return to_page(regret_table(subject.study, subject.ceilings, found))
 
 
 def axis_label(subject: Subject) -> str:

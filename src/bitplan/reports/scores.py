@@ -11,6 +11,7 @@ from bitplan.core.records import Plan
 from bitplan.core.trials import Result
 from bitplan.reports.subject import Subject, run_subject
 from bitplan.stats.compare import ALPHA, CORRECTION, Cell, Comparison, belongs, cells, compare, metric_of, warning
+from bitplan.stats.ranksum import name_test
 from bitplan.store.run_folder import RunFolder
 
 Tests = dict[str, Comparison]
@@ -87,20 +88,20 @@ def answer(subject: Subject, scores: Scores | None) -> Answer:
         return Answer(first, budget, None, ("No network was trained for this page: the gains are estimates.",))
     ranked = [cell for cell in scores.at(budget) if cell.title in titles]
     if not ranked:
-        return Answer(first, budget, None, (_nothing_at(budget, scores),))
+        return Answer(first, budget, None, (_explain_missing(budget, scores),))
     oracles = [cell.title for cell in ranked if cell.title in subject.spends and subject.spends[cell.title].tested]
     best, *rivals = [cell for cell in ranked if cell.title not in oracles] or ranked
-    left_out = [f"Without {_listed(oracles)}, which saw test scores."] if oracles and best.title not in oracles else []
-    return Answer(best.title, budget, best, (*left_out, *_how_sure(best, rivals, scores)))
+    left_out = [f"Without {_join(oracles)}, which saw test scores."] if oracles and best.title not in oracles else []
+    return Answer(best.title, budget, best, (*left_out, *_describe_lead(best, rivals, scores)))
 
 
-def _nothing_at(budget: str, scores: Scores) -> str:
+def _explain_missing(budget: str, scores: Scores) -> str:
     if not scores.methods:
         return "No trial is done yet, so no method is proven better: this is the plan of the study's first method."
     return f"No trial is done at {budget}, so no method is proven better there: this is the plan of the first method."
 
 
-def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
+def _describe_lead(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
     """What may be said of the best method's lead, a sentence for each way in which it leads."""
     if not rivals:
         return ["Only one method has scores at this budget, so there is nothing to compare it with."]
@@ -115,16 +116,16 @@ def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
     level = [title for title, test in apart.items() if test.difference == 0]
     sentences = []
     if shared:
-        sentences.append(f"{_listed(shared)} chose the very same precisions.")
+        sentences.append(f"{_join(shared)} chose the very same precisions.")
     if level:
-        sentences.append(f"{_listed(level)} reached exactly the same mean.")
+        sentences.append(f"{_join(level)} reached exactly the same mean.")
     if unequal:
         reasons = "; ".join(dict.fromkeys(test.unequal for test in unequal.values()))
-        sentences.append(f"Not tested against {_listed(list(unequal))}, which are no equals: {reasons}.")
-    return sentences + _leads(best, apart)
+        sentences.append(f"Not tested against {_join(list(unequal))}, which are no equals: {reasons}.")
+    return sentences + _describe_leads(best, apart)
 
 
-def _leads(best: Cell, apart: Tests) -> list[str]:
+def _describe_leads(best: Cell, apart: Tests) -> list[str]:
     """Over whom the lead is significant, over whom only without a correction, and over whom it is not."""
     # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
     corrected = {title: test for title, test in apart.items() if test.significant(corrected=True)}
@@ -132,32 +133,36 @@ def _leads(best: Cell, apart: Tests) -> list[str]:
     undecided = {title: test for title, test in apart.items() if not test.significant()}
     sentences = []
     if corrected:
-        sentences.append(f"Significantly better than {_with_p(corrected)} by the exact rank-sum test.")
+        sentences.append(f"Significantly better than {_join_with_p(corrected)} by the {_name_test(corrected)}.")
     if alone:
         sentences.append(
-            f"Better than {_with_p(alone)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
+            f"Better than {_join_with_p(alone)} by the {_name_test(alone)}, not after {CORRECTION.words} over budgets."
         )
     if undecided:
-        sentences.append(_undecided(best, undecided))
+        sentences.append(_explain_undecided(best, undecided))
     return sentences
 
 
-def _undecided(best: Cell, rivals: Tests) -> str:
+def _name_test(tests: Tests) -> str:
+    return name_test(test.exact for test in tests.values())
+
+
+def _explain_undecided(best: Cell, rivals: Tests) -> str:
     """Why a lead is not significant: too few seeds for any to be, or too small."""
     if len(best.scores) == 1:
         return "There is a single seed, so this order may be chance."
     if all(test.floor > ALPHA for test in rivals.values()):
         reason = warning(list(rivals.values()))
-        return f"The lead over {_listed(list(rivals))} is not proven: {reason}."
-    return f"Not distinguishable from {_with_p(rivals)}."
+        return f"The lead over {_join(list(rivals))} is not proven: {reason}."
+    return f"Not distinguishable from {_join_with_p(rivals)}."
 
 
-def _listed(titles: Sequence[str]) -> str:
+def _join(titles: Sequence[str]) -> str:
     return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
 
 
-def _with_p(rivals: Tests) -> str:
-    return _listed([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
+def _join_with_p(rivals: Tests) -> str:
+    return _join([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
 
 
 # --- choose: the trial that a run's page recommends, or the one asked for.
@@ -176,20 +181,20 @@ def choose(
     titles = list(dict.fromkeys(study.title_of(result.trial) for result in done))
     if method is not None and method not in titles:
         raise UnknownName("method of this run", method, titles)
-    if method is None or any(result.trial.budgets for result in _of(run, done, method)):
+    if method is None or any(result.trial.budgets for result in _results_of(run, done, method)):
         subject = run_subject(run, None if budget is None else str(Budget.parse(budget)))
         budget = subject.budget
         method = method or answer(subject, gather(subject, run.plans)).title
     elif budget is not None:
         raise InputError(f"{method} has no budget: leave out --budget {budget}")
-    return _pick(run, _of(run, done, method), method, budget, seed)
+    return _pick_result(run, _results_of(run, done, method), method, budget, seed)
 
 
-def _of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
+def _results_of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
     return [result for result in results if run.study.title_of(result.trial) == title]
 
 
-def _pick(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
+def _pick_result(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
     """Of a method's own results, the one at this budget with this seed, or with the first that is there."""
     budgets = (budget,) if budget else ()
     at_budget = [result for result in own if result.trial.budgets == budgets]

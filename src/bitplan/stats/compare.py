@@ -18,7 +18,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
-from bitplan.stats.ranksum import Strata, stratified, stratified_floor
+from bitplan.stats.ranksum import Strata, is_exact, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
 
 Said = TypeVar("Said")
@@ -76,6 +76,7 @@ class Comparison:
     this many seeds; `corrected` is p corrected over the budgets of this pair, and cannot be below `corrected_floor`.
     `shared`: both chose the same plan, so there is nothing to tell apart. `unequal` says why they are no equals by what
     they spent to choose, where the study sets what may be spent: p then means nothing, and is not shown.
+    `exact`: p counts every split of the scores; with more than 60 of them it is a normal approximation.
     """
 
     first: str
@@ -89,6 +90,7 @@ class Comparison:
     seeds: tuple[int, int]
     shared: bool = False
     unequal: str = ""
+    exact: bool = True
 
     def significant(self, alpha: float = ALPHA, *, corrected: bool = False) -> bool:
         """Tell whether p, or the p corrected over the budgets, is at most alpha."""
@@ -242,6 +244,7 @@ def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
         corrected_floor=1.0,
         seeds=counts,
         shared=theirs.title in ours.shared_with,
+        exact=is_exact(strata),
     )
 
 

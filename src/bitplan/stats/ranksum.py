@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,19 @@ def stratified(strata: Sequence[Strata]) -> float:
     lower, upper = float(total[: observed + 1].sum()), float(total[observed:].sum())
     counts = [(len(first), len(second)) for first, second in strata]
     return max(stratified_floor(counts), min(1.0, 2 * min(lower, upper)))
+
+
+def is_exact(strata: Sequence[Strata]) -> bool:
+    """Return True if `stratified` counts every split of these values, and no normal approximation is used."""
+    return len(strata) != 1 or sum(map(len, strata[0])) <= MOST_COUNTED
+
+
+def name_test(exact: Iterable[bool]) -> str:
+    """Return the words for one or more rank-sum tests, by whether each is exact."""
+    kinds = set(exact)
+    if len(kinds) == 2:
+        return f"rank-sum test (exact up to {MOST_COUNTED} scores, a normal approximation beyond)"
+    return "rank-sum test by a normal approximation" if False in kinds else "exact rank-sum test"
 
 
 def stratified_floor(counts: Sequence[tuple[int, int]]) -> float:

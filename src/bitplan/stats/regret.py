@@ -11,7 +11,7 @@ from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
 from bitplan.stats.compare import ALPHA, CORRECTION, NO_PLANS, belongs, deviation, mean
-from bitplan.stats.ranksum import Strata, stratified
+from bitplan.stats.ranksum import Strata, is_exact, stratified
 
 LEVEL = 0.95
 Scores = dict[tuple[str, int], float]
@@ -24,7 +24,8 @@ class Regret:
 
     `error` is the standard error of the mean over `pairs`, trainings of both with the same start and seed, and `low` to
     `high` its 95 % interval by Student's t; None with one pair. They are about these starts: `by_start` has the mean
-    from each. `p` is of the exact rank-sum test within starts, `corrected` over all methods at all budgets. `same`: the
+    from each. `p` is of the rank-sum test within starts, `exact` or by a normal
+    approximation, `corrected` over all methods at all budgets. `same`: the
     method chose that very plan from every start.
     """
 
@@ -38,6 +39,7 @@ class Regret:
     corrected: float
     pairs: int
     by_start: tuple[float, ...]
+    exact: bool = True
     same: bool = False
 
     @property
@@ -97,7 +99,7 @@ def _regret(title: str, ceiling: Ceiling, winner: Scores, own: Scores) -> Regret
     p = stratified(strata)
     by_start = tuple(mean([apart[key] for key in both if key[0] == start]) for start in starts)
     low, high = (None, None) if error is None else (value - reach, value + reach)
-    return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start)
+    return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start, is_exact(strata))
 
 
 def _quantile(share: float, degrees: int) -> float:
