@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import bitplan.core.jobs  # noqa: F401 - makes the kinds of records known that methods keep in a run
 from bitplan.core.errors import Damaged, InputError
 from bitplan.core.records import ABOUT, Gains
 from bitplan.core.studies import FLOAT, Agenda, FailedTrial, Study
 from bitplan.store.files import ASIDE, load, read_text
 from bitplan.store.lease import read_lease
 from bitplan.store.run_folder import LeaseFile, RunFolder, RunPart, gains_file
-from bitplan.study.context import check_network
 from bitplan.tune.log import last_step
-from bitplan.tune.resume import check_training
 
 _TIMED = 100  # trainings whose seconds say what one takes
 
@@ -221,6 +220,9 @@ def check(folder: str | Path) -> Checked:
 
 def _check_folders(run: RunFolder, checker: _Checker) -> None:
     """Check the checkpoints, and the folders of unfinished trainings."""
+    from bitplan.study.context import check_network  # here, since these load torch, which `status` can do without
+    from bitplan.tune.resume import check_training
+
     for part in (RunPart.STARTS, RunPart.NETWORKS, RunPart.RUNNING):
         for path in run.parts()[part]:
             if path.is_dir() and ASIDE not in path.name:
