@@ -1,4 +1,4 @@
-"""What others published, as data (`published.toml`), and beside it what follows from structure alone."""
+"""Figures that others published, as data (`published.toml`), beside those that follow from structure alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regret tables: what each method of a run lacks against the best plan that was found, and what it took to choose."""
+"""Regret tables: the distance of each method from the best plan found, and the spend of choosing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trials say: the frontier of scores, and which method to take at a budget."""
+"""The scores of a run's trials: the frontier, and the method to take at a budget."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Scores:
     single_seed: bool
 
     def at(self, budget: str) -> list[Cell]:
-        """The methods that have scores at a budget, best mean first; equal ones in the study's order."""
+        """Return the methods that have scores at a budget, best mean first; equal ones in the study's order."""
         sign = -1 if self.higher_is_better else 1
         return sorted((cell for cell in self.methods if cell.budget == budget), key=lambda cell: sign * cell.mean)
 
     def reference(self, title: str) -> Cell | None:
-        """A reference by its title, such as float or w4a4."""
+        """Return a reference by its title, such as float or w4a4."""
         return next((cell for cell in self.references if cell.title == title), None)
 
     def between(self, first: str, second: str, budget: str) -> Comparison | None:
-        """The comparison of two methods at a budget, whichever comes first."""
+        """Return the comparison of two methods at a budget, in either order."""
         return next(
             (one for one in self.comparisons if one.budget == budget and {one.first, one.second} == {first, second}),
             None,
@@ -59,7 +59,7 @@ class Answer:
 
 
 def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
-    """The scores of a run; None for a plan without a study."""
+    """Return the scores of a run; None for a plan without a study."""
     study = subject.study
     if study is None:
         return None
@@ -78,9 +78,9 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
 
 
 def answer(subject: Subject, scores: Scores | None) -> Answer:
-    """The best method by mean score at the chosen budget, honest about ties; without scores the first method.
+    """Return the best method by mean score at the chosen budget, with ties; without scores the first method.
 
-    A method that saw test scores to choose is not it, unless there is no other.
+    A method that saw test scores to choose is left out, unless there is no other.
     """
     budget, first = subject.budget, subject.candidates[0].title
     titles = {candidate.title for candidate in subject.candidates}
@@ -102,7 +102,7 @@ def _explain_missing(budget: str, scores: Scores) -> str:
 
 
 def _describe_lead(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
-    """What may be said of the best method's lead, a sentence for each way in which it leads."""
+    """Return sentences about the best method's lead over each group of rivals."""
     if not rivals:
         return ["Only one method has scores at this budget, so there is nothing to compare it with."]
     tests: Tests = {}
@@ -126,7 +126,7 @@ def _describe_lead(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[s
 
 
 def _describe_leads(best: Cell, apart: Tests) -> list[str]:
-    """Over whom the lead is significant, over whom only without a correction, and over whom it is not."""
+    """Return sentences on the significant leads, those significant only without correction, and the others."""
     # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
     corrected = {title: test for title, test in apart.items() if test.significant(corrected=True)}
     alone = {title: test for title, test in apart.items() if test.significant() and title not in corrected}
@@ -148,7 +148,7 @@ def _name_test(tests: Tests) -> str:
 
 
 def _explain_undecided(best: Cell, rivals: Tests) -> str:
-    """Why a lead is not significant: too few seeds for any to be, or too small."""
+    """Return why a lead is not significant: too few seeds, or too small."""
     if len(best.scores) == 1:
         return "There is a single seed, so this order may be chance."
     if all(test.floor > ALPHA for test in rivals.values()):
@@ -165,13 +165,10 @@ def _join_with_p(rivals: Tests) -> str:
     return _join([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
 
 
-# --- choose: the trial that a run's page recommends, or the one asked for.
-
-
 def choose(
     run: RunFolder, *, method: str | None = None, budget: str | None = None, seed: int | None = None
 ) -> Result:  # fmt: skip
-    """A result of the run: of the page's method at the page's budget, with the first seed, unless said otherwise.
+    """Return a result of the run: of the page's method at the page's budget, with the first seed, unless given.
 
     `method` is a title; a reference, such as w4a4 (all layers at it), has no budget.
     """
@@ -195,7 +192,7 @@ def _results_of(run: RunFolder, results: Sequence[Result], title: str) -> list[R
 
 
 def _pick_result(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
-    """Of a method's own results, the one at this budget with this seed, or with the first that is there."""
+    """Return a method's result at this budget with this seed, or with the first seed that is there."""
     budgets = (budget,) if budget else ()
     at_budget = [result for result in own if result.trial.budgets == budgets]
     if not at_budget:

@@ -1,4 +1,4 @@
-"""Score against spend: what each method of a run reached, what choosing took, and what it looked at."""
+"""Score against spend: the scores of each method, the cost of choosing, and the data it looked at."""
 
 from __future__ import annotations
 

@@ -111,11 +111,8 @@ def _check(first: Sequence[float], second: Sequence[float]) -> None:
             raise InputError("the rank-sum test needs finite values")
 
 
-# --- How alike two methods rank the groups of a network.
-
-
 def rank_correlation(first: Gains, second: Gains) -> float | None:
-    """Spearman's correlation of the gains at the highest choice; None where one method ranks nothing."""
+    """Return Spearman's correlation of the gains at the highest choice; None if one method ranks nothing."""
     if set(first.rows) != set(second.rows):
         raise InputError(
             f"the gains of {first.method} and of {second.method} are not for the same groups: "

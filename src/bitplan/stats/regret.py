@@ -1,4 +1,4 @@
-"""Regret: how far what each method reached is below the best plan that a search for it found, and how sure that is."""
+"""Regret: the distance of each method's score from the best plan that a search found, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ Scores = dict[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class Regret:
-    """How much better the best plan is than a method's at a budget, in points of the score: below 0 it is worse.
+    """The lead of the best plan over a method's at a budget, in points of the score; below 0 it is worse.
 
     `error` is the standard error of the mean over `pairs`, trainings of both with the same start and seed, and `low` to
-    `high` its 95 % interval by Student's t; None with one pair. They are about these starts: `by_start` has the mean
-    from each. `p` is of the rank-sum test within starts, `exact` or by a normal
-    approximation, `corrected` over all methods at all budgets. `same`: the
-    method chose that very plan from every start.
+    `high` its 95 % interval by Student's t; None with one pair. They hold for these starts: `by_start` has the mean
+    from each. `p` is of the rank-sum test within starts, `exact` or by a normal approximation; `corrected` is over all
+    methods at all budgets. `same`: the method chose that very plan from every start.
     """
 
     title: str
@@ -44,21 +43,21 @@ class Regret:
 
     @property
     def words(self) -> str:
-        """The regret with its error."""
+        """Return the regret with its error."""
         if self.same:
             return "0, the same plan"
         return f"{self.value:.2f}" if self.error is None else f"{self.value:.2f} ± {self.error:.2f}"
 
     @property
     def marked(self) -> str:
-        """The same, marked where it is significant."""
+        """Return the same, marked if it is significant."""
         return self.words + (" ▲" if not self.same and self.corrected <= ALPHA else "")
 
 
 def regrets(
     study: Study, results: Iterable[Result], ceilings: Sequence[Ceiling], plans: Mapping[str, Plan] = NO_PLANS
 ) -> tuple[Regret, ...]:
-    """What every method lacks at each budget that has a ceiling; those without a pair of trainings are left out."""
+    """Return the regret of every method at each budget with a ceiling, without those that have no pair of trainings."""
     known = [result for result in results if result.trial.budgets and belongs(study, result.trial)]
     found: list[Regret] = []
     for ceiling in ceilings:
@@ -78,7 +77,7 @@ def regrets(
 
 
 def scores_of(finalist: Finalist) -> Scores:
-    """What a finalist reached, by start and seed."""
+    """Return start and seed → score of a finalist."""
     return {(one.start, one.seed): one.score for one in finalist.scores}
 
 
@@ -103,13 +102,13 @@ def _regret(title: str, ceiling: Ceiling, winner: Scores, own: Scores) -> Regret
 
 
 def _quantile(share: float, degrees: int) -> float:
-    """That of Student's t."""
+    """Return a quantile of Student's t."""
     from scipy.stats import t  # here, since most runs have no ceiling and it takes most of a second to load
 
     return float(t.ppf(share, degrees))
 
 
 def _is_plan(plan: Plan | None, ceiling: Ceiling) -> bool:
-    """Whether a plan is the best one."""
+    """Return True if a plan is the best one."""
     best = ceiling.precisions(ceiling.finalists[0].picks)
     return plan is not None and all(plan.precisions[name] == precision for name, precision in best.items())
