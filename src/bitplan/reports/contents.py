@@ -45,7 +45,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "task": subject.study.task if subject.study else None,
         "choices": [{"name": str(choice), "w": choice.weight_bits, "a": choice.act_bits} for choice in choices],
         "alpha": ALPHA,
-        "correction": CORRECTION.words,
+        "correction": CORRECTION,
         "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
         "answer": _answer(subject, scores, chosen),
         "scores": scores and _scores(subject, scores),
@@ -244,7 +244,6 @@ def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
 
 LIMIT = 200
 LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a search of its own
-LIMIT_LARGE, LARGE = 60, 5000  # of so many groups and more; a selection then takes a tenth of a second
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
 
@@ -289,8 +288,7 @@ def lay_track(subject: Subject) -> Track:
     written = _label_budgets(subject)
     points = {int(cost) for frontier in frontiers.values() for cost in frontier.costs}
     complete = bool(points) and len(points) + len(written) <= LIMIT
-    most = LIMIT if len(subject.graph.selectable) < LARGE else LIMIT_LARGE
-    room = (LIMIT_TOGETHER if together else most) - len(written)
+    room = (LIMIT_TOGETHER if together else LIMIT) - len(written)
     between = points if complete else _grid(subject.cost, subject.account.highest, room)
     stops = _stops(subject, written, between)
     rides = []

@@ -72,7 +72,7 @@ class Publication(Value):
         return self.start - self.score
 
     @property
-    def cited(self) -> str:
+    def citation(self) -> str:
         """Return the source, and those of single figures."""
         return "; ".join([self.source, *(f"{figure}: {source}" for figure, source in self.sources.items())])
 
@@ -207,7 +207,7 @@ def published_values(traced: Mapping[str, Traced], of: str | None = None) -> Tab
         found = _derive(row, traced)
         cells.append(
             (row.method, row.network, row.task, row.weights or None, row.inputs or None, row.start, row.score, row.drop,
-             row.compression, found.compression, row.gbops, found.gbops, reasons.get(row.why), row.known, row.cited)
+             row.compression, found.compression, row.gbops, found.gbops, reasons.get(row.why), row.known, row.citation)
         )  # fmt: skip
     columns = (
         *map(Column, ("method", "network", "task", "weight bits", "input bits")),

@@ -24,10 +24,10 @@ def regret(run: RunFolder) -> Table:
 
 def regret_table(study: Study, ceilings: Sequence[Ceiling], regrets_found: Sequence[Regret]) -> Table:
     """Return that table for ceilings and regrets that are known already."""
-    texts = {(one.title, one.budget): one.marked for one in regrets_found}
+    texts = {(one.title, one.budget): one.text_with_mark for one in regrets_found}
     title = f"{study.name}: what each method lacks against the best plan found, in points of {ceilings[0].metric}"
     test = name_test(one.exact for one in regrets_found)
-    signs = f"± standard error over pairs of trainings; ▲ p ≤ {ALPHA} by the {test} after {CORRECTION.words}"
+    signs = f"± standard error over pairs of trainings; ▲ p ≤ {ALPHA} by the {test} after {CORRECTION}"
     return grid(
         title,
         "method",
@@ -47,7 +47,7 @@ def regret_values(run: RunFolder) -> Table:
     )  # fmt: skip
     columns = (
         Column("method"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
-        *numbers("p", f"p ({CORRECTION.name})", digits=4), *numbers("pairs"), Column("same plan"),
+        *numbers("p", "p (Holm)", digits=4), *numbers("pairs"), Column("same plan"),
     )  # fmt: skip
     return Table(f"{run.study.name}: regret", columns, rows)
 
@@ -92,13 +92,13 @@ def methods(runs: Sequence[RunFolder]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for name in dict.fromkeys(name for name, _ in by_place):
         cells = [by_place.get((name, place)) for place in places]
-        texts = (None if cell is None else cell.marked for cell in cells)
+        texts = (None if cell is None else cell.text_with_mark for cell in cells)
         rows.append((name, *texts, _format_range(spends.get(name, []))))
     headings = [f"{called}, {budget}" for called, budget in places]
     columns = (Column("method"), *numbers(*headings), Column("epochs to choose"))
     notes = (
         "regret: points below the best plan that a search by training found, ± standard error over pairs of trainings; "
-        f"▲ p ≤ {ALPHA} by rank sums within starts, after {CORRECTION.words} over the methods and budgets of a run",
+        f"▲ p ≤ {ALPHA} by rank sums within starts, after {CORRECTION} over the methods and budgets of a run",
         "an epoch of training is three passes of every sample; where runs differ, the least and the most",
     )
     return Table("Methods: regret by network and budget, and what choosing took", columns, tuple(rows), notes)
@@ -114,7 +114,7 @@ def methods_values(runs: Sequence[RunFolder]) -> Table:
         rows.append((name, called, budget, *figures))
     columns = (
         Column("method"), Column("network"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
-        *numbers(f"p ({CORRECTION.name})", "epochs", digits=4),
+        *numbers("p (Holm)", "epochs", digits=4),
     )  # fmt: skip
     return Table("Methods: regret", columns, tuple(rows))
 

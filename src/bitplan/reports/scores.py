@@ -136,7 +136,7 @@ def _describe_leads(best: Cell, apart: Tests) -> list[str]:
         sentences.append(f"Significantly better than {_join_with_p(corrected)} by the {_name_test(corrected)}.")
     if alone:
         sentences.append(
-            f"Better than {_join_with_p(alone)} by the {_name_test(alone)}, not after {CORRECTION.words} over budgets."
+            f"Better than {_join_with_p(alone)} by the {_name_test(alone)}, not after {CORRECTION} over budgets."
         )
     if undecided:
         sentences.append(_explain_undecided(best, undecided))

@@ -212,7 +212,7 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
     name = name_test(test.exact for test in comparisons)
     title, heading = f"{run.study.name}: {name.replace('test', 'tests')}", "p"
     if corrected:
-        title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
+        title, heading = f"{title}, corrected over budgets (Holm)", "p (Holm)"
     rows: list[tuple[Value, ...]] = []
     for first, second, difference, test in seen_from(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
@@ -272,8 +272,8 @@ def legend(
     if not tested:
         return sign + hint
     name = name_test(test.exact for test in tested)
-    p = f"p after {CORRECTION.words} over the budgets" if corrected else f"p of the {name}"
-    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION.words}"
+    p = f"p after {CORRECTION} over the budgets" if corrected else f"p of the {name}"
+    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION}"
     return f"{sign}; {marks}; then {p}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
@@ -22,6 +22,7 @@ from bitplan.stats.ranksum import Strata, is_exact, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
 
 ALPHA = 0.05
+CORRECTION = "Holm's correction"
 NO_PLANS: Mapping[str, Plan] = {}
 Place = tuple[str, str]
 """The title of a method, and a budget ("" for references)."""
@@ -113,7 +114,7 @@ class Comparison:
         if better is None:
             return "not significant"
         stands = self.better(alpha, corrected=True) is not None
-        return f"{better} is better" + ("" if stands else f", not after {CORRECTION.words}")
+        return f"{better} is better" + ("" if stands else f", not after {CORRECTION}")
 
 
 def compare(
@@ -224,7 +225,7 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     if least > alpha:
         return f"nothing can be significant here: with {seeds} seeds p cannot be below {least:.2g}; run more seeds"
     if corrected > alpha:
-        return f"with {seeds} seeds p cannot be below {corrected:.2g} after {CORRECTION.words} over the budgets"
+        return f"with {seeds} seeds p cannot be below {corrected:.2g} after {CORRECTION} over the budgets"
     return None
 
 
@@ -257,8 +258,8 @@ def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
     """Return the tests corrected over all of them."""
     if not tests:
         return []
-    lowest = CORRECTION.floor([test.floor for test in tests])
-    values = CORRECTION.adjust([test.p for test in tests])
+    lowest = holm_floor([test.floor for test in tests])
+    values = holm([test.p for test in tests])
     return [replace(test, corrected=value, corrected_floor=lowest) for test, value in zip(tests, values, strict=True)]
 
 
@@ -320,16 +321,6 @@ def _higher_is_better(study: Study, results: Sequence[Result]) -> bool:
 # The correction of p-values for several tests.
 
 
-@dataclass(frozen=True)
-class Correction:
-    """`adjust` gives corrected p-values, `floor` the least that can be left to any of tests with these floors."""
-
-    name: str
-    words: str
-    adjust: Callable[[Sequence[float]], tuple[float, ...]]
-    floor: Callable[[Sequence[float]], float]
-
-
 def holm(values: Sequence[float]) -> tuple[float, ...]:
     """Return Holm's corrected p-values: the chance of any false one below α stays below α."""
     count = len(values)
@@ -348,10 +339,6 @@ def holm_floor(floors: Sequence[float]) -> float:
     if not floors:
         raise InputError("Holm's correction needs at least one test")
     return min(1.0, len(floors) * min(floors))
-
-
-CORRECTION = Correction("Holm", "Holm's correction", holm, holm_floor)
-"""The one that `compare`, tables and the page use."""
 
 
 # Scores over seeds in a few numbers: mean, deviation, and the area under the frontier.

@@ -69,7 +69,7 @@ def name_test(exact: Iterable[bool]) -> str:
     kinds = set(exact)
     if len(kinds) == 2:
         return f"rank-sum test (exact up to {MOST_COUNTED} scores, a normal approximation beyond)"
-    return "rank-sum test by a normal approximation" if False in kinds else "exact rank-sum test"
+    return "rank-sum test (normal approximation)" if False in kinds else "exact rank-sum test"
 
 
 def stratified_floor(counts: Sequence[tuple[int, int]]) -> float:

@@ -10,7 +10,7 @@ from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
-from bitplan.stats.compare import ALPHA, CORRECTION, NO_PLANS, belongs, deviation, mean
+from bitplan.stats.compare import ALPHA, NO_PLANS, belongs, deviation, holm, mean
 from bitplan.stats.ranksum import Strata, is_exact, stratified
 
 LEVEL = 0.95
@@ -49,7 +49,7 @@ class Regret:
         return f"{self.value:.2f}" if self.error is None else f"{self.value:.2f} ± {self.error:.2f}"
 
     @property
-    def marked(self) -> str:
+    def text_with_mark(self) -> str:
         """Return the same, marked if it is significant."""
         return self.words + (" ▲" if not self.same and self.corrected <= ALPHA else "")
 
@@ -71,7 +71,7 @@ def regrets(
             if one is not None:
                 found.append(replace(one, same=same))
     tested = [one for one in found if not one.same]
-    values = CORRECTION.adjust([one.p for one in tested]) if tested else ()
+    values = holm([one.p for one in tested]) if tested else ()
     by_place = {(one.title, one.budget): value for one, value in zip(tested, values, strict=True)}
     return tuple(replace(one, corrected=by_place.get((one.title, one.budget), 1.0)) for one in found)
 

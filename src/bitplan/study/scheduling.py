@@ -96,34 +96,12 @@ def training_for(trial: Trial, recipe: Recipe, precisions: dict[str, Precision])
 
 def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:
     """Return the result of a trial from the outcome of its training."""
-    return Result(
-        trial=trial,
-        plan=plan.id,
-        training=trained.training,
-        score=trained.score,
-        metric=trained.metric,
-        losses=trained.losses,
-        higher_is_better=trained.higher_is_better,
-        log=trained.log,
-        seconds=trained.seconds,
-        device=trained.device,
-        versions=trained.versions,
-    )
+    return Result(trial=trial, plan=plan.id, **{name: getattr(trained, name) for name in Trained.model_fields})
 
 
 def trained_of(result: Result) -> Trained:
     """Return the outcome of a result's training."""
-    return Trained(
-        training=result.training,
-        score=result.score,
-        metric=result.metric,
-        losses=result.losses,
-        higher_is_better=result.higher_is_better,
-        log=result.log,
-        seconds=result.seconds,
-        device=result.device,
-        versions=result.versions,
-    )
+    return Trained(**{name: getattr(result, name) for name in Trained.model_fields})
 
 
 # The work of a sweep, one job at a time: train a network, estimate gains.

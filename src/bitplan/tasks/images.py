@@ -225,18 +225,18 @@ class Splits(ABC, Generic[Piece]):
 
     def _data(self, split: Split) -> Piece:
         check_request(split, 1)
-        if split not in self._kept:
-            self._kept[split] = self._read(split)
-        return self._kept[split]
+        if split not in self._by_split:
+            self._by_split[split] = self._read(split)
+        return self._by_split[split]
 
     def _with(self, split: Split, data: Piece) -> Self:
         """Return a copy in which a split holds this data; the other is read on demand."""
         made = copy.copy(self)
-        made._kept[split] = data
+        made._by_split[split] = data
         return made
 
     @cached_property
-    def _kept(self) -> dict[Split, Piece]:
+    def _by_split(self) -> dict[Split, Piece]:
         return {}
 
 

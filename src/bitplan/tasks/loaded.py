@@ -47,7 +47,7 @@ class Samples(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
         """Yield a batch for each sequence of numbers; random numbers in it depend on the seed alone."""
 
     @abstractmethod
@@ -59,14 +59,14 @@ class Samples(ABC):
         order = torch.arange(len(self))
         if seed is not None:
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        return self.drawn([rows.tolist() for rows in order.split(batch_size)], 0 if seed is None else seed)
+        return self.draw_batches([rows.tolist() for rows in order.split(batch_size)], 0 if seed is None else seed)
 
     @cached_property
     def fingerprint(self) -> str:
         """Return a hash of some samples; it is the same in every process."""
         every = sorted({row * (len(self) - 1) // max(1, _LOOKED_AT - 1) for row in range(_LOOKED_AT)})
         digest = hashlib.sha256()
-        for batch in self.drawn([[row] for row in every if row < len(self)], 0):
+        for batch in self.draw_batches([[row] for row in every if row < len(self)], 0):
             for leaf in tree_leaves(batch):
                 digest.update(_bytes(leaf))
         return digest.hexdigest()[:12]
@@ -92,7 +92,7 @@ class KeptRows(Samples):
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
         """Yield the rows; nothing is random here."""
         for some in rows:
             batch = [tensor[list(some)] for tensor in self.tensors]
@@ -134,7 +134,7 @@ class Indexed(Samples):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
         """Yield batches whose random numbers depend on seed and number, so that augmentation repeats in any process."""
         wanted = [[self.numbers[row] for row in some] for some in rows]
         seeded = _Seeded(self.dataset, self.collate, seed)
