@@ -64,6 +64,13 @@ def test_every_pair_at_every_budget_with_holm_over_budgets():
     assert warning(found) is None
 
 
+@pytest.mark.parametrize(("seeds", "exact"), [(30, True), (31, False)])
+def test_a_comparison_says_whether_its_test_is_exact(seeds, exact):
+    study = study_of(seeds=tuple(range(seeds)))
+    found = compare(study, full(study, {"eagl": 60, "hawq": 50}))
+    assert {one.exact for one in found} == {exact}
+
+
 @pytest.mark.parametrize(("higher", "sign"), [(True, 1), (False, -1)])
 def test_a_positive_difference_means_that_the_first_is_better(higher, sign):
     study = study_of()

@@ -11,7 +11,7 @@ from scipy.stats import mannwhitneyu, permutation_test, rankdata
 
 from bitplan.core.errors import InputError
 from bitplan.stats.compare import holm, holm_floor
-from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, floor, rank_sum
+from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, floor, is_exact, name_test, rank_sum
 
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 
@@ -146,3 +146,13 @@ def test_floors_need_values():
         floor(0, 3)
     with pytest.raises(InputError, match="at least one test"):
         holm_floor([])
+
+
+def test_the_test_is_named_exact_up_to_sixty_values_of_one_stratum():
+    scores = [float(seed) for seed in range(MOST_COUNTED)]
+    assert is_exact([(scores[:30], scores[30:])])
+    assert not is_exact([(scores[:30], [*scores[30:], 0.0])])
+    assert is_exact([(scores, scores), (scores, scores)])
+    assert name_test([True, True]) == name_test([]) == "exact rank-sum test"
+    assert name_test([False]) == "rank-sum test (normal approximation)"
+    assert name_test([True, False]) == "rank-sum test (exact up to 60 scores, a normal approximation beyond)"

@@ -125,7 +125,7 @@ def test_a_regret_is_marked_where_it_is_significant():
     results = [result("eagl", *key, score - 5, OTHER) for key, score in WON.items()]
     results += [result("drift", *key, score - 0.5, OTHER) for key, score in WON.items()]
     eagl, drift = regrets(STUDY, results, [ceiling(WON)], PLANS)
-    assert (eagl.marked, drift.marked) == ("5.00 ± 0.00 ▲", "0.50 ± 0.00")
+    assert (eagl.text_with_mark, drift.text_with_mark) == ("5.00 ± 0.00 ▲", "0.50 ± 0.00")
 
 
 def test_a_method_may_be_better_than_the_plan_that_won_and_a_low_score_may_be_the_better_one():

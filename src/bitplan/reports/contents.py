@@ -1,4 +1,4 @@
-"""What the page shows, as plain data for its script: every number is computed here, none in the browser."""
+"""The content of the page, as plain data for its script: every number is computed here, none in the browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitplan.core.studies import Fit, Study
 from bitplan.core.trials import Trial
 from bitplan.costs.base import price
 from bitplan.costs.standard import FLOAT_BITS, total
-from bitplan.reports.formats import Table
+from bitplan.reports.formats import to_page
 from bitplan.reports.regrets import regret_table
 from bitplan.reports.scores import Answer, Scores, answer, gather
 from bitplan.reports.spending import spend_table
@@ -29,13 +29,14 @@ from bitplan.reports.tables import window_sentences
 from bitplan.selection.base import select
 from bitplan.selection.frontier import Frontier, Point, Points, select_all
 from bitplan.stats.compare import ALPHA, CORRECTION, Cell, Comparison
+from bitplan.stats.ranksum import name_test
 from bitplan.stats.regret import regrets
 
 Data = dict[str, Any]
 
 
 def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
-    """The whole page; parts that a single plan cannot have are None."""
+    """Return the whole page; parts that a single plan cannot have are None."""
     scores, track = gather(subject, plans), lay_track(subject)
     chosen = answer(subject, scores)
     choices = subject.candidates[0].gains.choices
@@ -44,7 +45,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
         "task": subject.study.task if subject.study else None,
         "choices": [{"name": str(choice), "w": choice.weight_bits, "a": choice.act_bits} for choice in choices],
         "alpha": ALPHA,
-        "correction": CORRECTION.words,
+        "correction": CORRECTION,
         "cost": {"name": subject.cost.name, "unit": subject.cost.unit},
         "answer": _answer(subject, scores, chosen),
         "scores": scores and _scores(subject, scores),
@@ -62,7 +63,7 @@ def contents(subject: Subject, plans: dict[str, Plan]) -> Data:
 
 
 def _track(subject: Subject, track: Track) -> Data:
-    """The slider: a stop is [label, place on the axis of budgets, units that it leaves to choosable layers]."""
+    """Return the slider: a stop is [label, place on the axis of budgets, units that it leaves to choosable layers]."""
     unit, account = Budget.parse(subject.budget).unit.on_axis, subject.account
     aside = unit.aside(account)
     return {
@@ -111,13 +112,13 @@ def _row(cell: Cell) -> Data:
 
 
 def _amounts(subject: Subject, budgets: Sequence[str]) -> dict[str, Fraction]:
-    """Where budgets lie on the axis, by how they are written."""
+    """Return budget → place on the axis."""
     unit = Budget.parse(subject.budget).unit
     return {written: Budget.parse(written).place(unit) for written in budgets}
 
 
 def _scores(subject: Subject, scores: Scores) -> Data:
-    """Every cell and every test; methods and budgets stand in them as places in `titles` and `budgets`."""
+    """Return every cell and every test; they refer to methods and budgets by their places in `titles` and `budgets`."""
     assert subject.study is not None
     amounts = _amounts(subject, subject.study.budgets)
     budgets = sorted(amounts, key=lambda written: amounts[written])
@@ -139,38 +140,34 @@ def _scores(subject: Subject, scores: Scores) -> Data:
         "titles": titles,
         "cells": [cell_data(cell) for cell in scores.methods],
         "references": [_row(cell) for cell in scores.references],
+        "test": name_test(test.exact for test in scores.comparisons),
         "tests": [test_data(test) for test in scores.comparisons],
         "notes": _notes(subject, scores),
     }
 
 
 def _spend(subject: Subject, scores: Scores) -> Data | None:
-    """Score against spend as a table of texts; headings of numbers begin with ">"."""
+    """Return score against spend as a table of texts."""
     if subject.study is None or not subject.spends:
         return None
-    return _texts(spend_table(subject.study, subject.spends, scores.methods, scores.metric))
+    return to_page(spend_table(subject.study, subject.spends, scores.methods, scores.metric))
 
 
 def _regret(subject: Subject, plans: dict[str, Plan]) -> Data | None:
-    """What methods lack against the best plans found, where these were looked for."""
+    """Return the regrets as a table of texts, if there are ceilings."""
     if subject.study is None or not subject.ceilings:
         return None
     found = regrets(subject.study, subject.results, subject.ceilings, plans)
-    return _texts(regret_table(subject.study, subject.ceilings, found))
-
-
-def _texts(made: Table) -> Data:
-    columns = [f">{column.name}" if column.number else column.name for column in made.columns]
-    return {"columns": columns, "rows": made.texts(), "notes": list(made.notes)}
+    return to_page(regret_table(subject.study, subject.ceilings, found))
 
 
 def axis_label(subject: Subject) -> str:
-    """What the axis of budgets is called."""
+    """Return the name of the axis of budgets."""
     return Budget.parse(subject.budget).unit.axis(subject.account)
 
 
 def _notes(subject: Subject, scores: Scores) -> list[str]:
-    """What is missing or thin, in words."""
+    """Return notes on missing trials and few seeds."""
     notes, failed = [], len(subject.failures)
     failures = f"; {failed} failed, the table of trials says why" if failed else ""
     if scores.done < scores.planned:
@@ -187,7 +184,7 @@ def _notes(subject: Subject, scores: Scores) -> list[str]:
 
 
 def _network(graph: Graph) -> Data:
-    """Groups in order; a layer is a list [name, kind, macs, weights, inputs, place in the graph]."""
+    """Return the groups in order; a layer is a list [name, kind, macs, weights, inputs, place in the graph]."""
     places = {layer.name: index for index, layer in enumerate(graph.layers)}
     through = {link.layers[0]: link.through for link in graph.links}
     groups = []
@@ -210,7 +207,7 @@ def _network(graph: Graph) -> Data:
 
 
 def _method(candidate: Candidate, subject: Subject) -> Data:
-    """A method and its gains, a row for each group that may be chosen."""
+    """Return a method and its gains, a row for each group that may be chosen."""
     gains = candidate.gains
     names = [group.name for group in subject.graph.selectable]
     ranks = _ranks(sorted(names, key=lambda name: -gains.rows[name][-1]), gains)
@@ -223,18 +220,18 @@ def _method(candidate: Candidate, subject: Subject) -> Data:
         "counts": gains.counts,
         "seed": gains.seed,
         "id": gains.id,
-        "rows": _shortened(gains.rows, names),
-        "errors": gains.errors and _shortened(gains.errors, names),
+        "rows": _shorten_rows(gains.rows, names),
+        "errors": gains.errors and _shorten_rows(gains.errors, names),
         "ranks": [ranks[name] + 1 for name in names],
     }
 
 
-def _shortened(rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[list[float]]:
+def _shorten_rows(rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[list[float]]:
     return [[short(value) for value in rows[name]] for name in names]
 
 
 def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
-    """The place of every group by falling gain; equal gains share the better place."""
+    """Return the place of every group by falling gain; equal gains share the better place."""
     ranks: dict[str, int] = {}
     for index, name in enumerate(order):
         before = order[index - 1] if index else None
@@ -243,11 +240,10 @@ def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
     return ranks
 
 
-# --- The budgets that the slider stops at, and the selection of every method at each of them.
+# The budgets that the slider stops at, and the selection of every method at each of them.
 
 LIMIT = 200
 LIMIT_TOGETHER = 30  # where several budgets hold at once, every stop is a search of its own
-LIMIT_LARGE, LARGE = 60, 5000  # of so many groups and more; a selection then takes a tenth of a second
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5))
 
@@ -258,7 +254,7 @@ PointAt = Callable[[int], Point | None]
 
 @dataclass(frozen=True)
 class Stop:
-    """A place of the slider: how it is written, and the units it allows."""
+    """A place of the slider: its label, and the units it allows."""
 
     label: str
     capacity: int
@@ -266,7 +262,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ride:
-    """A method's selection at every stop; None where none meets the other budgets."""
+    """The selection of a method at every stop; None if no selection meets the other budgets."""
 
     candidate: Candidate
     points: tuple[Point | None, ...]
@@ -289,11 +285,10 @@ def lay_track(subject: Subject) -> Track:
         for candidate in subject.candidates
         if candidate.selector == "exact" and not together
     }
-    written = _written(subject)
+    written = _label_budgets(subject)
     points = {int(cost) for frontier in frontiers.values() for cost in frontier.costs}
     complete = bool(points) and len(points) + len(written) <= LIMIT
-    most = LIMIT if len(subject.graph.selectable) < LARGE else LIMIT_LARGE
-    room = (LIMIT_TOGETHER if together else most) - len(written)
+    room = (LIMIT_TOGETHER if together else LIMIT) - len(written)
     between = points if complete else _grid(subject.cost, subject.account.highest, room)
     stops = _stops(subject, written, between)
     rides = []
@@ -304,7 +299,7 @@ def lay_track(subject: Subject) -> Track:
 
 
 def _stops(subject: Subject, written: Mapping[int, str], between: Iterable[int]) -> tuple[Stop, ...]:
-    """The budgets as they are written, and the places between, by ascending capacity."""
+    """Return the budgets as they are written, and the places between, by ascending capacity."""
     unit, account = Budget.parse(subject.budget).unit.on_axis, subject.account
     # A label is rounded up, so that who asks for it gets the plan of its stop.
     stops = [Stop(unit.enough(place, account, fine=True), place) for place in between if place not in written]
@@ -312,8 +307,8 @@ def _stops(subject: Subject, written: Mapping[int, str], between: Iterable[int])
     return tuple(sorted(stops, key=lambda stop: stop.capacity))
 
 
-def _written(subject: Subject) -> dict[int, str]:
-    """The budgets that can be met, by their capacity; those too many are thinned out, the chosen one is kept."""
+def _label_budgets(subject: Subject) -> dict[int, str]:
+    """Return capacity → label of the budgets that can be met; too many are thinned out, the chosen one stays."""
     least = sum(min(row) for row in subject.cost.rows.values())
     if subject.capacity(subject.budget) < least:  # refused with what is possible
         select(subject.graph, subject.candidates[0].gains, subject.costs, budget=subject.budget)
@@ -324,7 +319,7 @@ def _written(subject: Subject) -> dict[int, str]:
 
 
 def _grid(cost: Costs, whole: int, room: int) -> set[int]:
-    """Round percentages between the least and the highest cost, as fine as there is room for."""
+    """Return round percentages between the least and the highest cost, as fine as there is room for."""
     least = sum(min(row) for row in cost.rows.values())
     for step in STEPS:
         low = math.ceil(Fraction(100 * least, whole) / step)
@@ -335,7 +330,7 @@ def _grid(cost: Costs, whole: int, room: int) -> set[int]:
 
 
 def _ride(subject: Subject, stops: Sequence[Stop], point_at: PointAt) -> Iterator[Point | None]:
-    """The selection at every stop; where the page is about one plan, that very plan at its budget."""
+    """Yield the selection at every stop; for a page about one plan, that very plan at its budget."""
     for stop in stops:
         if subject.plan is not None and stop.label == subject.budget:
             yield _point(subject.plan, subject)
@@ -363,7 +358,7 @@ def _point(plan: Plan, subject: Subject) -> Point:
 
 
 def encode(ride: Ride, subject: Subject) -> dict[str, object]:
-    """A ride for the page: every different selection once, as one digit per group, and which one is at each stop."""
+    """Return a ride for the page: every different selection once, a digit per group, and its number at each stop."""
     by_picks = {point.picks: point for point in ride.points if point is not None}
     selections, points = list(by_picks), list(by_picks.values())
     place = {picks: index for index, picks in enumerate(selections)}
@@ -390,13 +385,13 @@ def _digits(picks: Picks) -> str:
 
 
 def used(subject: Subject, spent: int) -> str:
-    """What choosable layers spend, as budgets are written, without idle zeros."""
+    """Return the cost of choosable layers, as budgets are written, without idle zeros."""
     unit = Budget.parse(subject.budget).unit.on_axis
     return unit.told(spent, subject.account, more=1, trim=True)
 
 
 def _sums(subject: Subject, cost: str, selections: Sequence[Picks]) -> list[int]:
-    """What selections cost by another measure, fixed layers included."""
+    """Return the costs of selections by another measure, fixed layers included."""
     priced = price(cost, subject.graph, subject.cost.choices)
     fixed = sum(priced.fixed.values())
     rows = [priced.rows[group.name] for group in subject.graph.selectable]
@@ -404,7 +399,7 @@ def _sums(subject: Subject, cost: str, selections: Sequence[Picks]) -> list[int]
 
 
 def _compressions(subject: Subject, selections: Sequence[Picks]) -> list[float]:
-    """How many times smaller the weights are than in 32-bit floating point; 1 for a network without weights."""
+    """Return 32-bit size over size of the weights of each selection; 1 for a network without weights."""
     graph, choices = subject.graph, subject.cost.choices
     fixed = sum(layer.weights * layer.fixed.weight_bits for layer in graph.layers if layer.fixed)
     rows = [[group.weights * choice.weight_bits for choice in choices] for group in graph.selectable]
@@ -417,15 +412,15 @@ def _compressions(subject: Subject, selections: Sequence[Picks]) -> list[float]:
 
 
 def _sum_of_picked(rows: Sequence[Sequence[int]], picks: Picks) -> int:
-    """The sum over groups of the value, in the group's row of choices, that is picked there."""
+    """Return the sum over groups of the value, in the group's row of choices, that is picked there."""
     return sum(map(getitem, rows, picks))
 
 
-# --- The lower half of the page: whether gains add up, every trial, and where all of it comes from.
+# The lower half of the page: whether gains add up, every trial, and the origin of all figures.
 
 
 def additivity_data(subject: Subject) -> Data | None:
-    """Points (predicted, measured) with their correlations; None where neither experiment was done."""
+    """Return points (predicted, measured) with their correlations; None if neither experiment was done."""
     pairs, fit = subject.pairs, subject.fit
     if pairs is None and fit is None:
         return None
@@ -448,7 +443,7 @@ def additivity_data(subject: Subject) -> Data | None:
 
 
 def fit_points(fit: Fit, *, held_out: bool) -> list[list[Any]]:
-    """Predicted and measured score of the networks that made the fit, or of those kept out of it."""
+    """Return predicted and measured score of the networks that made the fit, or of those held out from it."""
     kept_out = set(fit.held_out)
     networks = zip(fit.predicted, fit.measured, fit.vectors, strict=True)
     points: list[list[Any]] = []
@@ -459,7 +454,7 @@ def fit_points(fit: Fit, *, held_out: bool) -> list[list[Any]]:
 
 
 def trials_data(subject: Subject) -> list[list[Any]] | None:
-    """One row per trial: method, budget, seed, score or None, seconds, device, trial, plan, error."""
+    """Return one row per trial: method, budget, seed, score or None, seconds, device, trial, plan, error."""
     study = subject.study
     if study is None:
         return None
@@ -484,7 +479,7 @@ def trials_data(subject: Subject) -> list[list[Any]] | None:
 
 
 def provenance_data(subject: Subject) -> list[list[str]]:
-    """Names and values, in the order of the flow."""
+    """Return names and values, in the order of the flow."""
     rows = [("bitplan", __version__), ("network", subject.graph.model), ("graph", subject.graph.id)]
     for cost in subject.costs:
         rows.append((f"costs ({cost.name})", cost.id))
@@ -494,12 +489,12 @@ def provenance_data(subject: Subject) -> list[list[str]]:
     if subject.plan is not None:
         rows.append(("plan", subject.plan.id))
     if subject.study is not None:
-        rows += _asked_for(subject.study)
+        rows += _describe_study(subject.study)
     rows += _machines(subject)
     return [list(row) for row in rows]
 
 
-def _asked_for(study: Study) -> list[tuple[str, str]]:
+def _describe_study(study: Study) -> list[tuple[str, str]]:
     return [
         ("study", f"{study.name} ({study.id})"),
         ("task", _with_options(study.task, study.task_options)),
@@ -516,7 +511,7 @@ def _with_options(name: str, options: dict[str, Any]) -> str:
 
 
 def _fields(record: Any) -> str:
-    """What differs from the defaults, so that the eye finds it."""
+    """Return the fields that differ from the defaults."""
     content = record.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     return ", ".join(f"{key} {_flat(value)}" for key, value in content.items()) or "as the defaults say"
 
@@ -531,7 +526,7 @@ def _flat(value: Any) -> str:
 
 
 def _machines(subject: Subject) -> list[tuple[str, str]]:
-    """Versions and devices of all results; where they differ, every one."""
+    """Return versions and devices of all results; if they differ, every one."""
     versions: dict[str, set[str]] = {}
     for result in subject.results:
         for library, version in result.versions.items():
@@ -544,16 +539,15 @@ def _machines(subject: Subject) -> list[tuple[str, str]]:
     return rows
 
 
-# --- How often each code occurs among the weights of a layer, at each precision it can get, and the bits this
-# carries.
+# How often each code occurs among the weights of a layer at each precision, and its entropy.
 
 MOST_BARS = 256
 
 
 def histograms(subject: Subject) -> dict[str, Any] | None:
-    """The codes of every layer by weight bits, from the first method that counted them, at most 256 bars each.
+    """Return the codes of every layer by weight bits, from the first method that counted them, at most 256 bars each.
 
-    Methods count at the highest choice, `bits`; what is below is derived from that (see `lowered`).
+    Methods count at the highest choice, `bits`; lower counts are derived from that (see `lowered`).
     """
     for candidate in subject.candidates:
         counted, choices = candidate.gains.histograms, candidate.gains.choices
@@ -566,15 +560,15 @@ def histograms(subject: Subject) -> dict[str, Any] | None:
 
 
 def _by_bits(counts: Sequence[int], top: int, below: Sequence[int]) -> dict[str, list[Any]]:
-    """What is shown of a layer counted at `top` bits, at so many bits below that."""
-    return {str(top - fewer): _shown(lowered(counts, fewer) if fewer else counts) for fewer in below}
+    """Return the bars of a layer counted at `top` bits, at so many bits below that."""
+    return {str(top - fewer): _draw_bars(lowered(counts, fewer) if fewer else counts) for fewer in below}
 
 
 def lowered(counts: Sequence[int], bits: int) -> list[int]:
-    """The same weights with so many bits fewer and a step of 2^bits, as a lowered layer starts: an estimate.
+    """Return an estimate of the codes with so many bits fewer and a step of 2^bits, as a lowered layer starts.
 
-    A weight lies within half a step of its code c, so its new code is c / 2^bits rounded, except where that falls
-    between two codes: there a line through the neighbouring counts says how many weights lie on either side.
+    A weight lies within half a step of its code c, so its new code is c / 2^bits rounded, except if that falls between
+    two codes: there a line through the neighbouring counts says how many weights lie on either side.
     """
     old = np.asarray(counts, np.int64)  # (N), and so are all below, but for `new`: (N / 2^bits)
     width = 1 << bits
@@ -591,12 +585,12 @@ def lowered(counts: Sequence[int], bits: int) -> list[int]:
 
 
 def short(value: float) -> float:
-    """Seven digits are enough for the eye."""
+    """Return a number with seven digits, enough for the eye."""
     return float(f"{value:.7g}")
 
 
-def _shown(counts: Sequence[int]) -> list[Any]:
-    """Bars, neighbouring codes together where there are more than the eye can tell apart; and the entropy."""
+def _draw_bars(counts: Sequence[int]) -> list[Any]:
+    """Return bars, with neighbouring codes together if there are too many; and the entropy."""
     width = -(-len(counts) // MOST_BARS)
     bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
     return [bars, short(entropy(counts))]

@@ -1,4 +1,4 @@
-"""report: a run, or a single plan → one page that opens anywhere, without server or network."""
+"""report: write a run, or a single plan, as one page that opens anywhere, without server or network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report_plan(
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page with its data inside; only its own script and style may run, whatever the data say."""
+    """Return the page with its data inside; only its own script and style may run."""
     template, style = _part("page.html"), _part("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_part(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
@@ -51,7 +51,7 @@ def render(data: dict[str, Any]) -> str:
 
 
 def escaped(data: dict[str, Any]) -> str:
-    """JSON that cannot end its own script element, whatever the names in it."""
+    """Return JSON that cannot end its own script element, whatever the names in it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 

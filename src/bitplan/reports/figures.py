@@ -24,7 +24,7 @@ from bitplan.stats.spending import MethodSpend
 from bitplan.store.files import write_bytes
 from bitplan.store.run_folder import RunFolder
 
-# --- What each figure shows, drawn on given axes; nothing here knows how a figure is made or written.
+# Each figure, drawn on given axes.
 
 MOST_TICKS = 9
 TONES = ("#E69F00", "#56B4E9", "#0072B2", "#0B3C5D")
@@ -33,7 +33,7 @@ TONES = ("#E69F00", "#56B4E9", "#0072B2", "#0B3C5D")
 def draw_frontier(
     axes: Any, subject: Subject, scores: Scores, titles: Sequence[str], heavy: Sequence[str] = ()
 ) -> None:
-    """Mean ± standard deviation of every method at every budget, side by side, with lines for the references."""
+    """Draw mean ± standard deviation of every method at every budget, side by side, with lines for the references."""
     order = [candidate.title for candidate in subject.candidates]
     unit = Budget.parse(subject.budget).unit
     amount = {cell.budget: float(Budget.parse(cell.budget).place(unit)) for cell in scores.methods}
@@ -56,7 +56,7 @@ def draw_frontier(
 
 
 def _draw_method(axes: Any, cells: Sequence[Cell], across: Sequence[float], number: int, *, heavy: bool) -> None:
-    """A line with spreads; where colours are used up they come again, with other marks."""
+    """Draw a line with spreads; if colours are used up they come again, with other marks."""
     turn, place = divmod(number, len(COLOURS))
     means = [cell.mean for cell in cells]
     spreads = [cell.sd or 0.0 for cell in cells]
@@ -69,7 +69,7 @@ def _draw_method(axes: Any, cells: Sequence[Cell], across: Sequence[float], numb
 
 
 def _references(axes: Any, scores: Scores) -> None:
-    """Float and one-precision networks as lines with their names; far ones are named in the corner instead."""
+    """Draw float and one-precision networks as lines with their names; far ones are named in the corner instead."""
     low, high = axes.get_ylim()
     span = high - low
     far = []
@@ -94,7 +94,7 @@ def _references(axes: Any, scores: Scores) -> None:
 
 
 def draw_histograms(axes: Sequence[Any], counted: Mapping[str, Sequence[int]]) -> None:
-    """The layers of least, middle and greatest entropy: how often each code occurs."""
+    """Draw how often each code occurs in the layers of least, middle and greatest entropy."""
     ranked = sorted(counted, key=lambda name: entropy(counted[name]))
     chosen = ranked
     if len(ranked) > 3:
@@ -106,7 +106,7 @@ def draw_histograms(axes: Sequence[Any], counted: Mapping[str, Sequence[int]]) -
         lowest = -(len(counts) // 2)
         codes = range(lowest, lowest + len(counts))
         panel.bar(codes, [count / total for count in counts], width=0.85, color=COLOURS[0])
-        panel.set_title(f"{_short(name, 17)}\n{entropy(counts):.3f} bits")
+        panel.set_title(f"{_abbreviate(name, 17)}\n{entropy(counts):.3f} bits")
         panel.set_xlabel("code")
         panel.set_xticks([codes[0], 0, codes[-1]])
 
@@ -114,7 +114,7 @@ def draw_histograms(axes: Sequence[Any], counted: Mapping[str, Sequence[int]]) -
 def draw_scatter(
     axes: Any, points: Sequence[tuple[float, float]], labels: tuple[str, str], title: str, colour: int = 0
 ) -> None:
-    """Predicted against measured, with the line where both are equal."""
+    """Draw predicted against measured, with the line where both are equal."""
     values = [value for point in points for value in point]
     low, high = min(values), max(values)
     air = 0.05 * (high - low or 1)
@@ -127,7 +127,7 @@ def draw_scatter(
 
 
 def draw_selection(axes: Any, subject: Subject) -> None:
-    """Which precision each method gives to each group, in order, and how many groups get each."""
+    """Draw the precision that each method gives to each group, in order, and how many groups get each."""
     groups, choices = subject.graph.selectable, subject.candidates[0].gains.choices
     places = range(1, len(groups) + 1)
     tones = _tones(len(choices))
@@ -140,7 +140,7 @@ def draw_selection(axes: Any, subject: Subject) -> None:
         axes.bar(places, heights, bottom=bottoms, width=0.9, color=[tones[pick] for pick in picks])
         axes.text(len(groups) + 0.9, row, f"{picks.count(0)}", va="center", fontsize=6.5)
     axes.text(len(groups) + 0.9, -0.72, f"at {choices[0]}", va="center", ha="left", fontsize=6)
-    axes.set_yticks(range(len(subject.candidates)), [_short(one.title, 16) for one in subject.candidates])
+    axes.set_yticks(range(len(subject.candidates)), [_abbreviate(one.title, 16) for one in subject.candidates])
     axes.set(
         xlim=(0.3, len(groups) + 0.7),
         ylim=(len(subject.candidates) - 0.45, -0.55),
@@ -154,7 +154,7 @@ def draw_selection(axes: Any, subject: Subject) -> None:
 
 
 def _tones(choices: int) -> list[str]:
-    """Orange for the lowest choice, blue for the others: the higher the darker."""
+    """Return orange for the lowest choice, blue for the others: the higher the darker."""
     if choices == 2:
         return [TONES[0], TONES[2]]
     above = [min(3, 1 + 3 * (index - 1) // (choices - 1)) for index in range(1, choices)]
@@ -167,18 +167,18 @@ def _key(axes: Any, choices: Sequence[Precision], tones: Sequence[str]) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(choices), handlelength=0.9, borderaxespad=0.2)
 
 
-def _short(text: str, most: int) -> str:
+def _abbreviate(text: str, most: int) -> str:
     return text if len(text) <= most else f"…{text[-most + 1 :]}"
 
 
-# --- Score against spend: a point per method at one budget, filled where it looked at labels to choose.
+# Score against spend: a point per method at one budget, filled if it looked at labels to choose.
 
 FEW = 9
 """Methods whose names fit above the figure; those of more stand beside it."""
 
 
 def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[MethodSpend]) -> None:
-    """Mean ± standard deviation over seeds against epochs of training; what cost nothing stands at 0, at the left."""
+    """Draw mean ± standard deviation over seeds against epochs of training; methods without cost stand at 0."""
     assert subject.study is not None
     order = [method.title for method in subject.study.methods]
     cells = {cell.title: cell for cell in scores.at(subject.budget)}
@@ -201,7 +201,7 @@ def draw_spend(axes: Any, subject: Subject, scores: Scores, spends: Sequence[Met
 
 
 def _across(spends: Sequence[MethodSpend]) -> dict[str, float]:
-    """Where each stands; those that would hide each other stand side by side."""
+    """Return the place of each method; those that would hide each other stand side by side."""
     free = [one.title for one in spends if not one.epochs]
     apart = 1.12 if len(spends) <= FEW else 1.07
     places: dict[str, float] = {}
@@ -217,12 +217,12 @@ def _across(spends: Sequence[MethodSpend]) -> dict[str, float]:
 
 
 def _least(spends: Sequence[MethodSpend]) -> float:
-    """The least that was spent by who spent anything."""
+    """Return the least spend above 0."""
     return min((one.epochs for one in spends if one.epochs), default=1.0)
 
 
 def _scale(axes: Any, spends: Sequence[MethodSpend], limit: float | None) -> None:
-    """Logarithmic, but for a place at the left where nothing was spent; a line at what the study allows."""
+    """Set a logarithmic axis with a place at the left for no spend, and a line at the study's limit."""
     least = _least(spends)
     most = max([one.epochs for one in spends if one.epochs] + [limit or 0.0, least])
     axes.set_xscale("symlog", linthresh=least / 2, linscale=0.6)
@@ -237,7 +237,7 @@ def _scale(axes: Any, spends: Sequence[MethodSpend], limit: float | None) -> Non
                       va="bottom", color="#333333")  # fmt: skip
 
 
-# --- Figures for print, through matplotlib: one style, one column wide, the same bytes every time.
+# Figures for print, through matplotlib: one style, one column wide, the same bytes every time.
 
 COLUMN = 3.4  # inches, a column of a two-column page
 FORMATS = ("svg", "pdf", "png")
@@ -362,7 +362,7 @@ def _oracle(subject: Subject, scores: Scores | None) -> Sheet | str:
 
 
 def _by_methods(subject: Subject, *names: str) -> list[str]:
-    """The titles of the candidates that these methods estimated."""
+    """Return the titles of the candidates that these methods estimated."""
     return [candidate.title for candidate in subject.candidates if candidate.gains.method in names]
 
 

@@ -1,4 +1,4 @@
-"""A table as values, and the same as CSV, Markdown, LaTeX or JSON."""
+"""A table as values, and the same as CSV, Markdown, LaTeX, JSON or data for the page; the terminal prints `texts`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from bitplan.core.errors import UnknownName
 
@@ -16,7 +17,7 @@ Value = str | int | float | None
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers below it are shown with so many digits after the point (None: as they are)."""
+    """A heading. Numbers below it are shown with `digits` after the point; None shows four significant digits."""
 
     name: str
     digits: int | None = None
@@ -25,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values under columns, and what must be said below them; `best` are the (row, column) to stand out."""
+    """Rows of values under columns, with notes below them; `best` holds the (row, column) to print in bold."""
 
     title: str
     columns: tuple[Column, ...]
@@ -34,24 +35,40 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()
 
     def texts(self) -> list[list[str]]:
-        """Every cell as people read it; a value that is not there is a dash."""
+        """Return every cell as people read it; a missing value is a dash."""
         return [[_text(value, column) for value, column in zip(row, self.columns, strict=True)] for row in self.rows]
 
 
 def numbers(*names: str, digits: int | None = None) -> tuple[Column, ...]:
-    """Columns of numbers."""
+    """Return columns of numbers."""
     return tuple(Column(name, digits, number=True) for name in names)
 
 
+def grid(
+    title: str,
+    corner: str,
+    rows: Iterable[str],
+    columns: Iterable[str],
+    cell: Callable[[str, str], Value],
+    *,
+    digits: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """Return a table with a row and a column of numbers per name; `cell` gives the value for both names."""
+    names = list(columns)
+    cells = tuple((row, *(cell(row, name) for name in names)) for row in rows)
+    return Table(title, (Column(corner), *numbers(*names, digits=digits)), cells, notes)
+
+
 def write(table: Table, form: str) -> str:
-    """The table in a format by name."""
+    """Return the table in a format by name."""
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)
     return FORMATS[form](table)
 
 
 def to_csv(table: Table) -> str:
-    """Values as they are, quoted where needed; notes are left out."""
+    """Return the values as they are, quoted if necessary; notes are left out."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_names(table))
@@ -61,13 +78,19 @@ def to_csv(table: Table) -> str:
 
 
 def to_json(table: Table) -> str:
-    """An object with one object per row."""
+    """Return an object with one object per row."""
     rows = [dict(zip(_names(table), row, strict=True)) for row in table.rows]
     return json.dumps({"title": table.title, "rows": rows, "notes": table.notes}, indent=1, ensure_ascii=False) + "\n"
 
 
+def to_page(table: Table) -> dict[str, Any]:
+    """Return the texts of a table as data for the page; headings of numbers begin with ">"."""
+    columns = [f">{column.name}" if column.number else column.name for column in table.columns]
+    return {"columns": columns, "rows": table.texts(), "notes": list(table.notes)}
+
+
 def to_markdown(table: Table) -> str:
-    """A pipe table."""
+    """Return a pipe table."""
     ruler = ["--:" if column.number else ":--" for column in table.columns]
     lines = [f"**{_markdown(table.title)}**", "", _pipes(map(_markdown, _names(table))), _pipes(ruler)]
     for row in table.texts():
@@ -82,7 +105,7 @@ def _pipes(cells: Iterable[str]) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A table environment with booktabs' rules."""
+    """Return a table environment with booktabs' rules."""
     caption = _latex(" ".join(f"{sentence}." for sentence in (table.title, *table.notes)))
     alignment = "".join("r" if column.number else "l" for column in table.columns)
     lines = ["\\begin{table}", "\\centering", f"\\caption{{{caption}}}", f"\\begin{{tabular}}{{{alignment}}}"]

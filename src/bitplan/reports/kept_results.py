@@ -1,4 +1,4 @@
-"""A run's results kept as one file, and read again as if its folder were there."""
+"""Results of a run kept as one file, and read again as if its folder were there."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from bitplan.core.trials import Result
 from bitplan.store.files import load
 from bitplan.store.run_folder import RunFolder
 
-# --- A run's results kept as one file, and read again as if its folder were there.
-
 
 def look_at(path: str | Path) -> RunFolder:
-    """A run as it is now, by its folder or by the file that its results are kept in."""
+    """Return a run as it is now, from its folder or from the file that its results are kept in."""
     if not Path(path).is_file():
         return StillRun(Path(path))
     if not isinstance(load(path, Record), RunResults):
@@ -33,7 +31,7 @@ def look_at(path: str | Path) -> RunFolder:
 
 
 def keep_results(folder: str | Path) -> RunResults:
-    """All that tables, figures and pages of a run are made of; nothing is written."""
+    """Return all data of tables, figures and pages of a run; nothing is written."""
     run = StillRun(Path(folder))
     results = [result.model_copy(update={"log": ()}) for result in run.results]
     return RunResults.kept(
@@ -52,74 +50,74 @@ def keep_results(folder: str | Path) -> RunResults:
 
 
 def _without_places(study: Study) -> Study:
-    """The study with names of files where it has paths: where they lay is nobody's concern elsewhere."""
-    told = study.model_dump(mode="json")
-    told["task_options"] = {key: _name(value) for key, value in study.task_options.items()}
-    told["start"] |= {key: _name(told["start"][key]) for key in ("weights", "checkpoint")}
-    return Study.model_validate(told)
+    """Return the study with names of files instead of paths."""
+    fields = study.model_dump(mode="json")
+    fields["task_options"] = {key: _shorten_path(value) for key, value in study.task_options.items()}
+    fields["start"] |= {key: _shorten_path(fields["start"][key]) for key in ("weights", "checkpoint")}
+    return Study.model_validate(fields)
 
 
-def _name(value: Any) -> Any:
+def _shorten_path(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 @dataclass(frozen=True)
 class KeptRun(RunFolder):
-    """What is in a file of results, for all that reads runs; `path` is the file's."""
+    """The content of a file of results with the interface of a run; `path` is the file's."""
 
     @cached_property
     def file(self) -> RunResults:
-        """The whole file."""
+        """Return the whole file."""
         return load(self.path, RunResults)
 
     @property
     def study(self) -> Study:
-        """What was compared."""
+        """Return the study."""
         return self.file.study
 
     @property
     def graph(self) -> Graph | None:
-        """The network's graph."""
+        """Return the network's graph."""
         return self.file.graph
 
     @property
     def costs(self) -> Costs | None:
-        """What the groups cost."""
+        """Return the costs of the groups."""
         return self.file.costs
 
     @property
     def agenda(self) -> Agenda | None:
-        """Not kept: `unfinished` says how much of it is not done."""
+        """Return None: only `unfinished` is kept of it."""
         return None
 
     @property
     def unfinished(self) -> int:
-        """How many trials were neither done nor failed."""
+        """Return how many trials were neither done nor failed."""
         return self.file.unfinished
 
     @cached_property
     def gains(self) -> dict[str, Gains]:
-        """The gains of each method that was done, by its title."""
+        """Return the gains of each method that was done, by its title."""
         titles = [method.title for method in self.study.methods]
         return {title: self.file.gains[title] for title in titles if title in self.file.gains}
 
     @cached_property
     def bound_gains(self) -> dict[str, Gains]:
-        """Of the methods that choose within a budget."""
+        """Return the gains of the methods that choose within a budget."""
         return {title: gains for title, gains in self.file.gains.items() if title not in self.gains}
 
     def gains_of(self, title: str) -> Gains | None:
-        """The gains of a method by its title, if they are there."""
+        """Return the gains of a method by its title, if they are there."""
         return self.file.gains.get(title)
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """Every plan, by its id."""
+        """Return every plan, by its id."""
         return {plan.id: plan for plan in self.file.plans.read(Plan)}
 
     @cached_property
     def results(self) -> list[Result]:
-        """The trials that were done."""
+        """Return the trials that were done."""
         found = self.file.results.read(Result)
         lost = {result.plan for result in found if result.training} - self.plans.keys()
         if lost:
@@ -128,59 +126,55 @@ class KeptRun(RunFolder):
 
     @property
     def failures(self) -> list[FailedTrial]:
-        """The trials that failed."""
+        """Return the trials that failed."""
         return self.file.failures.read(FailedTrial)
 
     @property
     def found_ceilings(self) -> list[Ceiling]:
-        """The ceilings that were found."""
+        """Return the ceilings that were found."""
         return list(self.file.ceilings)
 
     @property
     def pairs(self) -> Pairs | None:
-        """The first additivity experiment, if it was done."""
+        """Return the first additivity experiment, if it was done."""
         return self.file.pairs
 
     @property
     def fit(self) -> Fit | None:
-        """The second, if it was done."""
+        """Return the second additivity experiment, if it was done."""
         return self.file.fit
-
-
-# --- A run that is looked at as if it stood still.
 
 
 @dataclass(frozen=True)
 class StillRun(RunFolder):
-    """A run as it was when it was first looked at: several tables of it read its thousands of files once."""
+    """A run as it was at the first look: several tables of it read its files once."""
 
     @cached_property
     def study(self) -> Study:
-        """What is compared here."""
+        """Return the study."""
         return super().study
 
     @cached_property
     def agenda(self) -> Agenda | None:
-        """All trials of the study, done or not."""
+        """Return all trials of the study, done or not."""
         return super().agenda
 
     @cached_property
     def gains(self) -> dict[str, Gains]:
-        """The gains of each method that is done, by its title."""
+        """Return the gains of each method that is done, by its title."""
         return super().gains
 
     @cached_property
     def bound_gains(self) -> dict[str, Gains]:
-        """Of the methods that choose within a budget, the gains that are done."""
+        """Return the gains that are done of the methods that choose within a budget."""
         return super().bound_gains
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """Every plan, by its id."""
+        """Return every plan, by its id."""
         return super().plans
 
     @cached_property
     def results(self) -> list[Result]:
-        """The trials of the study that are done, without the logs of their trainings, which no table shows."""
-        found = self.trials.ids()
-        return [self.trials.read(name, without="log") for name in self._wanted(found) if name in found]
+        """The trials of the study that are done."""
+        return super().results

@@ -1,4 +1,4 @@
-"""What others published, as data (`published.toml`), and beside it what follows from structure alone."""
+"""Figures that others published, as data (`published.toml`), beside those that follow from structure alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HIGH, _LOW = 4, 2  # bits of the paper's choices
 
 
 class Structure(Value):
-    """What figures follow from: a network of the zoo and bits; `published.toml` says what each field means."""
+    """A network of the zoo and its bits; `published.toml` explains each field."""
 
     network: Name
     weights: int = 0
@@ -36,7 +36,7 @@ class Structure(Value):
     budget: float | None = None
 
     def bits(self, layer: Layer) -> tuple[int, int]:
-        """Those of a layer's weights and inputs."""
+        """Return the bits of a layer's weights and inputs."""
         if self.ends is not None and layer.is_end:
             return self.ends, self.ends
         for bits, patterns in self.at.items():
@@ -66,19 +66,19 @@ class Publication(Value):
 
     @property
     def drop(self) -> float | None:
-        """What is lost; below 0 where it gained."""
+        """Return the lost score; it is below 0 for a gain."""
         if self.start is None or self.score is None:
             return self.lost
         return self.start - self.score
 
     @property
-    def cited(self) -> str:
-        """Where it comes from, and single figures of it."""
+    def citation(self) -> str:
+        """Return the source, and those of single figures."""
         return "; ".join([self.source, *(f"{figure}: {source}" for figure, source in self.sources.items())])
 
 
 class Time(Value):
-    """What choosing took, as published."""
+    """The published seconds that choosing took."""
 
     what: Name
     network: Name
@@ -88,14 +88,14 @@ class Time(Value):
 
 
 class Literature(Value):
-    """All that the file says; a reason that there is not is refused."""
+    """The content of the file; a reason that is not in it is refused."""
 
     reasons: dict[str, str]
     figures: tuple[Publication, ...]
     times: tuple[Time, ...]
 
     @model_validator(mode="after")
-    def _reasoned(self) -> Self:
+    def _check_reasons(self) -> Self:
         for row in self.figures:
             if row.why and row.why not in self.reasons:
                 raise ValueError(f"{row.method}: there is no reason {row.why!r}")
@@ -104,15 +104,15 @@ class Literature(Value):
 
 @dataclass(frozen=True)
 class Traced:
-    """A network's structure: its layers, and how many parameters it has in all, biases and norms too."""
+    """A network's layers, and the number of all its parameters, biases and norms included."""
 
     graph: Graph
     parameters: int
 
 
 @dataclass(frozen=True)
-class Following:
-    """What follows from structure; None for what does not."""
+class Derived:
+    """Figures that follow from the structure; None if one does not."""
 
     gbops: float | None = None
     compression: float | None = None
@@ -120,44 +120,44 @@ class Following:
 
 @cache
 def literature() -> Literature:
-    """What the file beside this one says."""
+    """Return the content of the file beside this one."""
     text = (files("bitplan.reports") / "published.toml").read_text(encoding="utf-8")
     return Literature.model_validate(parse_toml(text))
 
 
 def about(of: str | None) -> tuple[Publication, ...]:
-    """All figures, or those of a network or a task."""
+    """Return all figures, or those of a network or a task."""
     rows = literature().figures
     if of is None:
         return rows
     found = tuple(row for row in rows if of in (row.network, row.task))
     if not found:
-        raise UnknownName("network or task", of, _names((row.network, row.task) for row in rows))
+        raise UnknownName("network or task", of, _unique((row.network, row.task) for row in rows))
     return found
 
 
 def needed(rows: Iterable[Publication]) -> tuple[str, ...]:
-    """The networks, by their names in the zoo, whose structure rows want to be compared with."""
-    return _names((row.structure.network,) for row in rows if row.structure)
+    """Return the names in the zoo of the networks whose structure the rows are compared with."""
+    return _unique((row.structure.network,) for row in rows if row.structure)
 
 
-def following(structure: Structure, traced: Traced) -> Following:
-    """What bits and structure alone give, by the costs that plans are priced with."""
+def following(structure: Structure, traced: Traced) -> Derived:
+    """Return the figures that follow from bits and structure, by the costs that plans are priced with."""
     if structure.budget is not None:
-        return Following(gbops=_within(structure.budget / 100, traced.graph) / 1e9)
+        return Derived(gbops=_within(structure.budget / 100, traced.graph) / 1e9)
     if structure.inputs:
-        return Following(gbops=sum(_bops(layer, *structure.bits(layer)) for layer in traced.graph.layers) / 1e9)
-    return Following(compression=_compression(structure, traced))
+        return Derived(gbops=sum(_bops(layer, *structure.bits(layer)) for layer in traced.graph.layers) / 1e9)
+    return Derived(compression=_compression(structure, traced))
 
 
 def _bops(layer: Layer, weights: int, inputs: int) -> int:
-    """Bit operations; those of 32-bit inputs are twice those of 16 bits, the most that a precision has."""
-    told = min(inputs, LEFT_ALONE_BITS)
-    return bops(layer, Precision(weight_bits=weights, act_bits=told)) * inputs // told
+    """Return bit operations; those of 32-bit inputs are twice those of 16 bits, the most that a precision has."""
+    most = min(inputs, LEFT_ALONE_BITS)
+    return bops(layer, Precision(weight_bits=weights, act_bits=most)) * inputs // most
 
 
 def _within(share: float, graph: Graph) -> float:
-    """Bit operations without the ends where 4- and 2-bit layers use a share of the 4-bit BMACs in full."""
+    """Return bit operations without the ends if 4- and 2-bit layers use a share of the 4-bit BMACs in full."""
     chosen = sum(layer.macs for group in graph.selectable for layer in group.layers)
     high = (share * _HIGH - _LOW) / (_HIGH - _LOW)  # the part of the MACs at the higher precision
     fixed = sum(bops(layer, layer.fixed) for layer in graph.layers if layer.fixed and not layer.is_end)
@@ -165,7 +165,7 @@ def _within(share: float, graph: Graph) -> float:
 
 
 def _compression(structure: Structure, traced: Traced) -> float:
-    """How many times fewer bits than 32 for each parameter; without `floats`, every one has the bits of weights."""
+    """Return 32 bits over the mean bits of a parameter; without `floats`, every one has the bits of weights."""
     if not structure.floats:
         return FLOAT_BITS / structure.weights
     quantized = sum(
@@ -178,12 +178,12 @@ def _compression(structure: Structure, traced: Traced) -> float:
 
 
 def published(traced: Mapping[str, Traced], of: str | None = None) -> Table:
-    """For people: a row per published network, beside it what follows from structure, and notes where it does not."""
+    """Return a row per published network beside the figures that follow from its structure, with notes."""
     rows, reasons = about(of), literature().reasons
-    used = _names((row.why,) for row in rows if row.why)
+    used = _unique((row.why,) for row in rows if row.why)
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
-        found = _found(row, traced)
+        found = _derive(row, traced)
         note = f"note {used.index(row.why) + 1}" if row.why else None
         bits = f"{row.weights or '?'} / {row.inputs or '?'}" if row.weights or row.inputs else None
         cells.append(
@@ -200,14 +200,14 @@ def published(traced: Mapping[str, Traced], of: str | None = None) -> Table:
 
 
 def published_values(traced: Mapping[str, Traced], of: str | None = None) -> Table:
-    """For programs: the same with the task, the sources and the reasons in full."""
+    """Return the same rows with the task, the sources and the reasons in full."""
     reasons = literature().reasons
     cells: list[tuple[Cell, ...]] = []
     for row in about(of):
-        found = _found(row, traced)
+        found = _derive(row, traced)
         cells.append(
             (row.method, row.network, row.task, row.weights or None, row.inputs or None, row.start, row.score, row.drop,
-             row.compression, found.compression, row.gbops, found.gbops, reasons.get(row.why), row.known, row.cited)
+             row.compression, found.compression, row.gbops, found.gbops, reasons.get(row.why), row.known, row.citation)
         )  # fmt: skip
     columns = (
         *map(Column, ("method", "network", "task", "weight bits", "input bits")),
@@ -218,26 +218,26 @@ def published_values(traced: Mapping[str, Traced], of: str | None = None) -> Tab
 
 
 def published_times(of: str | None = None) -> Table:
-    """What choosing took, as the paper says: estimating gains, and solving the knapsack."""
+    """Return the seconds that the paper reports for estimating gains and solving the knapsack."""
     rows = literature().times
     if of is not None:
         rows = tuple(row for row in rows if row.network == of)
         if not rows:
-            raise UnknownName("network", of, _names((row.network,) for row in literature().times))
+            raise UnknownName("network", of, _unique((row.network,) for row in literature().times))
     columns = (Column("what"), Column("network"), *numbers("seconds"), Column("of"), Column("source"))
-    cells = tuple((row.what, row.network, _whole(row.seconds), row.of, row.source) for row in rows)
+    cells = tuple((row.what, row.network, _drop_zeros(row.seconds), row.of, row.source) for row in rows)
     return Table("What choosing took in the paper", columns, cells)
 
 
-def _found(row: Publication, traced: Mapping[str, Traced]) -> Following:
-    return following(row.structure, traced[row.structure.network]) if row.structure else Following()
+def _derive(row: Publication, traced: Mapping[str, Traced]) -> Derived:
+    return following(row.structure, traced[row.structure.network]) if row.structure else Derived()
 
 
-def _whole(seconds: float) -> float | int:
-    """Thousands of them are told to the last one."""
+def _drop_zeros(seconds: float) -> float | int:
+    """Return whole seconds as an integer, which tables print to the last digit."""
     return int(seconds) if seconds.is_integer() else seconds
 
 
-def _names(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Each once, in order."""
+def _unique(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return each name once, in order."""
     return tuple(dict.fromkeys(name for some in several for name in some))

@@ -1,154 +1,150 @@
-"""Regret tables: what each method of a run lacks against the best plan that was found, and what it took to choose."""
+"""Regret tables: the distance of each method from the best plan found, and the spend of choosing."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.errors import InputError
 from bitplan.core.studies import Study
-from bitplan.reports.formats import Column, Table, Value, numbers
-from bitplan.reports.spending import spends_of
+from bitplan.reports.formats import Column, Table, Value, grid, numbers
+from bitplan.reports.spending import format_epochs, spends_of
 from bitplan.stats.compare import ALPHA, CORRECTION, mean
+from bitplan.stats.ranksum import name_test
 from bitplan.stats.regret import Regret, regrets, scores_of
 from bitplan.stats.spending import MethodSpend
 from bitplan.store.run_folder import RunFolder
 
 
 def regret(run: RunFolder) -> Table:
-    """A row per method, a column per budget that has a ceiling: regret ± standard error; ▲ where it is significant."""
-    ceilings, found = _found(run)
-    return regret_table(run.study, ceilings, found)
+    """Return regret ± standard error, ▲ if significant: a row per method, a column per budget with a ceiling."""
+    return regret_table(run.study, *_find_regrets(run))
 
 
-def regret_table(study: Study, ceilings: Sequence[Ceiling], found: Sequence[Regret]) -> Table:
-    """The same of what was worked out already."""
-    budgets = [one.search.budget for one in ceilings]
-    by_place = {(one.title, one.budget): one for one in found}
-    rows: list[tuple[Value, ...]] = []
-    for method in study.methods:
-        own = [by_place.get((method.title, budget)) for budget in budgets]
-        rows.append((method.title, *(None if one is None else one.marked for one in own)))
+def regret_table(study: Study, ceilings: Sequence[Ceiling], regrets_found: Sequence[Regret]) -> Table:
+    """Return that table for ceilings and regrets that are known already."""
+    texts = {(one.title, one.budget): one.text_with_mark for one in regrets_found}
     title = f"{study.name}: what each method lacks against the best plan found, in points of {ceilings[0].metric}"
-    signs = (
-        f"± standard error over pairs of trainings; ▲ p ≤ {ALPHA} by the exact rank-sum test after {CORRECTION.words}"
+    test = name_test(one.exact for one in regrets_found)
+    signs = f"± standard error over pairs of trainings; ▲ p ≤ {ALPHA} by the {test} after {CORRECTION}"
+    return grid(
+        title,
+        "method",
+        [method.title for method in study.methods],
+        [ceiling.search.budget for ceiling in ceilings],
+        lambda method, budget: texts.get((method, budget)),
+        notes=(signs, *map(_describe_ceiling, ceilings)),
     )
-    return Table(title, (Column("method"), *numbers(*budgets)), tuple(rows), (signs, *map(_told, ceilings)))
 
 
 def regret_values(run: RunFolder) -> Table:
-    """The same for programs: a row per method and budget."""
-    _, found = _found(run)
-    rows: list[tuple[Value, ...]] = []
-    for one in found:
-        interval = (one.error, one.low, one.high)
-        rows.append(
-            (one.title, one.budget, one.value, *interval, one.p, one.corrected, one.pairs, str(one.same).lower())
-        )
+    """Return the regrets with their intervals as a row per method and budget."""
+    rows = tuple(
+        (one.title, one.budget, one.value, one.error, one.low, one.high, one.p, one.corrected, one.pairs,
+         str(one.same).lower())
+        for one in _find_regrets(run)[1]
+    )  # fmt: skip
     columns = (
         Column("method"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
-        *numbers("p", f"p ({CORRECTION.name})", digits=4), *numbers("pairs"), Column("same plan"),
+        *numbers("p", "p (Holm)", digits=4), *numbers("pairs"), Column("same plan"),
     )  # fmt: skip
-    return Table(f"{run.study.name}: regret", columns, tuple(rows))
+    return Table(f"{run.study.name}: regret", columns, rows)
 
 
-def _found(run: RunFolder) -> tuple[list[Ceiling], tuple[Regret, ...]]:
-    study, ceilings = run.study, run.found_ceilings  # what is no run's folder is refused first
+def _find_regrets(run: RunFolder) -> tuple[list[Ceiling], tuple[Regret, ...]]:
+    study, ceilings = run.study, run.found_ceilings
     if not ceilings:
         raise InputError(f"{run.path} has no ceiling yet: `bitplan run ceiling STUDY --run {run.path}` finds one")
     return ceilings, regrets(study, run.results, ceilings, run.plans)
 
 
-def _told(ceiling: Ceiling) -> str:
-    """What was found, and at what expense, in a sentence."""
+def _describe_ceiling(ceiling: Ceiling) -> str:
+    """Return a sentence about the best plan found and the trainings that this took."""
     best = ceiling.finalists[0]
-    reached = [_reached(one) for one in ceiling.finalists]
-    others = ", ".join(reached[1:])
-    beside = f" (the other finalists {others})" if others else ""
+    first, *others = [_format_score(finalist) for finalist in ceiling.finalists]
+    beside = f" (the other finalists {', '.join(others)})" if others else ""
     beside += "" if ceiling.complete else "; the search is not finished, or trainings of finalists failed"
     return (
         f"at {ceiling.search.budget}: the best of {len({one.picks for one in ceiling.judged})} plans by "
-        f"{len(ceiling.judged)} trainings ({best.by}) reaches {reached[0]} on the test split{beside}"
+        f"{len(ceiling.judged)} trainings ({best.by}) reaches {first} on the test split{beside}"
     )
 
 
-def _reached(finalist: Finalist) -> str:
+def _format_score(finalist: Finalist) -> str:
     scores = list(scores_of(finalist).values())
     return f"{mean(scores):.2f}" if scores else "nothing, since all its trainings failed,"
 
 
-# --- Methods over several runs: what each lacks against the best plan found on every network, and what choosing
-# took.
+# Methods over several runs.
 
 Place = tuple[str, str]
-"""What a run is called, and a budget."""
-_OF_A_FILE = "table"  # the method whose values are in a file: what it is, only its title tells
+"""The name of a run's column, and a budget."""
+_TABLE = "table"  # the method whose values are in a file: only its title says which
 
 
 def methods(runs: Sequence[RunFolder]) -> Table:
-    """A row per method, a column per network and budget: regret ± standard error; then what choosing took in epochs.
+    """Return regret ± standard error: a row per method, a column per network and budget; then the epochs to choose.
 
-    Methods are the same where they have the same name, whatever a study calls them; of one that a study has in several
-    forms each is called by its title.
+    Rows are called by the name of the method, or by its title if a study has several forms of it.
     """
-    places, found, spends = _best_of(runs)
-    names = list(dict.fromkeys(name for name, _ in found))
+    places, by_place, spends = _read_runs(runs)
     rows: list[tuple[Value, ...]] = []
-    for name in names:
-        own = [found.get((name, place)) for place in places]
-        rows.append((name, *(None if one is None else one.marked for one in own), _range(spends.get(name, []))))
+    for name in dict.fromkeys(name for name, _ in by_place):
+        cells = [by_place.get((name, place)) for place in places]
+        texts = (None if cell is None else cell.text_with_mark for cell in cells)
+        rows.append((name, *texts, _format_range(spends.get(name, []))))
     headings = [f"{called}, {budget}" for called, budget in places]
     columns = (Column("method"), *numbers(*headings), Column("epochs to choose"))
     notes = (
         "regret: points below the best plan that a search by training found, ± standard error over pairs of trainings; "
-        f"▲ p ≤ {ALPHA} by rank sums within starts, after {CORRECTION.words} over the methods and budgets of a run",
+        f"▲ p ≤ {ALPHA} by rank sums within starts, after {CORRECTION} over the methods and budgets of a run",
         "an epoch of training is three passes of every sample; where runs differ, the least and the most",
     )
     return Table("Methods: regret by network and budget, and what choosing took", columns, tuple(rows), notes)
 
 
 def methods_values(runs: Sequence[RunFolder]) -> Table:
-    """The same for programs: a row per method, network and budget."""
-    _, found, spends = _best_of(runs)
+    """Return the same regrets as a row per method, network and budget."""
+    _, by_place, spends = _read_runs(runs)
     rows: list[tuple[Value, ...]] = []
-    for (name, (called, budget)), one in found.items():
+    for (name, (called, budget)), one in by_place.items():
         epochs = [spend.epochs for spend in spends.get(name, []) if spend.epochs is not None]
-        told = (one.value, one.error, one.low, one.high, one.corrected, max(epochs, default=None))
-        rows.append((name, called, budget, *told))
+        figures = (one.value, one.error, one.low, one.high, one.corrected, max(epochs, default=None))
+        rows.append((name, called, budget, *figures))
     columns = (
         Column("method"), Column("network"), Column("budget"), *numbers("regret", "error", "low", "high", digits=3),
-        *numbers(f"p ({CORRECTION.name})", "epochs", digits=4),
+        *numbers("p (Holm)", "epochs", digits=4),
     )  # fmt: skip
     return Table("Methods: regret", columns, tuple(rows))
 
 
-def _best_of(
+def _read_runs(
     runs: Sequence[RunFolder],
 ) -> tuple[list[Place], dict[tuple[str, Place], Regret], dict[str, list[MethodSpend]]]:
+    """Return the columns, the regret of each row and column, and the spends of each row."""
     places: list[Place] = []
-    found: dict[tuple[str, Place], Regret] = {}
+    by_place: dict[tuple[str, Place], Regret] = {}
     spends: dict[str, list[MethodSpend]] = {}
-    called = _called([run.study for run in runs])
+    columns = _name_columns([run.study for run in runs])
     for run in runs:
         study, ceilings = run.study, run.found_ceilings
         if not ceilings:
             raise InputError(
                 f"{run.path} has no ceiling: `bitplan run ceiling STUDY` finds one; leave it out until then"
             )
-        names, told = _names(study), spends_of(run)
+        names = _name_rows(study)
         for one in regrets(study, run.results, ceilings, run.plans):
-            place = called[study.id], one.budget
+            place = columns[study.id], one.budget
             places.append(place)
-            found[names[one.title], place] = one
-        for title, spend in told.items():
+            by_place[names[one.title], place] = one
+        for title, spend in spends_of(run).items():
             spends.setdefault(names.get(title, title), []).append(spend)
-    return list(dict.fromkeys(places)), found, spends
+    return list(dict.fromkeys(places)), by_place, spends
 
 
-def _called(studies: Sequence[Study]) -> Mapping[str, str]:
-    """By the id of a study, what columns call it: its network, or its own name where others have a budget alike."""
+def _name_columns(studies: Sequence[Study]) -> Mapping[str, str]:
+    """Return the id of each study → its network, or its own name if another study has the same network and budget."""
     alike = Counter((study.model, budget) for study in studies for budget in study.budgets)
     return {
         study.id: study.name if any(alike[study.model, budget] > 1 for budget in study.budgets) else study.model
@@ -156,23 +152,18 @@ def _called(studies: Sequence[Study]) -> Mapping[str, str]:
     }
 
 
-def _names(study: Study) -> dict[str, str]:
-    """The title of a method in its study → what rows call it."""
+def _name_rows(study: Study) -> dict[str, str]:
+    """Return the title of each method in its study → the name of its row."""
     times = Counter(method.name for method in study.methods)
     return {
-        method.title: method.title if times[method.name] > 1 or method.name == _OF_A_FILE else method.name
+        method.title: method.title if times[method.name] > 1 or method.name == _TABLE else method.name
         for method in study.methods
     }
 
 
-def _range(spends: Sequence[MethodSpend]) -> str | None:
-    """What one estimate took, in epochs, the least and the most of all runs."""
+def _format_range(spends: Sequence[MethodSpend]) -> str | None:
+    """Return the epochs of one estimate, the least and the most of all runs."""
     epochs = [spend.epochs for spend in spends if spend.epochs is not None]
     if not epochs:
         return None
-    shown = list(dict.fromkeys(_short(value) for value in (min(epochs), max(epochs))))
-    return " to ".join(shown)
-
-
-def _short(epochs: float) -> str:
-    return "0" if not epochs else f"{epochs:.{max(0, 1 - math.floor(math.log10(epochs)))}f}"
+    return " to ".join(dict.fromkeys(format_epochs(value) for value in (min(epochs), max(epochs))))

@@ -1,4 +1,4 @@
-"""What the trials say: the frontier of scores, and which method to take at a budget."""
+"""The scores of a run's trials: the frontier, and the method to take at a budget."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bitplan.core.records import Plan
 from bitplan.core.trials import Result
 from bitplan.reports.subject import Subject, run_subject
 from bitplan.stats.compare import ALPHA, CORRECTION, Cell, Comparison, belongs, cells, compare, metric_of, warning
+from bitplan.stats.ranksum import name_test
 from bitplan.store.run_folder import RunFolder
 
 Tests = dict[str, Comparison]
@@ -31,16 +32,16 @@ class Scores:
     single_seed: bool
 
     def at(self, budget: str) -> list[Cell]:
-        """The methods that have scores at a budget, best mean first; equal ones in the study's order."""
+        """Return the methods that have scores at a budget, best mean first; equal ones in the study's order."""
         sign = -1 if self.higher_is_better else 1
         return sorted((cell for cell in self.methods if cell.budget == budget), key=lambda cell: sign * cell.mean)
 
     def reference(self, title: str) -> Cell | None:
-        """A reference by its title, such as float or w4a4."""
+        """Return a reference by its title, such as float or w4a4."""
         return next((cell for cell in self.references if cell.title == title), None)
 
     def between(self, first: str, second: str, budget: str) -> Comparison | None:
-        """The comparison of two methods at a budget, whichever comes first."""
+        """Return the comparison of two methods at a budget, in either order."""
         return next(
             (one for one in self.comparisons if one.budget == budget and {one.first, one.second} == {first, second}),
             None,
@@ -58,7 +59,7 @@ class Answer:
 
 
 def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
-    """The scores of a run; None for a plan without a study."""
+    """Return the scores of a run; None for a plan without a study."""
     study = subject.study
     if study is None:
         return None
@@ -77,9 +78,9 @@ def gather(subject: Subject, plans: dict[str, Plan]) -> Scores | None:
 
 
 def answer(subject: Subject, scores: Scores | None) -> Answer:
-    """The best method by mean score at the chosen budget, honest about ties; without scores the first method.
+    """Return the best method by mean score at the chosen budget, with ties; without scores the first method.
 
-    A method that saw test scores to choose is not it, unless there is no other.
+    A method that saw test scores to choose is left out, unless there is no other.
     """
     budget, first = subject.budget, subject.candidates[0].title
     titles = {candidate.title for candidate in subject.candidates}
@@ -87,21 +88,21 @@ def answer(subject: Subject, scores: Scores | None) -> Answer:
         return Answer(first, budget, None, ("No network was trained for this page: the gains are estimates.",))
     ranked = [cell for cell in scores.at(budget) if cell.title in titles]
     if not ranked:
-        return Answer(first, budget, None, (_nothing_at(budget, scores),))
+        return Answer(first, budget, None, (_explain_missing(budget, scores),))
     oracles = [cell.title for cell in ranked if cell.title in subject.spends and subject.spends[cell.title].tested]
     best, *rivals = [cell for cell in ranked if cell.title not in oracles] or ranked
-    left_out = [f"Without {_listed(oracles)}, which saw test scores."] if oracles and best.title not in oracles else []
-    return Answer(best.title, budget, best, (*left_out, *_how_sure(best, rivals, scores)))
+    left_out = [f"Without {_join(oracles)}, which saw test scores."] if oracles and best.title not in oracles else []
+    return Answer(best.title, budget, best, (*left_out, *_describe_lead(best, rivals, scores)))
 
 
-def _nothing_at(budget: str, scores: Scores) -> str:
+def _explain_missing(budget: str, scores: Scores) -> str:
     if not scores.methods:
         return "No trial is done yet, so no method is proven better: this is the plan of the study's first method."
     return f"No trial is done at {budget}, so no method is proven better there: this is the plan of the first method."
 
 
-def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
-    """What may be said of the best method's lead, a sentence for each way in which it leads."""
+def _describe_lead(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
+    """Return sentences about the best method's lead over each group of rivals."""
     if not rivals:
         return ["Only one method has scores at this budget, so there is nothing to compare it with."]
     tests: Tests = {}
@@ -115,58 +116,59 @@ def _how_sure(best: Cell, rivals: Sequence[Cell], scores: Scores) -> list[str]:
     level = [title for title, test in apart.items() if test.difference == 0]
     sentences = []
     if shared:
-        sentences.append(f"{_listed(shared)} chose the very same precisions.")
+        sentences.append(f"{_join(shared)} chose the very same precisions.")
     if level:
-        sentences.append(f"{_listed(level)} reached exactly the same mean.")
+        sentences.append(f"{_join(level)} reached exactly the same mean.")
     if unequal:
         reasons = "; ".join(dict.fromkeys(test.unequal for test in unequal.values()))
-        sentences.append(f"Not tested against {_listed(list(unequal))}, which are no equals: {reasons}.")
-    return sentences + _leads(best, apart)
+        sentences.append(f"Not tested against {_join(list(unequal))}, which are no equals: {reasons}.")
+    return sentences + _describe_leads(best, apart)
 
 
-def _leads(best: Cell, apart: Tests) -> list[str]:
-    """Over whom the lead is significant, over whom only without a correction, and over whom it is not."""
+def _describe_leads(best: Cell, apart: Tests) -> list[str]:
+    """Return sentences on the significant leads, those significant only without correction, and the others."""
     # The best leads in every comparison, so a significant one is in its favour, whichever method is named first.
     corrected = {title: test for title, test in apart.items() if test.significant(corrected=True)}
     alone = {title: test for title, test in apart.items() if test.significant() and title not in corrected}
     undecided = {title: test for title, test in apart.items() if not test.significant()}
     sentences = []
     if corrected:
-        sentences.append(f"Significantly better than {_with_p(corrected)} by the exact rank-sum test.")
+        sentences.append(f"Significantly better than {_join_with_p(corrected)} by the {_name_test(corrected)}.")
     if alone:
         sentences.append(
-            f"Better than {_with_p(alone)} by the exact rank-sum test, not after {CORRECTION.words} over budgets."
+            f"Better than {_join_with_p(alone)} by the {_name_test(alone)}, not after {CORRECTION} over budgets."
         )
     if undecided:
-        sentences.append(_undecided(best, undecided))
+        sentences.append(_explain_undecided(best, undecided))
     return sentences
 
 
-def _undecided(best: Cell, rivals: Tests) -> str:
-    """Why a lead is not significant: too few seeds for any to be, or too small."""
+def _name_test(tests: Tests) -> str:
+    return name_test(test.exact for test in tests.values())
+
+
+def _explain_undecided(best: Cell, rivals: Tests) -> str:
+    """Return why a lead is not significant: too few seeds, or too small."""
     if len(best.scores) == 1:
         return "There is a single seed, so this order may be chance."
     if all(test.floor > ALPHA for test in rivals.values()):
         reason = warning(list(rivals.values()))
-        return f"The lead over {_listed(list(rivals))} is not proven: {reason}."
-    return f"Not distinguishable from {_with_p(rivals)}."
+        return f"The lead over {_join(list(rivals))} is not proven: {reason}."
+    return f"Not distinguishable from {_join_with_p(rivals)}."
 
 
-def _listed(titles: Sequence[str]) -> str:
+def _join(titles: Sequence[str]) -> str:
     return titles[0] if len(titles) == 1 else f"{', '.join(titles[:-1])} and {titles[-1]}"
 
 
-def _with_p(rivals: Tests) -> str:
-    return _listed([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
-
-
-# --- choose: the trial that a run's page recommends, or the one asked for.
+def _join_with_p(rivals: Tests) -> str:
+    return _join([f"{title} (p = {test.p:.2g})" for title, test in rivals.items()])
 
 
 def choose(
     run: RunFolder, *, method: str | None = None, budget: str | None = None, seed: int | None = None
 ) -> Result:  # fmt: skip
-    """A result of the run: of the page's method at the page's budget, with the first seed, unless said otherwise.
+    """Return a result of the run: of the page's method at the page's budget, with the first seed, unless given.
 
     `method` is a title; a reference, such as w4a4 (all layers at it), has no budget.
     """
@@ -176,21 +178,21 @@ def choose(
     titles = list(dict.fromkeys(study.title_of(result.trial) for result in done))
     if method is not None and method not in titles:
         raise UnknownName("method of this run", method, titles)
-    if method is None or any(result.trial.budgets for result in _of(run, done, method)):
+    if method is None or any(result.trial.budgets for result in _results_of(run, done, method)):
         subject = run_subject(run, None if budget is None else str(Budget.parse(budget)))
         budget = subject.budget
         method = method or answer(subject, gather(subject, run.plans)).title
     elif budget is not None:
         raise InputError(f"{method} has no budget: leave out --budget {budget}")
-    return _pick(run, _of(run, done, method), method, budget, seed)
+    return _pick_result(run, _results_of(run, done, method), method, budget, seed)
 
 
-def _of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
+def _results_of(run: RunFolder, results: Sequence[Result], title: str) -> list[Result]:
     return [result for result in results if run.study.title_of(result.trial) == title]
 
 
-def _pick(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
-    """Of a method's own results, the one at this budget with this seed, or with the first that is there."""
+def _pick_result(run: RunFolder, own: Sequence[Result], method: str, budget: str | None, seed: int | None) -> Result:
+    """Return a method's result at this budget with this seed, or with the first seed that is there."""
     budgets = (budget,) if budget else ()
     at_budget = [result for result in own if result.trial.budgets == budgets]
     if not at_budget:

@@ -1,4 +1,4 @@
-"""Score against spend: what each method of a run reached, what choosing took, and what it looked at."""
+"""Score against spend: the scores of each method, the cost of choosing, and the data it looked at."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from bitplan.store.run_folder import RunFolder
 
 
 def spends_of(run: RunFolder) -> dict[str, MethodSpend]:
-    """Title → what the method spent, as far as its gains are there."""
+    """Return the spend of each method that has gains, by its title."""
     return spendings(run.study, run.gains | run.bound_gains)
 
 
 def score_against_spend(run: RunFolder) -> Table:
-    """A row per method, the cheapest first: what one estimate took, how often that is paid, and the scores."""
+    """Return a row per method, the cheapest first: the spend of one estimate, how often it is paid, and the scores."""
     study, results = run.study, run.results
     return spend_table(study, spends_of(run), cells(study, results, run.plans), metric_of(study, results))
 
 
-def spend_table(study: Study, spends: Mapping[str, MethodSpend], found: Iterable[Cell], metric: str) -> Table:
-    """The same of what was read already."""
-    by_place = {(cell.title, cell.budget): cell for cell in found}
+def spend_table(study: Study, spends: Mapping[str, MethodSpend], scored: Iterable[Cell], metric: str) -> Table:
+    """Return that table for spends and scores that were read already."""
+    by_place = {(cell.title, cell.budget): cell for cell in scored}
     rows: list[tuple[Value, ...]] = []
     for one in sorted(spends.values(), key=lambda one: (one.passes is None, one.passes or 0.0)):
         reached = [by_place.get((one.title, budget)) for budget in study.budgets]
         scores = [None if cell is None else cell.spread for cell in reached]
-        rows.append((one.title, _amount(one.epochs, one), _amount(_over_all(one), one), one.paid, one.saw, *scores))
+        over_all = None if one.epochs is None else one.epochs * one.times
+        amounts = (_format_amount(one.epochs, one), _format_amount(over_all, one))
+        rows.append((one.title, *amounts, one.paid, one.saw, *scores))
     columns = (
         Column("method"), *numbers("epochs", "over all budgets"), Column("paid"), Column("looked at"),
         *numbers(*study.budgets),
@@ -41,7 +43,7 @@ def spend_table(study: Study, spends: Mapping[str, MethodSpend], found: Iterable
 
 
 def spend_by_budget(run: RunFolder) -> Table:
-    """The same for programs: a row per method and budget."""
+    """Return scores and spends as a row per method and budget."""
     study = run.study
     by_place = {(cell.title, cell.budget): cell for cell in cells(study, run.results, run.plans)}
     rows: list[tuple[Value, ...]] = []
@@ -60,7 +62,7 @@ def spend_by_budget(run: RunFolder) -> Table:
 
 
 def seen_notes(run: RunFolder) -> list[str]:
-    """Which methods looked at labels to choose, at test scores, or do not say."""
+    """Return notes on the methods that looked at labels or test scores to choose, or do not say so."""
     spends = list(spends_of(run).values())
     notes = []
     for words, chosen in (
@@ -74,20 +76,18 @@ def seen_notes(run: RunFolder) -> list[str]:
 
 
 def equal_spend(study: Study) -> tuple[str, ...]:
-    """Who is compared as equals, where a study says what may be spent."""
+    """Return the note on methods compared as equals, if the study limits the spend."""
     if study.spend is None:
         return ()
     return (f"equals: both within the study's spend of {study.spend:g} epochs, or within {FACTOR} times each other",)
 
 
-def _over_all(one: MethodSpend) -> float | None:
-    return None if one.epochs is None else one.epochs * one.times
-
-
-def _amount(epochs: float | None, one: MethodSpend) -> str:
-    """An amount of epochs with two digits that count; what is not said is not guessed at."""
+def _format_amount(epochs: float | None, one: MethodSpend) -> str:
     if epochs is None:
         return NOT_SAID if one.passes is None else f"{one.passes:,.0f} passes"
-    if epochs == 0:
-        return "0"
-    return f"{epochs:.{max(0, 1 - math.floor(math.log10(epochs)))}f}"
+    return format_epochs(epochs)
+
+
+def format_epochs(epochs: float) -> str:
+    """Return a number of epochs with two significant digits."""
+    return "0" if not epochs else f"{epochs:.{max(0, 1 - math.floor(math.log10(epochs)))}f}"

@@ -1,4 +1,4 @@
-"""What a page is about: a run with its results, or a single plan."""
+"""The subject of a page: a run with its results, or a single plan."""
 
 from __future__ import annotations
 
@@ -56,31 +56,31 @@ class Subject:
 
     @cached_property
     def cost(self) -> Costs:
-        """The cost that the budgets limit."""
+        """Return the cost that the budgets limit."""
         choices = self.candidates[0].gains.choices
         return cost_of(Budget.parse(self.budget), self.graph, choices, self.costs)
 
     @cached_property
     def account(self) -> Account:
-        """What the budgets are measured against."""
+        """Return the account that the budgets are measured against."""
         return Account.of(self.graph, self.cost)
 
     def capacity(self, budget: str) -> int:
-        """What a budget leaves to the choosable layers, in units of the cost."""
+        """Return the units of the cost that a budget leaves to the choosable layers."""
         return Budget.parse(budget).capacity(self.account)
 
     def make(self, candidate: Candidate, budget: str) -> Plan:
-        """The plan of a method at a budget."""
+        """Return the plan of a method at a budget."""
         return select(self.graph, candidate.gains, self.costs, budget=budget, selector=candidate.selector)
 
     def reproduce(self, candidate: Candidate, budget: str) -> str:
-        """The command that makes the plan of a method at a budget."""
+        """Return the command that makes the plan of a method at a budget."""
         selector = "" if candidate.selector == candidate.gains.selector else f" --selector {candidate.selector}"
         return self.command.format(gains=gains_file(candidate.title), budget=budget, selector=selector)
 
 
 def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
-    """A run as far as it got; `budget` is the study's middle one unless given."""
+    """Return a run as far as it got; `budget` is the study's middle one unless given."""
     study, graph, costs, gains = run.study, run.graph, run.costs, run.gains
     if not study.methods:
         raise InputError(
@@ -126,7 +126,7 @@ def run_subject(run: RunFolder, budget: str | None = None) -> Subject:
 
 
 def plan_subject(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...], command: str) -> Subject:
-    """A single plan without any training."""
+    """Return a single plan without any training."""
     first, *others = [limit.budget for limit in plan.limits]
     return Subject(
         title=graph.model,
@@ -142,7 +142,7 @@ def plan_subject(plan: Plan, graph: Graph, gains: Gains, costs: tuple[Costs, ...
 
 
 def _literal(path: Path) -> str:
-    """A path inside a text that is filled in later."""
+    """Return a path for a text that `format` fills in later."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 

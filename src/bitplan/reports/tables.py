@@ -1,4 +1,4 @@
-"""The tables of a run by name; here those of scores and of what things take: frontier, costs, compression."""
+"""The tables of a run by name; tables of regret and of spend are in the files beside this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitplan.core.studies import Study
 from bitplan.core.trials import Result
 from bitplan.costs.base import add_limited
 from bitplan.costs.standard import total
-from bitplan.reports.formats import Column, Table, Value, numbers
+from bitplan.reports.formats import Column, Table, Value, grid, numbers
 from bitplan.reports.regrets import regret, regret_values
 from bitplan.reports.spending import equal_spend, score_against_spend, seen_notes, spend_by_budget, spends_of
 from bitplan.selection.base import select_each
@@ -31,170 +31,160 @@ from bitplan.stats.compare import (
     quantizer_cells,
     warning,
 )
-from bitplan.stats.ranksum import rank_correlation
+from bitplan.stats.ranksum import name_test, rank_correlation
 from bitplan.stats.windows import window_pairs
 from bitplan.store.run_folder import RunFolder
 
-# --- Which precisions the methods choose, and how alike they are: tables for which nothing needs to be trained.
+# Plans of the methods: nothing needs to be trained for these tables.
 
 Plans = Mapping[Place, Plan]
 
 
 def layers(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """The precision of every group by every method: one column per method, its budgets in turn."""
-    study, chosen = run.study, _chosen(run, budgets)
+    """Return the precision of every group: a column per method, its budgets side by side."""
+    study, plans = run.study, _select_plans(run, budgets)
     within = tuple(budgets) or study.budgets
     titles = [method.title for method in study.methods]
-    rows: list[tuple[Value, ...]] = []
-    for group in _groups(run):
-        row: list[Value] = [group]
-        for title in titles:
-            plans = [chosen.get((title, budget)) for budget in within]
-            row.append(" ".join(_bits(plan, group) for plan in plans))
-        rows.append(tuple(row))
+
+    def list_bits(group: str, title: str) -> str:
+        return " ".join(_format_bits(plans.get((title, budget)), group) for budget in within)
+
+    rows = tuple((group, *(list_bits(group, title) for title in titles)) for group in _list_groups(run))
     title = f"{study.name}: precision of each group at {', '.join(within)}"
-    return Table(title, (Column("group"), *map(Column, titles)), tuple(rows))
+    return Table(title, (Column("group"), *map(Column, titles)), rows)
 
 
 def selections(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """The same, a row per group, method and budget."""
-    groups = _groups(run)
+    """Return the precisions as a row per group, method and budget."""
+    groups = _list_groups(run)
     rows: list[tuple[Value, ...]] = []
-    for (title, budget), plan in _chosen(run, budgets).items():
+    for (title, budget), plan in _select_plans(run, budgets).items():
         rows += [(group, title, budget, str(plan.precisions[group])) for group in groups]
     columns = tuple(map(Column, ("group", "method", "budget", "precision")))
     return Table(f"{run.study.name}: selections", columns, tuple(rows))
 
 
 def agreement(run: RunFolder) -> Table:
-    """How alike two methods rank the groups: Spearman's correlation of their gains, a row and a column per method."""
-    by_title = run.gains
-    rows: list[tuple[Value, ...]] = []
-    for title, gains in by_title.items():
-        rows.append((title, *(rank_correlation(gains, other) for other in by_title.values())))
-    columns = (Column("method"), *numbers(*by_title, digits=2))
-    return Table(f"{run.study.name}: rank correlation of the gains (Spearman)", columns, tuple(rows))
+    """Return Spearman's correlation of the gains of every two methods: a row and a column per method."""
+    gains = run.gains
+    title = f"{run.study.name}: rank correlation of the gains (Spearman)"
+    return grid(
+        title, "method", gains, gains, lambda one, other: rank_correlation(gains[one], gains[other]), digits=2
+    )  # fmt: skip
 
 
 def correlations(run: RunFolder) -> Table:
-    """The same, a row per two methods."""
-    by_title = run.gains
-    rows: list[tuple[Value, ...]] = []
-    for first, second in combinations(by_title, 2):
-        rows.append((first, second, rank_correlation(by_title[first], by_title[second])))
+    """Return the same correlations as a row per two methods."""
+    gains = run.gains
+    rows = tuple((one, other, rank_correlation(gains[one], gains[other])) for one, other in combinations(gains, 2))
     columns = (Column("method"), Column("other"), *numbers("rank correlation"))
-    return Table(f"{run.study.name}: agreement of the methods", columns, tuple(rows))
+    return Table(f"{run.study.name}: agreement of the methods", columns, rows)
 
 
 def differences(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """On how many groups two methods differ within each budget in turn, a row and a column per method."""
-    within, titles = tuple(budgets) or run.study.budgets, list(run.gains)
-    chosen, groups = _chosen(run, budgets), _groups(run)
-    rows: list[tuple[Value, ...]] = []
-    for title in titles:
-        row: list[Value] = [title]
-        for other in titles:
-            if other == title:
-                row.append(None)
-                continue
-            counts = _apart(chosen, (title, other), within, groups)
-            row.append(" ".join("–" if count is None else str(count) for count in counts))
-        rows.append(tuple(row))
+    """Return the number of groups that two methods choose differently: a row and a column per method."""
+    within, plans, groups = tuple(budgets) or run.study.budgets, _select_plans(run, budgets), _list_groups(run)
+
+    def list_counts(title: str, other: str) -> str | None:
+        if other == title:
+            return None
+        counts = _count_differences(plans, (title, other), within, groups)
+        return " ".join("–" if count is None else str(count) for count in counts)
+
     about = f"groups (of {len(groups)}) that two methods choose differently at {', '.join(within)}"
-    return Table(f"{run.study.name}: {about}", (Column("method"), *numbers(*titles)), tuple(rows))
+    return grid(f"{run.study.name}: {about}", "method", run.gains, run.gains, list_counts)
 
 
 def distances(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """The same, a row per two methods and a column per budget."""
-    within, chosen, groups = tuple(budgets) or run.study.budgets, _chosen(run, budgets), _groups(run)
-    rows: list[tuple[Value, ...]] = []
-    for pair in combinations(run.gains, 2):
-        rows.append((*pair, *_apart(chosen, pair, within, groups)))
+    """Return the same numbers as a row per two methods and a column per budget."""
+    within, plans, groups = tuple(budgets) or run.study.budgets, _select_plans(run, budgets), _list_groups(run)
+    pairs = combinations(run.gains, 2)
+    rows = tuple((*pair, *_count_differences(plans, pair, within, groups)) for pair in pairs)
     columns = (Column("method"), Column("other"), *numbers(*(f"differ at {budget}" for budget in within)))
-    return Table(f"{run.study.name}: groups that two methods choose differently", columns, tuple(rows))
+    return Table(f"{run.study.name}: groups that two methods choose differently", columns, rows)
 
 
 def lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """How many groups each method lowers below the highest choice within each budget (the paper's appendix D).
+    """Return how many groups each method lowers below the highest choice within each budget (the paper's appendix D).
 
-    In brackets how many layers that is: linked ones are lowered together.
+    The number of layers is in brackets: linked layers are lowered together.
     """
-    within, counts = tuple(budgets) or run.study.budgets, _lowered(run, budgets)
-    rows: list[tuple[Value, ...]] = []
-    for method in run.study.methods:
-        found = [counts.get((method.title, budget)) for budget in within]
-        rows.append((method.title, *(None if each is None else f"{each[0]} ({each[1]})" for each in found)))
+    within, counts = tuple(budgets) or run.study.budgets, _count_lowered(run, budgets)
+
+    def count(title: str, budget: str) -> str | None:
+        groups_and_layers = counts.get((title, budget))
+        return "{} ({})".format(*groups_and_layers) if groups_and_layers else None
+
     graph = run.graph
     groups = graph.selectable if graph else ()
-    about = (
-        f"groups (layers) below {run.study.choices[-1]}, of {len(groups)} ({sum(len(one.layers) for one in groups)})"
-    )
-    return Table(f"{run.study.name}: {about}", (Column("method"), *numbers(*within)), tuple(rows))
+    of_all = f"{len(groups)} ({sum(len(group.layers) for group in groups)})"
+    title = f"{run.study.name}: groups (layers) below {run.study.choices[-1]}, of {of_all}"
+    return grid(title, "method", [method.title for method in run.study.methods], within, count)
 
 
 def lowered_counts(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
-    """The same, a row per method and budget."""
-    rows: list[tuple[Value, ...]] = []
-    for (title, budget), (groups, layers_below) in _lowered(run, budgets).items():
-        rows.append((title, budget, groups, layers_below))
+    """Return the same numbers as a row per method and budget."""
+    rows = tuple((*place, *counts) for place, counts in _count_lowered(run, budgets).items())
     columns = (Column("method"), Column("budget"), *numbers("groups lowered", "layers lowered"))
-    return Table(f"{run.study.name}: how much is lowered", columns, tuple(rows))
+    return Table(f"{run.study.name}: how much is lowered", columns, rows)
 
 
 def trained_plans(run: RunFolder) -> Plans:
-    """The plan of each method at each budget, those of references first; the float network has none."""
+    """Return the plan of each method at each budget, those of references first; the float network has none."""
     study, plans = run.study, run.plans
     turns = {method.title: turn for turn, method in enumerate(study.methods)}
-    first = (None, study.start.seed)  # of several starts the first stands for the method
-    done = [result for result in run.results if result.trial.role != "quantizer"]  # whose plan was given
-    done = [result for result in done if result.trial.start_seed in first]
-    planned = [result for result in done if result.plan in plans and result.training]
-    planned.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
-    by_place: dict[Place, Plan] = {}
-    for result in planned:
-        place = study.title_of(result.trial), ", ".join(result.trial.budgets)
-        by_place[place] = plans[result.plan]
-    return by_place
+    first = (None, study.start.seed)  # with several starts the first stands for the method
+    trained = [
+        result
+        for result in run.results
+        if result.trial.role != "quantizer" and result.trial.start_seed in first  # plans of quantizers were given
+        if result.plan in plans and result.training
+    ]
+    trained.sort(key=lambda result: turns.get(study.title_of(result.trial), -1))
+    return {
+        (study.title_of(result.trial), ", ".join(result.trial.budgets)): plans[result.plan] for result in trained
+    }  # fmt: skip
 
 
-def _chosen(run: RunFolder, budgets: Sequence[str]) -> Plans:
-    """Plans within any budgets, chosen here from the gains; without budgets, those that the trials were trained by."""
+def _select_plans(run: RunFolder, budgets: Sequence[str]) -> Plans:
+    """Select plans within any budgets by the gains; without budgets, return those that were trained."""
     if not budgets:
         return trained_plans(run)
-    graph, own_cost, gains = run.graph, run.costs, run.gains
+    graph, own_cost, all_gains = run.graph, run.costs, run.gains
     if graph is None or own_cost is None:
         return {}
     costs = add_limited([own_cost], [Budget.parse(budget) for budget in budgets], graph, own_cost.choices)
-    chosen: dict[Place, Plan] = {}
+    by_place: dict[Place, Plan] = {}
     for method in run.study.methods:
-        own = gains.get(method.title)
-        if own is None:
-            continue
-        plans = select_each(graph, own, costs, budgets=budgets, selector=method.selector)
-        chosen |= {(method.title, budget): plan for budget, plan in zip(budgets, plans, strict=True)}
-    return chosen
+        gains = all_gains.get(method.title)
+        if gains is not None:
+            plans = select_each(graph, gains, costs, budgets=budgets, selector=method.selector)
+            by_place |= {(method.title, budget): plan for budget, plan in zip(budgets, plans, strict=True)}
+    return by_place
 
 
-def _lowered(run: RunFolder, budgets: Sequence[str]) -> dict[Place, tuple[int, int]]:
-    """How many groups, and layers, each plan of a method has below the highest choice."""
+def _count_lowered(run: RunFolder, budgets: Sequence[str]) -> dict[Place, tuple[int, int]]:
+    """Return how many groups, and layers, each plan of a method has below the highest choice."""
     graph, highest = run.graph, run.study.choices[-1]
     titles = {method.title for method in run.study.methods}
     counts: dict[Place, tuple[int, int]] = {}
-    for (title, budget), plan in _chosen(run, budgets).items():
+    for (title, budget), plan in _select_plans(run, budgets).items():
         if title in titles and graph is not None:
             below = [group for group in graph.selectable if plan.precisions[group.name] != highest]
             counts[title, budget] = len(below), sum(len(group.layers) for group in below)
     return counts
 
 
-def _groups(run: RunFolder) -> list[str]:
-    """The groups that there is a choice for, in order of execution."""
+def _list_groups(run: RunFolder) -> list[str]:
+    """Return the names of the groups with a choice, in order of execution."""
     graph = run.graph
     return [group.name for group in graph.selectable] if graph else []
 
 
-def _apart(plans: Plans, titles: tuple[str, str], budgets: Sequence[str], groups: Sequence[str]) -> list[int | None]:
-    """How many groups two methods choose differently within each budget; None where one has no plan yet."""
+def _count_differences(
+    plans: Plans, titles: tuple[str, str], budgets: Sequence[str], groups: Sequence[str]
+) -> list[int | None]:
+    """Return how many groups two methods choose differently within each budget; None if one has no plan yet."""
     counts: list[int | None] = []
     for budget in budgets:
         first, second = (plans.get((title, budget)) for title in titles)
@@ -205,29 +195,29 @@ def _apart(plans: Plans, titles: tuple[str, str], budgets: Sequence[str], groups
     return counts
 
 
-def _bits(plan: Plan | None, group: str) -> str:
+def _format_bits(plan: Plan | None, group: str) -> str:
     if plan is None:
         return "–"
     precision = plan.precisions[group]
-    alike = precision.weight_bits == precision.act_bits
-    return str(precision.weight_bits) if alike else str(precision)
+    return str(precision.weight_bits if precision.weight_bits == precision.act_bits else precision)
 
 
-# --- Which differences between methods mean anything: every test in a list, or one method against the others.
+# Comparisons: every test in a list, or one method against the others.
 
 
 def significance(run: RunFolder, against: str | None = None, *, corrected: bool = False) -> Table:
-    """One method against every other (None: every two) at each budget: difference, p, and what may be said."""
-    _check_method(run, against)
+    """Return every test of one method against the others (None: of every two methods) at each budget."""
+    _check_title("method of this run", against, [method.title for method in run.study.methods])
     comparisons = compare(run.study, run.results, run.plans, against=against, spends=spends_of(run))
-    title, heading = f"{run.study.name}: exact rank-sum tests", "p"
+    name = name_test(test.exact for test in comparisons)
+    title, heading = f"{run.study.name}: {name.replace('test', 'tests')}", "p"
     if corrected:
-        title, heading = f"{title}, corrected over budgets ({CORRECTION.name})", f"p ({CORRECTION.name})"
+        title, heading = f"{title}, corrected over budgets (Holm)", "p (Holm)"
     rows: list[tuple[Value, ...]] = []
     for first, second, difference, test in seen_from(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
-        given = (None, None) if test.unequal else (p, least)
-        rows.append((test.budget, first, second, difference, *given, test.verdict()))
+        figures = (None, None) if test.unequal else (p, least)
+        rows.append((test.budget, first, second, difference, *figures, test.verdict()))
     columns = (
         Column("budget"), Column("method"), Column("against"), *numbers("better by", digits=2),
         *numbers(heading, "least possible p", digits=4), Column("so"),
@@ -236,74 +226,96 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
 
 
 def versus(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
-    """One method at a glance: a row per other method, a column per budget; p where it can mean anything."""
-    _check_method(run, against)
+    """Return one method at a glance: a row per other method, a column per budget; p if it can mean anything."""
     study, results = run.study, run.results
-    seen = seen_from(compare(study, results, run.plans, against=against, spends=spends_of(run)), against)
-    by_budget: dict[str, dict[str, str]] = {}  # the other method → budget → text
-    for _, other, difference, test in seen:
-        by_budget.setdefault(other, {})[test.budget] = difference_in_words(difference, test, corrected)
-    rows = tuple((other, *map(texts.get, study.budgets)) for other, texts in by_budget.items())
-    comparisons = [test for *_, test in seen]
-    notes = (legend(against, comparisons, corrected), *_unequal(comparisons, study), *warnings_of(comparisons))
+    _check_title("method of this run", against, [method.title for method in study.methods])
+    comparisons = compare(study, results, run.plans, against=against, spends=spends_of(run))
+    notes = (legend(against, comparisons, corrected), *_explain_unequal(comparisons, study), *warnings_of(comparisons))
     title = f"{study.name}: {against} against the others, in points of {metric_of(study, results)}"
-    return Table(title, (Column("against"), *numbers(*study.budgets)), rows, notes)
+    return _compare_at_a_glance(title, against, comparisons, study.budgets, corrected, notes)
+
+
+def quantizers_against(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
+    """Return one quantizer at a glance: a row per other quantizer, a column per plan."""
+    _check_title("quantizer of this run", against, [quantizer.title for quantizer in run.study.quantizers])
+    tests = compare_quantizers(run.study, run.results, against)
+    plans = list(dict.fromkeys(cell.budget for cell in _quantizer_cells(run)))
+    title = f"{run.study.name}: {against} against the other quantizers, in points of {_name_metric(run)}"
+    notes = (legend(against, tests, corrected, hint=""), *warnings_of(tests))
+    return _compare_at_a_glance(title, against, tests, plans, corrected, notes)
+
+
+def _compare_at_a_glance(
+    title: str,
+    against: str,
+    comparisons: Iterable[Comparison],
+    budgets: Iterable[str],
+    corrected: bool,
+    notes: tuple[str, ...],
+) -> Table:
+    seen = seen_from(comparisons, against)
+    texts = {
+        (other, test.budget): difference_in_words(difference, test, corrected) for _, other, difference, test in seen
+    }
+    others = dict.fromkeys(other for _, other, *_ in seen)
+    return grid(title, "against", others, budgets, lambda other, budget: texts.get((other, budget)), notes=notes)
 
 
 def legend(
     against: str, comparisons: Sequence[Comparison], corrected: bool, *, hint: str = "; --against all lists p"
 ) -> str:
-    """What the signs of `difference_in_words` mean, as far as they occur."""
-    told = f"positive: {against} is better"
+    """Return the meaning of the signs of `difference_in_words` that can occur."""
+    sign = f"positive: {against} is better"
+    tested = [test for test in comparisons if _can_be_significant(test)]
     if not comparisons:
-        return told
-    if not any(_can_be_significant(one) for one in comparisons):
-        return told + hint
-    p = f"p after {CORRECTION.words} over the budgets" if corrected else "p of the exact rank-sum test"
-    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION.words}"
-    return f"{told}; {marks}; then {p}"
+        return sign
+    if not tested:
+        return sign + hint
+    name = name_test(test.exact for test in tested)
+    p = f"p after {CORRECTION} over the budgets" if corrected else f"p of the {name}"
+    marks = f"★ significantly, ▽ significantly worse (p ≤ {ALPHA}), twice: also after {CORRECTION}"
+    return f"{sign}; {marks}; then {p}"
 
 
-def difference_in_words(difference: float, one: Comparison, corrected: bool) -> str:
-    """A difference with its mark and p; p is left out where it could not be significant whatever the scores were."""
-    if one.shared:
+def difference_in_words(difference: float, test: Comparison, corrected: bool) -> str:
+    """Return a difference with its mark and p; p is left out if no scores could make it significant."""
+    if test.shared:
         return "same plan"
-    if one.unequal:
+    if test.unequal:
         return f"{difference:+.2f} ≠"
-    if not _can_be_significant(one):
+    if not _can_be_significant(test):
         return f"{difference:+.2f}"
     sign = "★" if difference > 0 else "▽"
-    mark = sign * (one.significant() + one.significant(corrected=True))  # none, one or two of it
-    p = one.corrected if corrected else one.p
+    mark = sign * (test.significant() + test.significant(corrected=True))  # none, one or two of them
+    p = test.corrected if corrected else test.p
     return f"{difference:+.2f} {mark:2} {p:.4f}"
 
 
-def _can_be_significant(one: Comparison) -> bool:
-    return one.floor <= ALPHA and not (one.shared or one.unequal)
+def _can_be_significant(test: Comparison) -> bool:
+    return test.floor <= ALPHA and not (test.shared or test.unequal)
 
 
-def _unequal(comparisons: Sequence[Comparison], study: Study) -> tuple[str, ...]:
-    """What ≠ means, where it occurs."""
-    reasons = list(dict.fromkeys(one.unequal for one in comparisons if one.unequal and not one.shared))
+def _explain_unequal(comparisons: Sequence[Comparison], study: Study) -> tuple[str, ...]:
+    """Return the notes about ≠ and about equal spends."""
+    reasons = list(dict.fromkeys(test.unequal for test in comparisons if test.unequal and not test.shared))
     if not reasons:
         return equal_spend(study)
     return (f"≠: no equals, so that no p is given: {'; '.join(reasons)}", *equal_spend(study))
 
 
 def warnings_of(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
-    """What must be said of too few seeds, if anything."""
+    """Return the note about too few seeds, if there is one."""
     text = warning(comparisons)
     return () if text is None else (text,)
 
 
-def _check_method(run: RunFolder, title: str | None) -> None:
-    titles = [method.title for method in run.study.methods]
+def _check_title(what: str, title: str | None, titles: Sequence[str]) -> None:
     if title is not None and title not in titles:
-        raise UnknownName("method of this run", title, titles)
+        raise UnknownName(what, title, titles)
 
 
 def seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
-    """First method, second, by how much the first is better, and the comparison; `against` always comes first."""
+    """Return first method, second, the lead of the first, and the comparison; `against` always comes first."""
     seen = []
     for test in comparisons:
         if test.second == against:
@@ -313,142 +325,104 @@ def seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tu
     return seen
 
 
-# --- Tables of quantizers that were compared at the same plans.
+# Scores, and costs of estimates and plans.
 
 
 def quantizers(run: RunFolder) -> Table:
-    """A row per quantizer, a column per plan: mean ± standard deviation over seeds."""
-    found = _quantizer_cells(run)
-    by_place = {(cell.title, cell.budget): cell for cell in found}
-    plans = list(dict.fromkeys(cell.budget for cell in found))
-    titles = list(dict.fromkeys(cell.title for cell in found))
-    rows: list[tuple[Value, ...]] = []
-    for title in titles:
-        cells = [by_place.get((title, at)) for at in plans]
-        rows.append((title, *(None if cell is None else cell.spread for cell in cells)))
-    upwards = all(result.higher_is_better for result in run.results)
-    best: set[tuple[int, int]] = set()
-    for column, at in enumerate(plans, start=1):
-        means = [by_place[title, at].mean for title in titles if (title, at) in by_place]
-        top = (max if upwards else min)(means)
-        several = len(means) > 1
-        best |= {
-            (row, column)
-            for row, title in enumerate(titles)
-            if several and (title, at) in by_place and by_place[title, at].mean == top
-        }
-    title = f"{run.study.name}: quantizers at the same plans, {_metric(run)}, mean ± sd over seeds"
-    columns = (Column("quantizer"), *numbers(*(f"all at {at}" if " " not in at else at for at in plans)))
-    return Table(title, columns, tuple(rows), _left(run), frozenset(best))
+    """Return mean ± standard deviation over seeds: a row per quantizer, a column per plan."""
+    by_place = {(cell.title, cell.budget): cell for cell in _quantizer_cells(run)}
+    plans = list(dict.fromkeys(plan for _, plan in by_place))
+    titles = list(dict.fromkeys(title for title, _ in by_place))
+    rows = tuple((title, *(_spread(by_place.get((title, plan))) for plan in plans)) for title in titles)
+    figures = [(None, *(_mean(by_place.get((title, plan))) for plan in plans)) for title in titles]
+    title = f"{run.study.name}: quantizers at the same plans, {_name_metric(run)}, mean ± sd over seeds"
+    columns = (Column("quantizer"), *numbers(*(f"all at {plan}" if " " not in plan else plan for plan in plans)))
+    return Table(title, columns, rows, tuple(_note_unfinished(run)), _find_best(figures, run.results))
 
 
 def quantizer_scores(run: RunFolder) -> Table:
-    """The same for programs: a row per quantizer and plan."""
-    rows: list[tuple[Value, ...]] = [
-        (cell.title, cell.budget, len(cell.scores), cell.mean, cell.sd) for cell in _quantizer_cells(run)
-    ]
+    """Return the same scores as a row per quantizer and plan."""
+    rows = tuple((cell.title, cell.budget, len(cell.scores), cell.mean, cell.sd) for cell in _quantizer_cells(run))
     columns = (Column("quantizer"), Column("plan"), *numbers("seeds"), *numbers("mean", "sd", digits=2))
-    return Table(f"{run.study.name}: quantizers at the same plans", columns, tuple(rows))
-
-
-def quantizers_against(run: RunFolder, against: str, *, corrected: bool = False) -> Table:
-    """One quantizer at a glance: a row per other one, a column per plan."""
-    titles = [one.title for one in run.study.quantizers]
-    if against not in titles:
-        raise UnknownName("quantizer of this run", against, titles)
-    seen = seen_from(compare_quantizers(run.study, run.results, against), against)
-    plans = list(dict.fromkeys(cell.budget for cell in _quantizer_cells(run)))
-    by_plan: dict[str, dict[str, str]] = {}
-    for _, other, difference, test in seen:
-        by_plan.setdefault(other, {})[test.budget] = difference_in_words(difference, test, corrected)
-    rows = tuple((other, *map(texts.get, plans)) for other, texts in by_plan.items())
-    tests = [test for *_, test in seen]
-    title = f"{run.study.name}: {against} against the other quantizers, in points of {_metric(run)}"
-    notes = (legend(against, tests, corrected, hint=""), *warnings_of(tests))
-    return Table(title, (Column("against"), *numbers(*plans)), rows, notes)
+    return Table(f"{run.study.name}: quantizers at the same plans", columns, rows)
 
 
 def _quantizer_cells(run: RunFolder) -> tuple[Cell, ...]:
-    found = quantizer_cells(run.study, run.results)
     if not run.study.quantizers:
         raise InputError(f"{run.study.name} compares no quantizers: a study lists them as [[quantizers]]")
-    if not found:
+    return _check_any(run, quantizer_cells(run.study, run.results))
+
+
+def _method_cells(run: RunFolder) -> tuple[Cell, ...]:
+    if not run.study.methods:
+        raise InputError(
+            f"{run.study.name} compares quantizers and no methods: `bitplan run tables --which quantizers`"
+        )
+    return _check_any(run, cells(run.study, run.results, run.plans))
+
+
+def _check_any(run: RunFolder, scored: tuple[Cell, ...]) -> tuple[Cell, ...]:
+    if not scored:
         raise InputError(f"{run.path} has no finished trial yet: `bitplan run status {run.path}` shows how far it is")
-    return found
+    return scored
 
 
-def _metric(run: RunFolder) -> str:
-    said = {result.metric for result in run.results if result.metric}
-    return said.pop() if len(said) == 1 else "score"
-
-
-def _left(run: RunFolder) -> tuple[str, ...]:
-    left, failed = run.unfinished, len(run.failures)
-    notes = [f"{left} of {left + len(run.results) + failed} trials are not done yet"] if left else []
-    return (*notes, *([f"{failed} trials failed"] if failed else []))
+def _name_metric(run: RunFolder) -> str:
+    metrics = {result.metric for result in run.results if result.metric}
+    return metrics.pop() if len(metrics) == 1 else "score"
 
 
 def scores(run: RunFolder) -> Table:
-    """What each method reached at each budget, a row each."""
-    found = _cells(run)
-    rows: list[tuple[Value, ...]] = []
-    for cell in found:
-        shared = " ".join(cell.shared_with)
-        rows.append((cell.title, cell.budget or None, len(cell.scores), cell.mean, cell.sd, shared or None))
-    columns = (
-        Column("method"),
-        Column("budget"),
-        *numbers("seeds"),
-        *numbers("mean", "sd", digits=2),
-        Column("shared"),
+    """Return the scores of each method as a row per budget."""
+    scored = _method_cells(run)
+    rows = tuple(
+        (cell.title, cell.budget or None, len(cell.scores), cell.mean, cell.sd, " ".join(cell.shared_with) or None)
+        for cell in scored
     )
-    return Table(f"{run.study.name}: scores", columns, tuple(rows), _notes(run, found))
+    columns = (
+        Column("method"), Column("budget"), *numbers("seeds"), *numbers("mean", "sd", digits=2), Column("shared"),
+    )  # fmt: skip
+    return Table(f"{run.study.name}: scores", columns, rows, _list_notes(run, scored))
 
 
 def frontier(run: RunFolder) -> Table:
-    """A row per method, a column per budget: mean ± standard deviation; then the area under the frontier."""
-    study, results, found = run.study, run.results, _cells(run)
-    by_place = {(cell.title, cell.budget): cell for cell in found}
-    titles = list(dict.fromkeys(cell.title for cell in found))
-    areas_of = areas(study, found)
+    """Return mean ± standard deviation: a row per method, a column per budget; then the area under the frontier."""
+    study, results, scored = run.study, run.results, _method_cells(run)
+    by_place = {(cell.title, cell.budget): cell for cell in scored}
+    areas_of = areas(study, scored)
     rows: list[tuple[Value, ...]] = []
     figures: list[tuple[float | None, ...]] = []  # the numbers of each row that compete with those of other rows
-    for title in titles:
+    for title in dict.fromkeys(cell.title for cell in scored):
         reference, area = by_place.get((title, "")), areas_of.get(title)
         at_budgets: list[Cell | None] = [None] * len(study.budgets)  # as for a reference
         if reference is None:
             at_budgets = [by_place.get((title, budget)) for budget in study.budgets]
-        rows.append(
-            (reference.name if reference else title, _spread(reference), *map(_spread, at_budgets), _interval(area))
-        )
+        name = reference.name if reference else title
+        rows.append((name, _spread(reference), *map(_spread, at_budgets), _format_area(area)))
         figures.append((None, None, *map(_mean, at_budgets), area.value if area else None))
     columns = (Column("method"), *numbers("no budget", *study.budgets), Column("area (95%)", number=True))
     title = f"{study.name}: {metric_of(study, results)} by {study.cost} budget, mean ± sd over seeds"
-    upwards = all(result.higher_is_better for result in results)
-    best = _best(figures, max if upwards else min)
-    return Table(title, columns, tuple(rows), _notes(run, found), best)
+    return Table(title, columns, tuple(rows), _list_notes(run, scored), _find_best(figures, results))
 
 
-def _best(
-    figures: Sequence[Sequence[float | None]], pick: Callable[[Iterable[float]], float]
-) -> frozenset[tuple[int, int]]:
-    """The (row, column) of the best figure of every column, where there are several to choose from."""
+def _find_best(figures: Sequence[Sequence[float | None]], results: Iterable[Result]) -> frozenset[tuple[int, int]]:
+    """Return the (row, column) of the best figure of every column with several figures."""
+    pick: Callable[[Iterable[float]], float] = max if all(result.higher_is_better for result in results) else min
     places: set[tuple[int, int]] = set()
     for column, values in enumerate(zip(*figures, strict=True)):
         known = [value for value in values if value is not None]
-        if len(known) < 2:
-            continue
-        best = pick(known)
-        places.update((row, column) for row, value in enumerate(values) if value == best)
+        if len(known) > 1:
+            best = pick(known)
+            places.update((row, column) for row, value in enumerate(values) if value == best)
     return frozenset(places)
 
 
 def costs(run: RunFolder) -> Table:
-    """What each method took to estimate: seconds, epochs of training data, samples, trainings."""
+    """Return the cost of each method's estimate: seconds, epochs of training data, samples, trainings."""
     rows: list[tuple[Value, ...]] = []
     for title, gains in (run.gains | run.bound_gains).items():
         samples, per_epoch = gains.counts.get("samples", 0), gains.counts.get("samples_per_epoch")
-        epochs: float | None = None  # not known where a method does not say how many samples an epoch has
+        epochs: float | None = None  # unknown if a method does not say how many samples an epoch has
         if per_epoch:
             epochs = samples / per_epoch
         elif not samples:
@@ -459,9 +433,9 @@ def costs(run: RunFolder) -> Table:
 
 
 def compression(run: RunFolder) -> Table:
-    """What each plan comes to beside its score: bit operations, size, compression."""
+    """Return each plan's score beside its bit operations, size and compression."""
     graph = run.graph
-    by_place = {(cell.title, cell.budget): cell for cell in _cells(run)}
+    by_place = {(cell.title, cell.budget): cell for cell in _method_cells(run)}
     rows: list[tuple[Value, ...]] = []
     for (title, budget), plan in trained_plans(run).items():
         assert graph is not None, "plans have a graph"
@@ -478,7 +452,7 @@ def compression(run: RunFolder) -> Table:
 
 _Make = Callable[[RunFolder], Table]
 _MakeWithin = Callable[[RunFolder, Sequence[str]], Table]
-# Each by its name: for people, then for programs.
+# Each table by its name: for people, then for programs.
 TABLES: dict[str, tuple[_Make, _Make]] = {
     "frontier": (frontier, scores),
     "agreement": (agreement, correlations),
@@ -496,13 +470,13 @@ CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
 
 
 def check_name(which: str, others: Iterable[str] = ()) -> None:
-    """Refuse a table that there is not; `others` are those of no run."""
+    """Raise UnknownName if there is no such table; `others` are the tables that need no run."""
     if which not in (*TABLES, *CHOSEN):
         raise UnknownName("table", which, (*TABLES, *CHOSEN, *others))
 
 
 def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()) -> Table:
-    """A table by name; `plain` has one value per cell, for programs.
+    """Return a table by name; `plain` has one value per cell, for programs.
 
     `budgets` may be others than the study's where nothing needs to be trained for them.
     """
@@ -519,18 +493,7 @@ def make(which: str, run: RunFolder, *, plain: bool, budgets: Sequence[str] = ()
     return (for_programs if plain else for_people)(run)
 
 
-def _cells(run: RunFolder) -> tuple[Cell, ...]:
-    found = cells(run.study, run.results, run.plans)
-    if not run.study.methods:
-        raise InputError(
-            f"{run.study.name} compares quantizers and no methods: `bitplan run tables --which quantizers`"
-        )
-    if not found:
-        raise InputError(f"{run.path} has no finished trial yet: `bitplan run status {run.path}` shows how far it is")
-    return found
-
-
-def _interval(area: Area | None) -> str | None:
+def _format_area(area: Area | None) -> str | None:
     if area is None:
         return None
     if area.low is None or area.high is None:
@@ -546,22 +509,22 @@ def _mean(cell: Cell | None) -> float | None:
     return None if cell is None else cell.mean
 
 
-def _notes(run: RunFolder, found: Sequence[Cell]) -> tuple[str, ...]:
-    """Which cells are the same networks, what is missing, what failed."""
-    notes = [*_shared(found), *seen_notes(run)]
+def _list_notes(run: RunFolder, scored: Sequence[Cell]) -> tuple[str, ...]:
+    """Return which cells are the same networks, who saw labels, and which trials are not done."""
+    return (*_note_shared(scored), *seen_notes(run), *_note_unfinished(run))
+
+
+def _note_unfinished(run: RunFolder) -> list[str]:
     left, failed = run.unfinished, len(run.failures)
-    if left:
-        notes.append(f"{left} of {left + len(run.results) + failed} trials are not done yet")
-    if failed:
-        notes.append(f"{failed} trials failed")
-    return tuple(notes)
+    notes = [f"{left} of {left + len(run.results) + failed} trials are not done yet"] if left else []
+    return notes + ([f"{failed} trials failed"] if failed else [])
 
 
-def _shared(found: Sequence[Cell]) -> list[str]:
-    """A note for each set of methods whose networks at a budget are the same."""
+def _note_shared(scored: Sequence[Cell]) -> list[str]:
+    """Return a note for each set of methods whose networks at a budget are the same."""
     notes = []
     noted: set[tuple[str, frozenset[str]]] = set()
-    for cell in found:
+    for cell in scored:
         alike = (cell.title, *cell.shared_with)
         key = cell.budget, frozenset(alike)
         if cell.shared_with and cell.budget and key not in noted:
@@ -570,11 +533,11 @@ def _shared(found: Sequence[Cell]) -> list[str]:
     return notes
 
 
-# --- Methods on the same windows of a text, as a table and in sentences.
+# Methods on the same windows of a text, as a table and in sentences.
 
 
 def windows(run: RunFolder, against: str | None = None) -> Table:
-    """One method against every other (None: every two) at each budget: the paired difference of losses."""
+    """Return the paired difference of losses of one method and every other (None: every two) at each budget."""
     pairs = window_pairs(run.study, run.results, against)
     rows = tuple(
         (one.budget, one.first, one.second, one.paired.difference, one.paired.low, one.paired.high, one.paired.ratio,
@@ -590,7 +553,7 @@ def windows(run: RunFolder, against: str | None = None) -> Table:
 
 
 def window_sentences(study: Study | None, results: Iterable[Result]) -> list[str]:
-    """The first method against each other, for people."""
+    """Return sentences about the first method against each other."""
     if study is None or not study.methods:
         return []
     return [

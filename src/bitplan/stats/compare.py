@@ -1,14 +1,14 @@
-"""compare: Study + Results → what each method reached at each budget, and which differences mean anything."""
+"""compare: Study + Results → the scores of each method at each budget, and the significant differences."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,11 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
-from bitplan.stats.ranksum import Strata, stratified, stratified_floor
+from bitplan.stats.ranksum import Strata, is_exact, stratified, stratified_floor
 from bitplan.stats.spending import MethodSpend, why_unequal
 
-Said = TypeVar("Said")
 ALPHA = 0.05
+CORRECTION = "Holm's correction"
 NO_PLANS: Mapping[str, Plan] = {}
 Place = tuple[str, str]
 """The title of a method, and a budget ("" for references)."""
@@ -34,8 +34,8 @@ Key = tuple[int | None, int]
 class Cell:
     """The scores of one method at one budget, by start and ascending seed; `budget` is "" for references.
 
-    `starts` has the seed of each score's start, None where the study has one start.
-    `shared_with` names the methods that chose the same precisions at this budget, so that their networks are the same.
+    `starts` has the seed of each score's start, None if the study has one start. `shared_with` names the methods that
+    chose the same precisions at this budget, so that their networks are the same.
     """
 
     title: str
@@ -50,32 +50,33 @@ class Cell:
 
     @property
     def by_seed(self) -> dict[Key, float]:
-        """Seed of the start, and seed → score."""
+        """Return seed of the start, and seed → score."""
         return dict(zip(zip(self.starts, self.seeds, strict=True), self.scores, strict=True))
 
     def from_start(self, start: int | None) -> tuple[float, ...]:
-        """The scores from one start."""
+        """Return the scores from one start."""
         return tuple(score for own, score in zip(self.starts, self.scores, strict=True) if own == start)
 
     @property
     def name(self) -> str:
-        """What people read: the title of a method, `float`, or "all at w4a4", which no method chose."""
+        """Return the name for people: the title of a method, `float`, or "all at w4a4", which no method chose."""
         return f"all at {self.title}" if self.role == "reference" else self.title
 
     @property
     def spread(self) -> str:
-        """Mean ± standard deviation."""
+        """Return mean ± standard deviation."""
         return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods at one budget: how much better the first is (in points of the score), and how sure that is.
+    """Two methods at one budget: the lead of the first in points of the score, and its significance.
 
-    `difference` is positive where the first is better, whichever way the score goes. `p` cannot be below `floor` with
-    this many seeds; `corrected` is p corrected over the budgets of this pair, and cannot be below `corrected_floor`.
-    `shared`: both chose the same plan, so there is nothing to tell apart. `unequal` says why they are no equals by what
-    they spent to choose, where the study sets what may be spent: p then means nothing, and is not shown.
+    `difference` is positive if the first is better, whichever way the score goes. `p` cannot be below `floor` with this
+    many seeds; `corrected` is p corrected over the budgets of this pair, and cannot be below `corrected_floor`.
+    `shared`: both chose the same plan, so there is nothing to tell apart. `unequal` says why their spends are not equal
+    if the study limits them: p then means nothing, and is not shown. `exact`: p counts every split of the scores; with
+    more than 60 of them it is a normal approximation.
     """
 
     first: str
@@ -89,19 +90,20 @@ class Comparison:
     seeds: tuple[int, int]
     shared: bool = False
     unequal: str = ""
+    exact: bool = True
 
     def significant(self, alpha: float = ALPHA, *, corrected: bool = False) -> bool:
-        """Tell whether p, or the p corrected over the budgets, is at most alpha."""
+        """Return True if p, or the p corrected over the budgets, is at most alpha."""
         return (self.corrected if corrected else self.p) <= alpha
 
     def better(self, alpha: float = ALPHA, *, corrected: bool = False) -> str | None:
-        """The method that is significantly better, or None where neither is."""
+        """Return the method that is significantly better, or None if neither is."""
         if self.shared or self.unequal or not self.significant(alpha, corrected=corrected):
             return None
         return self.first if self.difference > 0 else self.second
 
     def verdict(self, alpha: float = ALPHA) -> str:
-        """What may be said of this difference, in a few words."""
+        """Return the conclusion from this difference, in a few words."""
         if self.shared:
             return "the same plan"
         if self.unequal:
@@ -112,7 +114,7 @@ class Comparison:
         if better is None:
             return "not significant"
         stands = self.better(alpha, corrected=True) is not None
-        return f"{better} is better" + ("" if stands else f", not after {CORRECTION.words}")
+        return f"{better} is better" + ("" if stands else f", not after {CORRECTION}")
 
 
 def compare(
@@ -123,9 +125,9 @@ def compare(
     against: str | None = None,
     spends: Mapping[str, MethodSpend] | None = None,
 ) -> tuple[Comparison, ...]:
-    """Every two methods of a study (`against`: one of them this one) at every budget where both have scores.
+    """Compare every two methods of a study (`against`: one of them this one) at every budget where both have scores.
 
-    They come in the study's order. With `spends`, what each spent by its title, those that are no equals are marked.
+    They come in the study's order. With `spends`, the spend of each method by its title, unequal pairs are marked.
     """
     known = list(results)
     by_place = {(cell.title, cell.budget): cell for cell in cells(study, known, plans)}
@@ -145,9 +147,9 @@ def compare(
 
 
 def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = NO_PLANS) -> tuple[Cell, ...]:
-    """What each method reached at each budget, references first; what has no score yet is not among them.
+    """Return the scores of each method at each budget, references first, without those that have no score yet.
 
-    `plans` by id (`RunFolder.plans`) tell equal precisions by plans of different methods; without them only equal ids.
+    With `plans` by id (`RunFolder.plans`), different plans with equal precisions count as shared; without, equal ids.
     """
     by_place = _by_place(study, results)
     places = _in_order(study, by_place)
@@ -162,7 +164,7 @@ def cells(study: Study, results: Iterable[Result], plans: Mapping[str, Plan] = N
 
 
 def belongs(study: Study, trial: Trial) -> bool:
-    """Tell whether a trial is one of the study's, not left over from another recipe, budget or seed."""
+    """Return True if a trial is one of the study's, not left over from another recipe, budget or seed."""
     if (trial.task, trial.model, trial.choices) != (study.task, study.model, study.choices):
         return False
     if trial.role == "quantizer":  # compared at plans that were given, not at budgets: `stats/compare.py`
@@ -172,17 +174,17 @@ def belongs(study: Study, trial: Trial) -> bool:
     if trial.start_seed not in (study.start.seeds or (None,)):
         return False
     asked_for = trial.seed in study.seeds and ", ".join(trial.budgets) in study.budgets and trial.cost == study.cost
-    return asked_for and study.once("belongs", trial, lambda: any(_is_by(one, study, trial) for one in study.methods))
+    return asked_for and any(_is_by(one, study, trial) for one in study.methods)
 
 
 def _is_by(method: Method, study: Study, trial: Trial) -> bool:
-    """Tell whether a method chose for a trial, which was trained as the study says, or the method itself."""
+    """Return True if a method chose for a trial, which was trained as the study says, or the method itself."""
     same = (method.name, method.options) == (trial.method, trial.options) and method.title == study.title_of(trial)
     return same and trial.recipe in (study.recipe, method.recipe)
 
 
 def _is_reference(study: Study, trial: Trial) -> bool:
-    """The float network, or one at either end of the choices that was trained as the study says."""
+    """Return True for the float network, and for one at either end of the choices, trained as the study says."""
     if trial.role == "float":
         return study.start.float_recipe in (None, trial.recipe)
     if trial.role != "reference" or trial.precision not in (study.choices[0], study.choices[-1]):
@@ -192,7 +194,7 @@ def _is_reference(study: Study, trial: Trial) -> bool:
 
 
 def areas(study: Study, found: Iterable[Cell], *, seed: int = 0) -> dict[str, Area]:
-    """Method → the area under its frontier over all of the study's budgets; methods that lack a budget are left out."""
+    """Return method → area under its frontier over all of the study's budgets, without methods that lack a budget."""
     scores: dict[str, dict[str, dict[Key, float]]] = defaultdict(dict)  # title → budget → start and seed → score
     for cell in found:
         if cell.budget:
@@ -207,13 +209,13 @@ def areas(study: Study, found: Iterable[Cell], *, seed: int = 0) -> dict[str, Ar
 
 
 def metric_of(study: Study, results: Iterable[Result]) -> str:
-    """What the scores of a study are called: as its task does, or "score" where results do not say."""
-    said = {metric for metric in _told(study, results, lambda result: result.metric) if metric}
-    return said.pop() if len(said) == 1 else "score"
+    """Return the name of a study's scores: the task's, or "score" if the results have none."""
+    metrics = {result.metric for result in results if result.metric and belongs(study, result.trial)}
+    return metrics.pop() if len(metrics) == 1 else "score"
 
 
 def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | None:
-    """Say plainly where seeds are too few for any difference to be significant, alone or after correction."""
+    """Return a warning if seeds are too few for any difference to be significant, alone or after correction."""
     tests = [comparison for comparison in comparisons if not (comparison.shared or comparison.unequal)]
     if not tests:
         return None
@@ -223,12 +225,12 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     if least > alpha:
         return f"nothing can be significant here: with {seeds} seeds p cannot be below {least:.2g}; run more seeds"
     if corrected > alpha:
-        return f"with {seeds} seeds p cannot be below {corrected:.2g} after {CORRECTION.words} over the budgets"
+        return f"with {seeds} seeds p cannot be below {corrected:.2g} after {CORRECTION} over the budgets"
     return None
 
 
 def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
-    """Two cells of one budget, before any correction."""
+    """Return the comparison of two cells of one budget, before any correction."""
     counts = len(ours.scores), len(theirs.scores)
     strata = strata_of(ours, theirs)
     return Comparison(
@@ -242,26 +244,27 @@ def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
         corrected_floor=1.0,
         seeds=counts,
         shared=theirs.title in ours.shared_with,
+        exact=is_exact(strata),
     )
 
 
 def strata_of(ours: Cell, theirs: Cell) -> list[Strata]:
-    """The scores of two cells from each start that both have scores from: what is compared is from one start."""
+    """Return the scores of two cells from each start that both have scores from; only these are compared."""
     both = [start for start in dict.fromkeys(ours.starts) if start in theirs.starts]
     return [(ours.from_start(start), theirs.from_start(start)) for start in both]
 
 
 def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
-    """The same, corrected over all of them."""
+    """Return the tests corrected over all of them."""
     if not tests:
         return []
-    lowest = CORRECTION.floor([test.floor for test in tests])
-    values = CORRECTION.adjust([test.p for test in tests])
+    lowest = holm_floor([test.floor for test in tests])
+    values = holm([test.p for test in tests])
     return [replace(test, corrected=value, corrected_floor=lowest) for test, value in zip(tests, values, strict=True)]
 
 
 def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[Key, Result]]:
-    """The study's results of each method at each budget, by seed; two trials that claim one seed are refused."""
+    """Return the study's results of each method at each budget, by seed; refuse two trials that claim one seed."""
     by_place: dict[Place, dict[Key, Result]] = defaultdict(dict)
     for result in results:
         trial = result.trial
@@ -278,7 +281,7 @@ def _by_place(study: Study, results: Iterable[Result]) -> dict[Place, dict[Key, 
 
 
 def _in_order(study: Study, by_place: Mapping[Place, Mapping[Key, Result]]) -> list[Place]:
-    """References first, by their names and the float network last; then methods and budgets as the study has them."""
+    """Return the places: references by name, the float network last, then methods and budgets in the study's order."""
     methods = [method.title for method in study.methods]
     roles = {title: next(iter(by_seed.values())).trial.role for (title, _), by_seed in by_place.items()}
     references = sorted(roles.keys() - set(methods), key=lambda title: (roles[title] == "float", title))
@@ -292,7 +295,7 @@ def _in_order(study: Study, by_place: Mapping[Place, Mapping[Key, Result]]) -> l
 
 
 def cell_of(place: Place, by_seed: Mapping[Key, Result], shared_with: tuple[str, ...] = ()) -> Cell:
-    """The scores of one place."""
+    """Return the scores of one place as a cell."""
     keys = sorted(by_seed, key=lambda key: (key[0] or 0, key[1]))
     scores = tuple(by_seed[key].score for key in keys)
     seeds, starts = tuple(seed for _, seed in keys), tuple(start for start, _ in keys)
@@ -301,44 +304,25 @@ def cell_of(place: Place, by_seed: Mapping[Key, Result], shared_with: tuple[str,
 
 
 def _precisions(results: Iterable[Result], plans: Mapping[str, Plan]) -> frozenset[object]:
-    """What the plans of a cell choose: precisions where the plan is at hand, else its id."""
+    """Return the choices of a cell's plans: precisions if the plan is known, else its id."""
     chosen: set[object] = set()
     for start, plan in {(result.trial.start_seed, result.plan) for result in results}:
         chosen.add((start, tuple(plans[plan].precisions.items()) if plan in plans else plan))
     return frozenset(chosen)
 
 
-def _told(study: Study, results: Iterable[Result], what: Callable[[Result], Said]) -> set[Said]:
-    """All that the study's results say of something; each saying needs one of them, so that few are looked at."""
-    said: set[Said] = set()
-    for result in results:
-        if what(result) not in said and belongs(study, result.trial):
-            said.add(what(result))
-    return said
-
-
 def _higher_is_better(study: Study, results: Sequence[Result]) -> bool:
-    directions = _told(study, results, lambda result: result.higher_is_better)
+    directions = {result.higher_is_better for result in results if belongs(study, result.trial)}
     if len(directions) > 1:
         raise InputError("some results say that a higher score is better, others that a lower one is: not one task")
     return directions != {False}
 
 
-# --- How p-values are corrected for there being several tests; which way is in use is said here and nowhere else.
-
-
-@dataclass(frozen=True)
-class Correction:
-    """`adjust` gives corrected p-values, `floor` the least that can be left to any of tests with these floors."""
-
-    name: str
-    words: str
-    adjust: Callable[[Sequence[float]], tuple[float, ...]]
-    floor: Callable[[Sequence[float]], float]
+# The correction of p-values for several tests.
 
 
 def holm(values: Sequence[float]) -> tuple[float, ...]:
-    """The p-values of several tests, corrected so that any one below α keeps the chance of a false one below α."""
+    """Return Holm's corrected p-values: the chance of any false one below α stays below α."""
     count = len(values)
     least_first = sorted(range(count), key=lambda index: values[index])
     adjusted = [0.0] * count
@@ -351,26 +335,22 @@ def holm(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def holm_floor(floors: Sequence[float]) -> float:
-    """The least p that Holm's correction can leave to any of these tests, each with its own floor."""
+    """Return the least p that Holm's correction can leave to any of these tests, each with its own floor."""
     if not floors:
         raise InputError("Holm's correction needs at least one test")
     return min(1.0, len(floors) * min(floors))
 
 
-CORRECTION = Correction("Holm", "Holm's correction", holm, holm_floor)
-"""The one that `compare`, tables and the page use."""
-
-
-# --- Scores over seeds in a few numbers: mean, deviation, and the area under the frontier.
+# Scores over seeds in a few numbers: mean, deviation, and the area under the frontier.
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; of nothing, NaN."""
+    """Return the mean; NaN for no values."""
     return math.fsum(values) / len(values) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation with n − 1, or None for fewer than two values."""
+    """Return the standard deviation with n − 1, or None for fewer than two values."""
     if len(values) < 2:
         return None
     centre = mean(values)
@@ -393,10 +373,10 @@ class Area:
 def area(
     scores: Mapping[str, Mapping[Any, float]], *, resamples: int = 2000, level: float = 0.95, seed: int = 0
 ) -> Area | None:
-    """The area under the frontier of scores {budget: {seed: score}}, divided by the width of the budgets.
+    """Return the area under the frontier of scores {budget: {seed: score}}, divided by the width of the budgets.
 
-    None where fewer than two budgets are there, where they do not measure one thing, or where no seed has them all.
-    The interval is the bootstrap's percentiles, which with a handful of seeds is rather too narrow.
+    Return None with fewer than two budgets, with budgets on different axes, or if no seed has them all. The interval is
+    the bootstrap's percentiles, which with a handful of seeds is rather too narrow.
     """
     if resamples < 1 or not 0 < level < 1:
         raise InputError(f"an interval needs resamples and a level between 0 and 1, got {resamples} and {level}")
@@ -418,7 +398,7 @@ def area(
 
 
 def interval(values: NDArray[np.float64], resamples: int, level: float, seed: int) -> tuple[float, float]:
-    """Where the mean of the values lies at this level, when they are drawn again with replacement."""
+    """Return the percentiles of the values' mean at this level, when they are drawn again with replacement."""
     draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
     means = values[draws].mean(axis=1)  # (resamples,)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -426,7 +406,7 @@ def interval(values: NDArray[np.float64], resamples: int, level: float, seed: in
 
 
 def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
-    """Where each budget lies on one common axis, or None where there is none."""
+    """Return the place of each budget on one common axis, or None if there is none."""
     parsed = [Budget.parse(budget) for budget in budgets]
     places = [budget.place() for budget in parsed]
     axes = {budget.axis for budget in parsed}
@@ -435,11 +415,11 @@ def _places(budgets: Sequence[str]) -> dict[str, Fraction] | None:
     return dict(zip(budgets, places, strict=True))
 
 
-# --- Quantizers at one plan: what each reached, and which differences mean anything.
+# Quantizers at one plan: their scores, and which differences are significant.
 
 
 def quantizer_cells(study: Study, results: Iterable[Result]) -> tuple[Cell, ...]:
-    """The scores of every quantizer at every plan, in the study's order; the plan stands where budgets do."""
+    """Return the scores of every quantizer at every plan, in the study's order; `budget` is the plan."""
     by_place: dict[Place, dict[Key, Result]] = defaultdict(dict)
     for result in results:
         if _belongs(study, result.trial):
@@ -449,7 +429,7 @@ def quantizer_cells(study: Study, results: Iterable[Result]) -> tuple[Cell, ...]
 
 
 def compare_quantizers(study: Study, results: Iterable[Result], against: str) -> tuple[Comparison, ...]:
-    """Every two quantizers, one of them this one, at each plan where both have scores; corrected over the plans."""
+    """Compare every two quantizers, one of them `against`, at each plan with scores of both; corrected over plans."""
     known = list(results)
     by_place = {(cell.title, cell.budget): cell for cell in quantizer_cells(study, known)}
     upwards = all(result.higher_is_better for result in known)
@@ -465,9 +445,9 @@ def compare_quantizers(study: Study, results: Iterable[Result], against: str) ->
 
 
 def _belongs(study: Study, trial: Trial) -> bool:
-    """Whether a trial is one of the study's own quantizers at a plan that it has, trained as it says.
+    """Return True if a trial is one of the study's own quantizers at one of its plans, trained as it says.
 
-    A plan of a file is called by its stem and its id, which only reading the file tells: it is taken as it is.
+    A plan of a file is named by its stem and its id; the file is not read here, so any such name is accepted.
     """
     of_file = " " in trial.at
     named = any(one.name == trial.method and (of_file or trial.at in one.at) for one in study.quantizers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,19 @@ def stratified(strata: Sequence[Strata]) -> float:
     return max(stratified_floor(counts), min(1.0, 2 * min(lower, upper)))
 
 
+def is_exact(strata: Sequence[Strata]) -> bool:
+    """Return True if `stratified` counts every split of these values, and no normal approximation is used."""
+    return len(strata) != 1 or sum(map(len, strata[0])) <= MOST_COUNTED
+
+
+def name_test(exact: Iterable[bool]) -> str:
+    """Return the words for one or more rank-sum tests, by whether each is exact."""
+    kinds = set(exact)
+    if len(kinds) == 2:
+        return f"rank-sum test (exact up to {MOST_COUNTED} scores, a normal approximation beyond)"
+    return "rank-sum test (normal approximation)" if False in kinds else "exact rank-sum test"
+
+
 def stratified_floor(counts: Sequence[tuple[int, int]]) -> float:
     """Return the least p that strata with so many values on each side can reach."""
     return min(1.0, 2 * math.prod(floor(*one) / 2 if min(one) else 1.0 for one in counts)) if counts else 1.0
@@ -98,11 +111,8 @@ def _check(first: Sequence[float], second: Sequence[float]) -> None:
             raise InputError("the rank-sum test needs finite values")
 
 
-# --- How alike two methods rank the groups of a network.
-
-
 def rank_correlation(first: Gains, second: Gains) -> float | None:
-    """Spearman's correlation of the gains at the highest choice; None where one method ranks nothing."""
+    """Return Spearman's correlation of the gains at the highest choice; None if one method ranks nothing."""
     if set(first.rows) != set(second.rows):
         raise InputError(
             f"the gains of {first.method} and of {second.method} are not for the same groups: "

@@ -1,4 +1,4 @@
-"""Regret: how far what each method reached is below the best plan that a search for it found, and how sure that is."""
+"""Regret: the distance of each method's score from the best plan that a search found, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bitplan.core.ceilings import Ceiling, Finalist
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
-from bitplan.stats.compare import ALPHA, CORRECTION, NO_PLANS, belongs, deviation, mean
-from bitplan.stats.ranksum import Strata, stratified
+from bitplan.stats.compare import ALPHA, NO_PLANS, belongs, deviation, holm, mean
+from bitplan.stats.ranksum import Strata, is_exact, stratified
 
 LEVEL = 0.95
 Scores = dict[tuple[str, int], float]
@@ -20,12 +20,12 @@ Scores = dict[tuple[str, int], float]
 
 @dataclass(frozen=True)
 class Regret:
-    """How much better the best plan is than a method's at a budget, in points of the score: below 0 it is worse.
+    """The lead of the best plan over a method's at a budget, in points of the score; below 0 it is worse.
 
     `error` is the standard error of the mean over `pairs`, trainings of both with the same start and seed, and `low` to
-    `high` its 95 % interval by Student's t; None with one pair. They are about these starts: `by_start` has the mean
-    from each. `p` is of the exact rank-sum test within starts, `corrected` over all methods at all budgets. `same`: the
-    method chose that very plan from every start.
+    `high` its 95 % interval by Student's t; None with one pair. They hold for these starts: `by_start` has the mean
+    from each. `p` is of the rank-sum test within starts, `exact` or by a normal approximation; `corrected` is over all
+    methods at all budgets. `same`: the method chose that very plan from every start.
     """
 
     title: str
@@ -38,25 +38,26 @@ class Regret:
     corrected: float
     pairs: int
     by_start: tuple[float, ...]
+    exact: bool = True
     same: bool = False
 
     @property
     def words(self) -> str:
-        """The regret with its error."""
+        """Return the regret with its error."""
         if self.same:
             return "0, the same plan"
         return f"{self.value:.2f}" if self.error is None else f"{self.value:.2f} ± {self.error:.2f}"
 
     @property
-    def marked(self) -> str:
-        """The same, marked where it is significant."""
+    def text_with_mark(self) -> str:
+        """Return the same, marked if it is significant."""
         return self.words + (" ▲" if not self.same and self.corrected <= ALPHA else "")
 
 
 def regrets(
     study: Study, results: Iterable[Result], ceilings: Sequence[Ceiling], plans: Mapping[str, Plan] = NO_PLANS
 ) -> tuple[Regret, ...]:
-    """What every method lacks at each budget that has a ceiling; those without a pair of trainings are left out."""
+    """Return the regret of every method at each budget with a ceiling, without those that have no pair of trainings."""
     known = [result for result in results if result.trial.budgets and belongs(study, result.trial)]
     found: list[Regret] = []
     for ceiling in ceilings:
@@ -70,13 +71,13 @@ def regrets(
             if one is not None:
                 found.append(replace(one, same=same))
     tested = [one for one in found if not one.same]
-    values = CORRECTION.adjust([one.p for one in tested]) if tested else ()
+    values = holm([one.p for one in tested]) if tested else ()
     by_place = {(one.title, one.budget): value for one, value in zip(tested, values, strict=True)}
     return tuple(replace(one, corrected=by_place.get((one.title, one.budget), 1.0)) for one in found)
 
 
 def scores_of(finalist: Finalist) -> Scores:
-    """What a finalist reached, by start and seed."""
+    """Return start and seed → score of a finalist."""
     return {(one.start, one.seed): one.score for one in finalist.scores}
 
 
@@ -97,17 +98,17 @@ def _regret(title: str, ceiling: Ceiling, winner: Scores, own: Scores) -> Regret
     p = stratified(strata)
     by_start = tuple(mean([apart[key] for key in both if key[0] == start]) for start in starts)
     low, high = (None, None) if error is None else (value - reach, value + reach)
-    return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start)
+    return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start, is_exact(strata))
 
 
 def _quantile(share: float, degrees: int) -> float:
-    """That of Student's t."""
+    """Return a quantile of Student's t."""
     from scipy.stats import t  # here, since most runs have no ceiling and it takes most of a second to load
 
     return float(t.ppf(share, degrees))
 
 
 def _is_plan(plan: Plan | None, ceiling: Ceiling) -> bool:
-    """Whether a plan is the best one."""
+    """Return True if a plan is the best one."""
     best = ceiling.precisions(ceiling.finalists[0].picks)
     return plan is not None and all(plan.precisions[name] == precision for name, precision in best.items())

@@ -1,4 +1,4 @@
-"""What each method of a study spent to choose, and which two may be compared as equals."""
+"""The spend of each method of a study to choose, and which two may be compared as equals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NOT_SAID = "not said"
 
 @dataclass(frozen=True)
 class MethodSpend:
-    """What one estimate of a method took: passes, and the same in epochs of training; None where it is not said.
+    """The passes of one estimate of a method, and the same in epochs of training; None if unknown.
 
-    Of several estimates it is the dearest. `times` is how often that is paid in the study at a seed: once, or for every
-    budget. `labels` is None where nobody knows whether labels were looked at; `tested` says that test scores were.
+    If there are several estimates it is the most expensive. `times` is how often that is paid in the study at a seed:
+    once, or for every budget. `labels` is None if nobody knows whether labels were used; `tested`: test scores were.
     """
 
     title: str
@@ -33,19 +33,19 @@ class MethodSpend:
 
     @property
     def paid(self) -> str:
-        """How often, in words."""
+        """Return how often the estimate is paid, in words."""
         return "once" if self.times == 1 else f"for each of {self.times} budgets"
 
     @property
     def saw(self) -> str:
-        """What was looked at beside the network and its inputs, in words."""
+        """Return in words which labels and scores were used."""
         if self.tested:
             return "labels, test scores"
         return NOT_SAID if self.labels is None else "labels" if self.labels else "no labels"
 
 
 def spendings(study: Study, gains: Mapping[str, Gains]) -> dict[str, MethodSpend]:
-    """Title → what it spent, for the methods that have estimates; `gains` are those of a run, bound ones included."""
+    """Return title → spend of the methods that have estimates; `gains` are those of a run, bound ones included."""
     found: dict[str, MethodSpend] = {}
     for method in study.methods:
         once = gains.get(method.title)
@@ -80,10 +80,10 @@ def _spending(title: str, own: list[Gains], times: int) -> MethodSpend:
 
 
 def why_unequal(study: Study, first: MethodSpend | None, second: MethodSpend | None) -> str:
-    """Why two methods are not compared as equals; empty where they are, or where the study sets no `spend`.
+    """Return why two methods are not compared as equals; nothing if they are, or if the study sets no `spend`.
 
-    Equals are two that both kept within the study's `spend`, or whose spends are within a factor of 1.25; who saw test
-    scores has none, nor has who does not say.
+    Two methods are equal if both kept within the study's `spend`, or if their spends are within a factor of 1.25. A
+    method that saw test scores, or whose spend is unknown, equals none.
     """
     if study.spend is None:
         return ""
@@ -103,7 +103,7 @@ def why_unequal(study: Study, first: MethodSpend | None, second: MethodSpend | N
 
 
 def times_more(more: MethodSpend, less: MethodSpend) -> str:
-    """How much more one spent than another, in words."""
+    """Return how much more one spent than another, in words."""
     if not less.passes:
         return f"{more.epochs:.2g} epochs" if more.epochs is not None else f"{more.passes:,.0f} passes"
     return f"{(more.passes or 0.0) / less.passes:.2g} × as much"

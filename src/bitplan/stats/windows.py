@@ -1,4 +1,4 @@
-"""Methods of a study on the same windows of a text: paired differences of losses, for tasks that keep them."""
+"""Paired differences of losses between methods on the same windows of a text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from bitplan.core.errors import InputError
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
 from bitplan.stats.compare import belongs, interval
-
-# --- Two networks on the same windows: the mean difference of their losses, and how sure its sign is.
 
 _DRAWS = 10_000
 
@@ -34,19 +32,19 @@ class Paired:
 
     @property
     def ratio(self) -> float:
-        """The first network's perplexity over the second's."""
+        """Return the first network's perplexity over the second's."""
         return math.exp(min(self.difference, 700.0))
 
     @property
     def significant(self) -> bool:
-        """Whether 0 is outside the interval."""
+        """Return True if 0 is outside the interval."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        told = "" if self.significant else ", which may be chance"
+        doubt = "" if self.significant else ", which may be chance"
         return (
             f"loss {self.difference:+.4f} ({self.level:.0%} interval {self.low:+.4f} to {self.high:+.4f}, "
-            f"{self.windows} windows), perplexity × {self.ratio:.4f}{told}"
+            f"{self.windows} windows), perplexity × {self.ratio:.4f}{doubt}"
         )
 
 
@@ -78,16 +76,16 @@ class WindowPair:
 
     @property
     def verdict(self) -> str:
-        """What may be said of it."""
+        """Return the conclusion in words."""
         if not self.paired.significant:
             return "may be chance"
         return f"{self.first if self.paired.difference < 0 else self.second} is better"
 
 
 def window_pairs(study: Study, results: Iterable[Result], against: str | None = None) -> tuple[WindowPair, ...]:
-    """Every two methods (`against`: this one and each other) at each budget where both kept losses of the same windows.
+    """Compare every two methods (`against`: this one and each other) at each budget with losses of the same windows.
 
-    The losses of several seeds are averaged window by window: windows are what is drawn, not seeds.
+    The losses of several seeds are averaged window by window: windows are drawn, not seeds.
     """
     by_place: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for result in results:

@@ -1,4 +1,4 @@
-"""additivity: do the drops of single groups add up, as the knapsack assumes (the paper's appendix)?"""
+"""additivity: test whether the drops of single groups add up, as the knapsack assumes (the paper's appendix)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pair_drops(
     batch_size: int = 64,
     by: By = "score",
 ) -> Pairs:
-    """Lower random pairs of groups together, without training: is the drop the sum of both groups' own?
+    """Lower random pairs of groups together, without training, and compare each drop with the sum of both groups' own.
 
     The drop is that of the score on training samples (the paper), or by="loss" the rise of the loss.
     """
@@ -70,7 +70,7 @@ def pair_drops(
 
 
 def _draw_pairs(names: Sequence[str], count: int, seed: int) -> list[tuple[str, str]]:
-    """So many different pairs at random, or all there are, in the order of the groups."""
+    """Return `count` different random pairs, or all pairs if there are fewer, in the order of the groups."""
     every = list(itertools.combinations(names, 2))
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     return sorted(drawn, key=every.index)
@@ -79,9 +79,9 @@ def _draw_pairs(names: Sequence[str], count: int, seed: int) -> list[tuple[str, 
 def study_pairs(
     study: Study, folder: str | Path, *, progress: Progress | None = None, trust: bool = False, **options: Any
 ) -> Pairs:
-    """The first experiment on a run's network at the highest choice; kept in its folder."""
+    """Run the first experiment on a run's network at the highest choice, and keep the pairs in its folder."""
     run = RunFolder(Path(folder))
-    model, graph, context = _ready(Setting(study, run, trust), progress)
+    model, graph, context = _prepare(Setting(study, run, trust), progress)
     pairs = pair_drops(model, graph, study.choices, context, **options)
     run.keep(pairs)
     return pairs
@@ -90,15 +90,15 @@ def study_pairs(
 def study_fit(
     study: Study, folder: str | Path, *, progress: Progress | None = None, trust: bool = False, **options: Any
 ) -> Fit:
-    """The second, by the study's recipe; `options` are those of the regression (`gains/regression.py`)."""
+    """Run the second experiment by the study's recipe; `options` are those of `gains/regression.py`."""
     run = RunFolder(Path(folder))
-    model, graph, context = _ready(Setting(study, run, trust), progress)
+    model, graph, context = _prepare(Setting(study, run, trust), progress)
     fit = Regression(**options).fit(model, graph, study.choices, context)
     run.keep(fit)
     return fit
 
 
-def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
+def _prepare(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
     study, run, graph = setting.study, setting.run, setting.run.graph
     high, tell = starts(study).high, progress or (lambda *_: None)
     if graph is None or not run.trials.has(high.id):
@@ -118,7 +118,7 @@ def _ready(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Con
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Pearson's R; where one side does not vary there is none, which is told."""
+    """Return Pearson's R; raise InputError if one side does not vary."""
     if len(first) < 2 or not np.ptp(first) or not np.ptp(second):
         raise InputError(
             "all drops are the same, so that there is no correlation: take more samples, more pairs, or by=loss"
@@ -127,7 +127,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def doubts(pairs: Pairs | None, fit: Fit | None) -> list[str]:
-    """What speaks against the knapsack's assumption for this network, a sentence each."""
+    """Return the objections to the knapsack's assumption for this network, a sentence each."""
     reasons = []
     if pairs is not None and pairs.correlation < HOLDS:
         reasons.append(
@@ -154,7 +154,7 @@ def _measure(
     batch_size: int,
     by: By,
 ) -> list[float]:
-    """How good the network is with each of these sets of groups lowered; more is better."""
+    """Return the quality of the network with each set of groups lowered; more is better."""
     task = check_task(context.task, "additivity", "runs the network on data")
     check_top(model, graph, choices, "additivity")
     try_task(lower(model, {}), task, by, "additivity")
@@ -163,12 +163,12 @@ def _measure(
     sign = sign_of(by, task)
     goodness = []
     for job in jobs:
-        values = _values(done[job.id], by)  # one per batch
+        values = _list_values(done[job.id], by)  # one per batch
         goodness.append(sign * math.fsum(values) / len(values))
     return goodness
 
 
-def _values(outcome: Losses, by: By) -> Sequence[float]:
+def _list_values(outcome: Losses, by: By) -> Sequence[float]:
     if by == "loss":
         return outcome.losses
     assert outcome.scores is not None, "try_task refuses a task without scores"

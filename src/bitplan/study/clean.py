@@ -1,4 +1,4 @@
-"""clean_: find and remove what no study needs any more from the folder of a run, and what killed processes left."""
+"""clean_: find and remove the files of a run that no study needs any more, and those that killed processes left."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class Waste:
 
 
 def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
-    """Everything in a run's folder that none of these studies needs, now or to go on.
+    """Return everything in a run's folder that none of these studies needs, now or to go on.
 
-    What methods and trainings left on the way is waste once all trials of these studies are done. What killed processes
-    were writing always is; that of other machines once it is a day old, if nobody holds a lease.
+    Files on the way to a result are waste once all trials of these studies are done. Files that a killed process was
+    writing always are; those of other machines are once they are a day old, if nobody holds a lease.
     """
     run, given = RunFolder(Path(folder)), [with_controls(study) for study in studies]
-    held, abandoned = _leases(run)
-    needed = _needed(run, given) | _needed_when_done(run, given, held)
+    held, abandoned = _sort_leases(run)
+    needed = _find_needed(run, given) | _find_needed_later(run, given, held)
     paths = [
         path for part, there in run.parts().items() if part in needed for path in there if _is_waste(path, needed[part])
     ]
     paths += [lease.path for lease in abandoned]
     paths += left_by_killed(run, by_others=not held)
-    return Waste(tuple(paths), sum(map(_size, paths)))
+    return Waste(tuple(paths), sum(map(_count_bytes, paths)))
 
 
 def clean_(waste: Waste) -> None:
-    """Remove what was found."""
+    """Remove the waste."""
     remove(waste.paths)
 
 
 def left_by_killed(run: RunFolder, *, by_others: bool = False) -> list[Path]:
-    """What processes that are gone were writing in a run, never what one may still write; `by_others`: see there."""
+    """Return the files that dead processes were writing; with `by_others`, old ones of other machines too."""
     left = [path for folder in run.folders() for path in left_behind(folder, by_others=by_others)]
     return left + left_markers(run.trials.leases)
 
 
-def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
-    """Part of the run → ids that the studies need whatever their state; other parts are not judged here."""
+def _find_needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
+    """Return the ids that the studies need in each part of the run, whatever their state; other parts are left out."""
     wanted = {trial.id for study in studies for trial in trials(study)}
     own = [trial for study in studies for trial in made_by(study)]
     needed = {
@@ -73,8 +73,8 @@ def _needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     return needed
 
 
-def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[LeaseFile]) -> Needed:
-    """The same for what lies on the way to a result; nothing is judged as long as a trial may go on from it."""
+def _find_needed_later(run: RunFolder, studies: Sequence[Study], held: Sequence[LeaseFile]) -> Needed:
+    """Return the needed ids of the parts on the way to a result; nothing while a trial may go on from them."""
     wanted = {trial.id for study in studies for trial in trials(study)}
     if not wanted <= run.trials.ids():
         return {}
@@ -92,19 +92,19 @@ def _needed_when_done(run: RunFolder, studies: Sequence[Study], held: Sequence[L
     }
 
 
-def _leases(run: RunFolder) -> tuple[list[LeaseFile], list[LeaseFile]]:
-    """Those that somebody holds, and those whose holder is known to be gone."""
+def _sort_leases(run: RunFolder) -> tuple[list[LeaseFile], list[LeaseFile]]:
+    """Return the leases that somebody holds, and those whose holder is known to be gone."""
     seen = [(lease, read_lease(lease.path)) for lease in run.leases()]
     held = [lease for lease, sign in seen if sign is not None and not sign.holder.gone]
     return held, [lease for lease, sign in seen if sign is not None and sign.holder.gone]
 
 
 def _is_waste(path: Path, needed: set[str]) -> bool:
-    """Whether nobody needs it; what was set aside is needed until what it was is there again."""
+    """Return True if nobody needs a path; a file set aside is needed until its original is there again."""
     original = path.with_name(path.name.partition(ASIDE)[0])
     return original.stem not in needed or (path != original and original.exists())
 
 
-def _size(path: Path) -> int:
+def _count_bytes(path: Path) -> int:
     files = [path] if path.is_file() else path.rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,4 +1,4 @@
-"""What the jobs of one run share: its task, its graph, and the networks that trials start from."""
+"""Setting: the task, the graph and the starting networks that the jobs of one run share."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ from bitplan.tune.loop import evaluate_each, finetune_
 from bitplan.tune.resume import begun_anew
 from bitplan.weights.opened import check_weights
 
-# --- What the jobs of one run share: its task, its graph, and the networks that trials start from.
-
 _KEPT_LINES = 100
 CALIBRATION = 512
 """Training samples that set the first input steps."""
@@ -68,70 +66,70 @@ class Setting:
 
     @property
     def task(self) -> Task:
-        """The task, with its data read at most once per process."""
+        """Return the task, whose data is read at most once per process."""
         check_code(self.study.task, f"the study {self.study.name}", trust=self.trust)
         return _task(self.study.task, json.dumps(self.study.task_options, sort_keys=True))
 
     @property
     def choosing_task(self) -> Task:
-        """The task as methods may see it while they choose."""
+        """Return the task as methods may see it while they choose."""
         return choosing_task(self.task, self.study.choosing.hold_out)
 
     @property
     def spec(self) -> str | None:
-        """The model's name in the zoo, if it has one: what a checkpoint may say."""
+        """Return the model's name in the zoo for checkpoints, if it has one."""
         return self.study.model if self.study.model in MODELS else None
 
     def network(self, seed: int) -> nn.Module:
-        """The float network with the random weights of a seed."""
+        """Return the float network with the random weights of a seed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return self.bare_network()
 
     def bare_network(self, *, weightless: bool = False) -> nn.Module:
-        """The network as its factory makes it; the one way to the code that a study may name."""
+        """Return the network as its factory makes it; this is the one way to the code that a study may name."""
         self._check_code()
         return load_model(self.study.model, weightless=weightless)[0]
 
     @property
     def graph(self) -> Graph:
-        """The graph that the run is about."""
+        """Return the graph that the run is about."""
         graph = self.run.graph
         assert graph is not None, "a sweep writes it down before any job starts"
         return graph
 
     def trace(self) -> Graph:
-        """The network traced on the task's example, under the study's rules."""
+        """Return the graph of the network on the task's example, under the study's rules."""
         return trace(
             self.bare_network(weightless=True), self.task.example(), rules=self.study.rules, name=self.study.model
         )
 
     def costs(self, graph: Graph) -> list[Costs]:
-        """The study's cost, then those that a budget names."""
+        """Return the study's cost, then those that a budget names."""
         own = price(self.study.cost, graph, self.study.choices)
         budgets = [Budget.parse(budget) for budget in self.study.budgets]
         return add_limited([own], budgets, graph, self.study.choices)
 
     def aim(self, budgets: tuple[str, ...], graph: Graph | None = None) -> BudgetConstraint | None:
-        """What a method that chooses within these budgets must meet; None without budgets."""
+        """Return the constraint for a method that chooses within these budgets; None without budgets."""
         if not budgets:
             return None
         traced = graph or self.graph
         return BudgetConstraint.of(traced, self.study.choices, self.costs(traced), budgets)
 
     def start(self, trial: str) -> nn.Module:
-        """A copy of the network that a start's trial left."""
+        """Return a copy of the network that a start's trial left."""
         self._check_code()
         return copy.deepcopy(_checkpoint(str(self.run.starts.path(trial)), self.study.model))
 
     def teacher(self, recipe: Recipe | None, start: str) -> nn.Module | None:
-        """Where a recipe distills, the float network that the start of this id was made from."""
+        """Return the float network that this start was made from if the recipe distills, else None."""
         if recipe is None or not recipe.distills:
             return None
         return self.start(_float_starts(self.study.to_json())[start])
 
     def plan(self, precisions: dict[str, Any]) -> Plan:
-        """A plan of nothing but precisions and links, the same for all that choose alike."""
+        """Return a plan of precisions and links alone, the same for all trials that choose alike."""
         links = tuple(link.layers for link in self.graph.links)
         return Plan(
             model=self.study.model,
@@ -148,13 +146,13 @@ class Setting:
 
 
 def engine_of(study: Study, *, trust: bool) -> Engine:
-    """Where a study's jobs run; elsewhere than on this machine only where that is trusted."""
+    """Return the engine of a study's jobs; raise if it is not on this machine and not trusted."""
     check_engine(study, f"the study {study.name}", trust=trust)
     return make_engine(study.engine, study.engine_options)
 
 
 def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[Any]:
-    """The first batches of a shuffled pass over the training split, as many as hold that many samples."""
+    """Return the first batches of a shuffled pass over the training split, enough for that many samples."""
     size = min(batch_size, task.size("train"))
     return list(itertools.islice(task.batches("train", size, seed=seed), -(-samples // size)))
 
@@ -162,7 +160,7 @@ def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[A
 def scored(
     model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float, *, in_integers: bool
 ) -> dict[str, Any]:
-    """What a result says of a network that was trained: its score, its log, and what it took since `begin`."""
+    """Return the fields of a result for a trained network: score, log, seconds since `begin`, versions."""
     judged = EXECUTIONS.get("integer")(model, task.example()) if in_integers and is_quantized(model) else model
     score, losses = evaluate_each(judged, task)
     return {
@@ -178,13 +176,13 @@ def scored(
 
 
 def summarize(lines: Sequence[LogLine]) -> tuple[dict[str, Any], ...]:
-    """A training log in at most a hundred lines, each the mean over some steps."""
+    """Return a training log in at most a hundred lines, each the mean over some steps."""
     width = -(-len(lines) // _KEPT_LINES) if lines else 1
     return tuple(_mean_line(lines[begin : begin + width]) for begin in range(0, len(lines), width))
 
 
 def versions() -> dict[str, str]:
-    """With what a result was made."""
+    """Return the versions of bitplan and torch."""
     return {"bitplan": bitplan.__version__, "torch": str(torch.__version__)}
 
 
@@ -201,7 +199,7 @@ def _mean_line(lines: Sequence[LogLine]) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _float_starts(study: str) -> dict[str, str]:
-    """Start → the float network that it was made from; once per process, since it hashes the file of weights."""
+    """Return start → its float network; once per process, since it hashes the file of weights."""
     found: dict[str, str] = {}
     for one in all_starts(Study.from_json(study)):
         assert one.floating is not None, "starts() refuses a study that distills without a float network"
@@ -219,23 +217,23 @@ def _checkpoint(path: str, model: str) -> nn.Module:
     return load_checkpoint(path, load_model(model)[0], of=Path(path).name)
 
 
-# --- The networks that all trials start from: the float one, and from it the one at the highest choice.
+# The networks that all trials start from: the float one, and from it the one at the highest choice.
 
 
 @final
 @dataclass(frozen=True)
 class MakeStart:
-    """Work of an engine: the trial of a start → its Result; the network is kept as a checkpoint of the run."""
+    """Make the network of a start's trial, keep it as a checkpoint of the run, and return its Result."""
 
     setting: Setting
 
     def __call__(self, trial: Trial) -> Result:
-        """Make, train where the trial has a recipe, keep and score."""
+        """Make the network, train it if the trial has a recipe, score and keep it."""
         begin = time.perf_counter()
         setting = self.setting
         model, log = begun_anew(
             lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
-            lambda: self._float(trial.seed) if trial.role == "float" else self._high(trial),
+            lambda: self._make_float(trial.seed) if trial.role == "float" else self._make_high(trial),
             setting.run.running,
             trial.id,
         )
@@ -247,9 +245,9 @@ class MakeStart:
         return Result(trial=trial, plan=plan, **measured)
 
     def _refuse_another(self, trial: Trial, score: float) -> None:
-        """Where a result is there without its network, which was not kept, the new network must score the same.
+        """Raise InputError if a start is made again and scores differently than its result says.
 
-        Weights that were given are the same wherever they are loaded, though not what every machine scores with them.
+        Given weights are left out: they are the same wherever they are loaded, and machines may score them differently.
         """
         run = self.setting.run
         before = None if trial.recipe is None else run.trials.read_sound([trial.id])[0].get(trial.id)
@@ -260,7 +258,7 @@ class MakeStart:
                 "machine like the one before, or sweep into a new folder"
             )
 
-    def _float(self, seed: int) -> nn.Module:
+    def _make_float(self, seed: int) -> nn.Module:
         start = self.setting.study.start
         network = self.setting.network(seed)
         if start.weights is None:
@@ -270,11 +268,11 @@ class MakeStart:
         load_weights_(network, start.weights, fresh=start.fresh)
         return network
 
-    def _high(self, trial: Trial) -> nn.Module:
+    def _make_high(self, trial: Trial) -> nn.Module:
         study, setting = self.setting.study, self.setting
         known = starts(study, trial.seed)
         if study.start.checkpoint is not None and trial.id == known.high.id:
-            return self._ready(study.start.checkpoint)
+            return self._load_checkpoint(study.start.checkpoint)
         floating = known.floating
         assert floating is not None, "read_study wants weights, a float recipe or a checkpoint"
         options = {name: value for name, value in trial.options.items() if name != "rules"}
@@ -285,8 +283,8 @@ class MakeStart:
         calibrate_(model, batches, forward=setting.task.forward)
         return model
 
-    def _ready(self, checkpoint: str) -> nn.Module:
-        """A checkpoint that somebody trained: it must follow the graph and the highest choice of this study."""
+    def _load_checkpoint(self, checkpoint: str) -> nn.Module:
+        """Load a given checkpoint; it must follow the graph and the highest choice of this study."""
         model = load_checkpoint(checkpoint, self.setting.network(self.setting.study.start.seed))
         wanted = Plan.uniform(self.setting.graph, self.setting.study.choices[-1]).precisions
         found = plan_of(model).precisions if is_quantized(model) else {}
@@ -314,22 +312,22 @@ class MakeStart:
 @final
 @dataclass(frozen=True)
 class Started(Shelf[Result]):
-    """The starts of a run: a result is there only with its network, and both are sound or refused."""
+    """The starts of a run: a result counts only with its network, and both are sound or refused."""
 
     run: RunFolder = field(kw_only=True)
 
     @classmethod
     def of(cls, run: RunFolder) -> Started:
-        """Those of a run."""
+        """Return the starts of a run."""
         trials = run.trials
         return cls(trials.folder, trials.kind, trials.leases, run=run)
 
     def has(self, name: str) -> bool:
-        """Whether result and network are there."""
+        """Return True if result and network are there."""
         return super().has(name) and self.run.starts.has(name)
 
     def ids(self) -> set[str]:
-        """All starts that are there."""
+        """Return all starts that are there."""
         return {name for name in super().ids() if self.run.starts.has(name)}
 
     def read(self, name: str, *, without: str = "") -> Result:
@@ -345,7 +343,7 @@ class Started(Shelf[Result]):
 
 
 def make_start(setting: Setting, trial: Trial, engine: Engine | None) -> Result | Failure:
-    """The result of a start, whose network is made unless it is there; another one than it was is refused."""
+    """Return the result of a start, and make its network unless it is there; refuse another network than before."""
     [(_, outcome)] = run_jobs(MakeStart(setting), [trial], shelf=Started.of(setting.run), engine=engine)
     if not isinstance(outcome, Failure):
         setting.run.running.clear(trial.id)
@@ -354,7 +352,7 @@ def make_start(setting: Setting, trial: Trial, engine: Engine | None) -> Result 
 
 
 def make_lost(setting: Setting, needed: Collection[str], engine: Engine | None, tell: Callable[[str], None]) -> None:
-    """Make the networks of these starts again that are not there, as in a run that was restored without them."""
+    """Make the missing networks of these starts again, as in a run that was restored without them."""
     for trial in lost_starts(setting, needed):
         tell(f"{trial.method}: making the network that others start from")
         made = make_start(setting, trial, engine)
@@ -363,7 +361,7 @@ def make_lost(setting: Setting, needed: Collection[str], engine: Engine | None, 
 
 
 def lost_starts(setting: Setting, needed: Collection[str]) -> list[Trial]:
-    """Those of these starts, and what they are made from, whose networks are not there, in the order of making."""
+    """Return the trials whose networks are missing among these starts and their origins, in the order of making."""
     run = setting.run
     if all(run.starts.has(name) for name in needed):
         return []
@@ -374,7 +372,7 @@ def lost_starts(setting: Setting, needed: Collection[str]) -> list[Trial]:
 
 
 def check_network(folder: Path, name: str) -> None:
-    """Refuse a checkpoint of a run that is not as it was written, or another one than its folder's name says."""
+    """Raise Damaged if a checkpoint of a run is not as it was written, or is another than its folder's name says."""
     for file in (ABOUT, TENSORS):
         if not (folder / file).is_file():
             raise Damaged(f"{folder} has no {file}")
@@ -382,7 +380,7 @@ def check_network(folder: Path, name: str) -> None:
 
 
 def check_same(run: RunFolder, trial: Trial) -> None:
-    """Refuse to go on from a start that was made again and is not the network that finished trainings began with.
+    """Raise InputError if a start was made again and differs from the one that finished trainings began with.
 
     On the same machine, with the same versions and number of threads, it is the same bit for bit.
     """

@@ -1,4 +1,4 @@
-"""forecast: what a sweep would take in time and disk, by a few steps of its own training."""
+"""forecast: estimate the time and disk of a sweep by a few steps of its own training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from torch import nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.records import Graph, Plan
-from bitplan.core.registry import CHOOSERS
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Recipe, Trial
-from bitplan.gains.base import Context, is_bound, make_gain
+from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.context import Setting, some_batches
-from bitplan.study.trials import all_starts, estimations, made_by, trials, with_controls
+from bitplan.study.trials import all_starts, chooses_within_budget, estimations, made_by, trials, with_controls
 from bitplan.tune.length import samples_of
 from bitplan.tune.loop import finetune_
 
@@ -31,7 +30,7 @@ _RECORD_BYTES = 30_000  # a Result with its log, and what its training left
 
 @dataclass(frozen=True)
 class TrialForecast:
-    """One trial, whether it is done, and about how many seconds it takes."""
+    """One trial, whether it is done, and its expected seconds."""
 
     trial: Trial
     done: bool
@@ -40,10 +39,10 @@ class TrialForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Every trial, the seconds of all that are left in turn, and the bytes that they write.
+    """Every trial, the seconds of all that are left one after the other, and the bytes that they write.
 
-    Trials that turn out to have the same precisions are trained once, so that this is the most. `methods` is what
-    those that train take to estimate; the seconds of others are not known beforehand.
+    Trials with the same precisions are trained once, so this is an upper bound. `methods` has the seconds of estimates
+    that train; those of other methods are not known beforehand.
     """
 
     lines: tuple[TrialForecast, ...]
@@ -62,16 +61,16 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     setting.costs(graph)
     network, high = untrained(setting, graph)
     teacher = network if study.recipe.distills else None
-    pace = _step_seconds(setting, high, study.recipe, teacher)
-    float_pace = _step_seconds(setting, network, study.recipe.for_floats(), None)
-    score = _score_seconds(setting, high)
-    lines: list[TrialForecast] = []
-    for trial in trials(study):
-        lines.append(_line(setting, trial, float_pace if trial.role == "float" else pace, score))
-    methods = _estimates(setting, high, network, graph)
+    pace = _time_step(setting, high, study.recipe, teacher)
+    float_pace = _time_step(setting, network, study.recipe.for_floats(), None)
+    score = _time_score(setting, high)
+    lines = [
+        _forecast_trial(setting, trial, float_pace if trial.role == "float" else pace, score) for trial in trials(study)
+    ]
+    methods = _forecast_methods(setting, high, network, graph)
     left = [line for line in lines if not line.done]
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
-    kept = len(made_by(study)) + _networks(study, left)  # those that trials start from: float, and highest choice
+    kept = len(made_by(study)) + _count_networks(study, left)  # those that trials start from: float, and highest choice
     return Forecast(
         lines=tuple(lines),
         methods=methods,
@@ -82,8 +81,8 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     )
 
 
-def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
-    """Seconds of the methods that can tell beforehand and are not done."""
+def _forecast_methods(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
+    """Return the expected seconds of the methods that can tell them and are not done."""
     study, seconds = setting.study, dict[str, float]()
     for method in study.methods:
         gain, _ = make_gain(method.name, method.options)
@@ -95,14 +94,14 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
                 task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend,
                 aim=setting.aim(job.budgets, graph),
             )  # fmt: skip
-            told = gain.expected(high, graph, study.choices, context)
-            if told is not None:
-                seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)
+            expected = gain.expected(high, graph, study.choices, context)
+            if expected is not None:
+                seconds[method.title] = seconds.get(method.title, 0.0) + float(expected.seconds)
     return seconds
 
 
-def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
-    """`pace` is the seconds of a step with the study's batches, `score` those of scoring once."""
+def _forecast_trial(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
+    """Return the forecast of a trial from the seconds of a step (`pace`) and of scoring once (`score`)."""
     seconds = score
     if trial.recipe is not None:
         samples = samples_of(setting.task, trial.recipe)
@@ -110,24 +109,24 @@ def _line(setting: Setting, trial: Trial, pace: float, score: float) -> TrialFor
     return TrialForecast(trial, setting.run.trials.has(trial.id), seconds)
 
 
-def _networks(study: Study, left: Sequence[TrialForecast]) -> int:
-    """How many trained networks are kept at most; those that others start from always are."""
+def _count_networks(study: Study, left: Sequence[TrialForecast]) -> int:
+    """Return how many trained networks are kept at most, without those that others start from."""
     if not study.keep_networks:
         return 0
     own = made_by(study)
     return sum(line.trial not in own for line in left)
 
 
-def _step_seconds(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
-    """The quickest of a few steps: the first also reads data and sets things up."""
+def _time_step(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
+    """Return the seconds of the quickest of a few steps: the first also reads data and sets things up."""
     few = recipe.model_copy(update={"steps": STEPS, "epochs": None, "then": None})
     taught = copy.deepcopy(teacher) if few.distills else None
     log = finetune_(copy.deepcopy(model), setting.task, few, teacher=taught)
     return min(recipe.batch_size / line.samples_per_second for line in log.lines)
 
 
-def _score_seconds(setting: Setting, model: nn.Module) -> float:
-    """Seconds of scoring, by the forward pass of one batch."""
+def _time_score(setting: Setting, model: nn.Module) -> float:
+    """Return the seconds of scoring, from the forward pass of one batch."""
     task, size = setting.task, setting.study.recipe.batch_size
     batch = some_batches(task, size, 0, 1)[0]
     model.eval()
@@ -139,11 +138,11 @@ def _score_seconds(setting: Setting, model: nn.Module) -> float:
     return seconds * task.size("test") / min(size, task.size("train"))
 
 
-# --- Before anything is trained: whether what a study lets its methods spend does for one evaluation of each.
+# Checks before anything is trained.
 
 
 def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
-    """The network with random weights, and the same at the highest choice, calibrated."""
+    """Return the network with random weights, and the same at the highest choice, calibrated."""
     study = setting.study
     network = setting.network(study.start.seed)
     high = quantize(network, Plan.uniform(graph, study.choices[-1]), **study.start.options)  # type: ignore[arg-type]
@@ -152,12 +151,12 @@ def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
 
 
 def check_limits(setting: Setting, graph: Graph) -> None:
-    """Refuse a spend that does not do for a method that chooses within a budget and is not done yet."""
+    """Raise InputError if a spend is too small for a method that chooses within a budget and is not done yet."""
     study = setting.study
     made: tuple[nn.Module, nn.Module] | None = None
     for method in study.methods:
         _check_budgets(method, study.budgets)
-        if method.name not in CHOOSERS or not is_bound(CHOOSERS.get(method.name)):
+        if not chooses_within_budget(method):
             continue
         jobs = [one for first in all_starts(study) for one in estimations(study, graph.id, method, first)]
         job = next((one for one in jobs if not setting.run.estimates.has(one.id)), None)
@@ -178,7 +177,7 @@ def check_limits(setting: Setting, graph: Graph) -> None:
 
 
 def _check_budgets(method: Method, budgets: Sequence[str]) -> None:
-    """Refuse a method whose one estimate is for several budgets where it does not say for which."""
+    """Raise InputError if a method needs to be told its budgets and is not."""
     if getattr(make_gain(method.name, method.options)[0], "budgets", None) == ():
         said = ", ".join(f'"{budget}"' for budget in budgets)
         raise InputError(f"method {method.title}: say for which budgets it is, options = {{ budgets = [{said}] }}")

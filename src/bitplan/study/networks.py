@@ -1,4 +1,4 @@
-"""trained_network: a result of a run → its network, kept from the sweep or trained again just as the sweep did."""
+"""trained_network: return the network of a result, kept from the sweep or trained again just as the sweep did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A trained network, the checkpoint folder that it is kept in, its own score and the one that the run recorded."""
+    """A trained network, its checkpoint folder, its own score and the score that the run recorded."""
 
     model: nn.Module
     folder: Path
@@ -33,37 +33,37 @@ class TrainedNetwork:
 
     @property
     def as_recorded(self) -> bool:
-        """Whether it is, as far as its score tells, the network that the run had."""
+        """Return True if the network scores as the run recorded."""
         return self.score == self.recorded
 
 
 def is_kept(run: RunFolder, result: Result) -> bool:
-    """Whether the network of a result is there, whole and with its score."""
+    """Return True if the network of a result is there, whole and with its score."""
     return bool(result.training) and run.networks.has(result.training) and run.kept.has(result.training)
 
 
 def trained_network(
     run: RunFolder, result: Result, *, progress: Progress | None = None, trust: bool = False
 ) -> TrainedNetwork:
-    """The network of a trained trial; one that is not kept, or damaged, is trained again, then kept.
+    """Return the network of a trained trial; one that is missing or damaged is trained again, then kept.
 
-    On the same machine, with the same versions and number of threads, training again gives the same network; whether
-    it did is what `as_recorded` says. `trust` allows the code that the run's study may name.
+    On the same machine, with the same versions and number of threads, training again gives the same network; check
+    `as_recorded`. `trust` allows the code that the run's study may name.
     """
     setting = Setting(run.study.model_copy(update={"keep_networks": True}), run, trust)
     job = training_of(run, result)
     try:
         if is_kept(run, result):
-            return _kept(setting, job, result)
+            return _load_kept(setting, job, result)
     except Damaged as error:
         _log.warning("%s; it is kept under another name, and the network trained again", error)
         run.networks.set_aside(job.id)
-    _train(setting, job, progress)
-    return _kept(setting, job, result)
+    _train_again(setting, job, progress)
+    return _load_kept(setting, job, result)
 
 
-def _kept(setting: Setting, job: Training, result: Result) -> TrainedNetwork:
-    """The network that is in the run's folder, with the score beside it."""
+def _load_kept(setting: Setting, job: Training, result: Result) -> TrainedNetwork:
+    """Return the network in the run's folder, with the score beside it."""
     run = setting.run
     score = run.kept.read(job.id).score
     place = run.networks.path(job.id)
@@ -72,7 +72,7 @@ def _kept(setting: Setting, job: Training, result: Result) -> TrainedNetwork:
 
 
 def training_of(run: RunFolder, result: Result) -> Training:
-    """The training that gave a result: what its plan, its start, its recipe and its seed make."""
+    """Return the training that gave a result, from its plan, its start, its recipe and its seed."""
     words, plan, recipe = run.study.words(result.trial), run.plans.get(result.plan), result.trial.recipe
     if not result.training or recipe is None:
         raise InputError(f"{words} was not trained from a plan: its network is in {run.starts.path(result.trial.id)}")
@@ -88,8 +88,8 @@ def training_of(run: RunFolder, result: Result) -> Training:
     return job
 
 
-def _train(setting: Setting, job: Training, progress: Progress | None) -> None:
-    """Train once more, under the lease that a sweep would take for it."""
+def _train_again(setting: Setting, job: Training, progress: Progress | None) -> None:
+    """Train the network once more, under the lease that a sweep would take for it."""
     run, tell = setting.run, progress or (lambda *_: None)
     with held(run.trained.lease(job.id)) as mine:
         if not mine:

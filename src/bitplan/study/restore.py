@@ -22,7 +22,7 @@ from bitplan.study.trials import agenda, with_controls
 
 
 class Restored(NamedTuple):
-    """How many trials, estimates and trainings were the study's, and are now in its run."""
+    """The number of trials, estimates and trainings of the study that were put into its run."""
 
     trials: int
     estimates: int
@@ -30,40 +30,40 @@ class Restored(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A trial of the study, and what was kept of it; the seed of its start is told only where there are several."""
+    """A trial of the study and its kept result."""
 
     trial: Trial
     kept: Result
 
 
 def restore(study: Study, run_folder: str | Path, kept: RunFolder) -> Restored:
-    """Put all that another run, or its file of results, has of this study's trials into the folder."""
+    """Put all trials of this study that another run, or its file of results, has into the folder."""
     study, run = with_controls(study), RunFolder(Path(run_folder))
     run.refuse_links()
     before = kept.study  # where it is no run, that is said first
-    own = {_whichever_start(trial): trial for trial in agenda(study).trials}
-    by_id = {_whichever_start(result.trial): result for result in kept.results}
+    own = {_id_without_start(trial): trial for trial in agenda(study).trials}
+    by_id = {_id_without_start(result.trial): result for result in kept.results}
     known = [_Known(trial, by_id[name]) for name, trial in own.items() if name in by_id]
     if kept.graph is None or not known:
         raise FileError(
             f"{kept.path} has no trial of the study {study.name}: its network, task, precisions, recipe or start is "
             "another"
         )
-    estimates = dict(_estimates(study, kept, before, kept.graph.id, known))
-    trainings = {one.training: one for one in _trainings(kept, known)}
+    estimates = dict(_list_estimates(study, kept, before, kept.graph.id, known))
+    trainings = {one.training: one for one in _list_trainings(kept, known)}
     _refuse_other_starts(run, kept, known)
     plans = kept.plans
     run.keep_plans(plans[one.kept.plan] for one in known if one.kept.plan in plans)
-    _fill(run.estimates, estimates)
-    _fill(run.trained, trainings)
-    _fill(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
+    _add_missing(run.estimates, estimates)
+    _add_missing(run.trained, trainings)
+    _add_missing(run.trials, {one.trial.id: one.kept.model_copy(update={"trial": one.trial}) for one in known})
     for one in known:
         run.failed.remove(one.trial.id)
     return Restored(len(known), len(estimates), len(trainings))
 
 
 def is_finished(run: RunFolder, own: Sequence[Trial], wanted: Sequence[Trial]) -> bool:
-    """Whether no network of a start is there, nor needed: its own trials are scored, and so is all that starts from it.
+    """Return True if a start's network is neither there nor needed: its trials and all that start from it are scored.
 
     The float network may be another start's as well: it is looked at only where trials have no other.
     """
@@ -75,13 +75,13 @@ def is_finished(run: RunFolder, own: Sequence[Trial], wanted: Sequence[Trial]) -
 
 
 def is_needless(run: RunFolder, job: Estimation, trials: Sequence[Trial], scored: Collection[str]) -> bool:
-    """Whether an estimate is for nothing: what it was for is scored, and neither it nor its network was kept whole."""
+    """Return True if all trials of an estimate are scored, and neither it nor its network was kept whole."""
     done = all(trial.id in scored for trial in trials)
     return done and not run.starts.has(job.start) and not run.estimates.read_sound([job.id])[0]
 
 
 def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -> None:
-    """A start that was trained must score here what it scored there: else it is another network, as in `starts.py`."""
+    """Raise FileError if a trained start scores differently here and there: then it is another network."""
     trained = {one.trial.id: one for one in known if one.trial.role in ("float", "start") and one.trial.recipe}
     for name, here in run.trials.read_sound(trained)[0].items():
         trial, there = trained[name]
@@ -92,38 +92,38 @@ def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -
             )
 
 
-def _fill(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
-    """Keep what is not there; what is there says more, since logs are not kept."""
+def _add_missing(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
+    """Keep the records that are not there; those that are there say more, since kept ones have no logs."""
     there = shelf.ids()
     for name, record in records.items():
         if name not in there:
             shelf.keep(name, record)
 
 
-def _whichever_start(trial: Trial) -> str:
+def _id_without_start(trial: Trial) -> str:
     return trial.model_copy(update={"start_seed": None}).id
 
 
-def _estimates(
+def _list_estimates(
     study: Study, kept: RunFolder, before: Study, graph: str, known: list[_Known]
 ) -> Iterator[tuple[str, Gains]]:
-    """The id of each estimate that these trials chose by, and its gains; files of results have those of one start."""
+    """Yield the id and the gains of each estimate of these trials; files of results have those of one start."""
     trials = {one.trial.id: one.kept.trial for one in known}
     for job, served in estimates_for(study, graph, [one.trial for one in known]):
         for trial in served.trials[:1]:
-            gains = kept.gains_of(_title(before, trials[trial.id], job))
+            gains = kept.gains_of(_name_gains(before, trials[trial.id], job))
             if gains is not None:
                 yield job.id, gains
 
 
-def _title(study: Study, trial: Trial, job: Estimation) -> str:
-    """What a run calls the gains that a trial of it chose by: those from its first start are called by the method."""
+def _name_gains(study: Study, trial: Trial, job: Estimation) -> str:
+    """Return the run's name for the gains that a trial chose by; those from the first start have no suffix."""
     first = trial.start_seed in (None, *study.start.seeds[:1])
     return title_at(study.title_of(trial), job.budgets, job.seed, start=None if first else trial.start_seed)
 
 
-def _trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:
-    """What trainings gave: those of searches for a ceiling, of their finalists, and of trials, which say more."""
+def _list_trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:
+    """Yield the outcomes of trainings for ceilings and their finalists, then of trials, which say more."""
     for ceiling in kept.found_ceilings:
         scored = [(plan.training, plan.score) for plan in ceiling.judged]
         scored += [(score.training, score.score) for finalist in ceiling.finalists for score in finalist.scores]

@@ -1,4 +1,4 @@
-"""From trials to plans, from plans to trainings that serve one or more trials, and from what they gave to results."""
+"""Turn trials into plans, plans into trainings that serve one or more trials, and their outcomes into results."""
 
 from __future__ import annotations
 
@@ -27,17 +27,14 @@ from bitplan.tasks.base import choosing_task
 from bitplan.tune.loop import finetune_
 from bitplan.tune.resume import begun_anew
 
-# --- From trials to plans, from plans to trainings that serve one or more trials, and from what they gave to
-# results.
-
 
 def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
-    """The plans of the trials that have all layers at one precision."""
+    """Return the plans of the trials that have all layers at one precision."""
     return {trial.id: Plan.uniform(graph, trial.precision) for trial in wanted if trial.precision is not None}
 
 
 class Served(NamedTuple):
-    """A method whose gains an estimate gives, what these are called, and the trials that they are for."""
+    """A method whose gains an estimate gives, the title of these gains, and the trials that choose by them."""
 
     method: Method
     title: str
@@ -45,7 +42,7 @@ class Served(NamedTuple):
 
 
 def estimates_for(study: Study, graph: str, wanted: Sequence[Trial]) -> Iterator[tuple[Estimation, Served]]:
-    """Every estimate of every method from every start, and the trials from there that it is for: all of its budget."""
+    """Yield every estimate of every method from every start, with the trials that choose by it."""
     by: dict[tuple[str, str], list[Trial]] = {}
     for trial in wanted:
         if trial.role == "choice":
@@ -56,11 +53,11 @@ def estimates_for(study: Study, graph: str, wanted: Sequence[Trial]) -> Iterator
             own = by.get((first.high.id, method.title), [])
             for job in estimations(study, graph, method, first):
                 title = title_at(method.title, job.budgets, job.seed, start=seed)
-                yield job, Served(method, title, _served_by(job, own))
+                yield job, Served(method, title, _trials_of(job, own))
 
 
-def _served_by(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of a method that an estimate of it is for: those of its budget and seed, or all."""
+def _trials_of(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials of a method that choose by an estimate: those of its budget and seed, or all."""
     of_job = job.budgets, job.seed
     return [trial for trial in trials if not job.budgets or (trial.budgets, trial.gain_seed) == of_job]
 
@@ -68,7 +65,7 @@ def _served_by(job: Estimation, trials: Sequence[Trial]) -> list[Trial]:
 def plans_of(
     graph: Graph, gains: Gains, costs: list[Costs], method: Method, trials: Sequence[Trial]
 ) -> dict[str, Plan]:  # fmt: skip
-    """The plans of a method's trials, selected once per budget and together."""
+    """Return the plans of a method's trials; all budgets are selected together."""
     budgets = list(dict.fromkeys(trial.budgets for trial in trials))
     plans = select_each(graph, gains, costs, budgets=budgets, selector=method.selector)
     chosen = dict(zip(budgets, plans, strict=True))
@@ -78,7 +75,7 @@ def plans_of(
 def trainings_of(
     study: Study, wanted: Sequence[Trial], plans: Mapping[str, Plan]
 ) -> dict[str, tuple[Training, list[Trial]]]:
-    """Id → the training and the trials that it serves; the first seed of all comes before the second."""
+    """Return id → training and the trials that it serves; the first seed of all comes before the second."""
     served: dict[str, tuple[Training, list[Trial]]] = {}
     turn = {seed: place for place, seed in enumerate(study.seeds)}
     for trial in sorted(wanted, key=lambda trial: turn[trial.seed]):
@@ -90,7 +87,7 @@ def trainings_of(
 
 
 def training_for(trial: Trial, recipe: Recipe, precisions: dict[str, Precision]) -> Training:
-    """The training of a trial whose plan gives these precisions."""
+    """Return the training of a trial whose plan gives these precisions."""
     quantizer = trial.method if trial.role == "quantizer" else ""
     return Training(
         task=trial.task, start=trial.start, precisions=precisions, recipe=recipe, seed=trial.seed, quantizer=quantizer
@@ -98,42 +95,20 @@ def training_for(trial: Trial, recipe: Recipe, precisions: dict[str, Precision])
 
 
 def result_of(trial: Trial, plan: Plan, trained: Trained) -> Result:
-    """What a trial reached, by what its training gave."""
-    return Result(
-        trial=trial,
-        plan=plan.id,
-        training=trained.training,
-        score=trained.score,
-        metric=trained.metric,
-        losses=trained.losses,
-        higher_is_better=trained.higher_is_better,
-        log=trained.log,
-        seconds=trained.seconds,
-        device=trained.device,
-        versions=trained.versions,
-    )
+    """Return the result of a trial from the outcome of its training."""
+    return Result(trial=trial, plan=plan.id, **{name: getattr(trained, name) for name in Trained.model_fields})
 
 
 def trained_of(result: Result) -> Trained:
-    """What the training of a result gave, by the result."""
-    return Trained(
-        training=result.training,
-        score=result.score,
-        metric=result.metric,
-        losses=result.losses,
-        higher_is_better=result.higher_is_better,
-        log=result.log,
-        seconds=result.seconds,
-        device=result.device,
-        versions=result.versions,
-    )
+    """Return the outcome of a result's training."""
+    return Trained(**{name: getattr(result, name) for name in Trained.model_fields})
 
 
-# --- The work of a sweep, one job at a time: train a network, estimate gains.
+# The work of a sweep, one job at a time: train a network, estimate gains.
 
 
 def first_network(setting: Setting, job: Training) -> nn.Module:
-    """What a training begins with: its start at other precisions, or the float network quantized and calibrated."""
+    """Return the network that a training begins with: its start at other precisions, or a quantized float network."""
     start, plan = setting.start(job.start), setting.plan(dict(job.precisions))
     if not job.quantizer:
         return quantize(start, plan)
@@ -147,15 +122,15 @@ def first_network(setting: Setting, job: Training) -> nn.Module:
 @final
 @dataclass(frozen=True)
 class Train:
-    """Work of an engine: a training → what came of it."""
+    """Train one network, and return the outcome."""
 
     setting: Setting
     progress: Progress | None = None
 
     def __call__(self, job: Training) -> Trained:
-        """Give the start the precisions, or quantize it, fine-tune and score; a killed training goes on where it was.
+        """Give the start its precisions, fine-tune and score it; a killed training goes on from its checkpoint.
 
-        A study that keeps its networks has this one before its outcome is known, and a score beside it.
+        A study that keeps its networks has this one on disk before its outcome is known.
         """
         begin = time.perf_counter()
         setting = self.setting
@@ -181,7 +156,7 @@ class Train:
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """An estimation → gains, in this process; jobs that the method has go to the engine."""
+    """Estimate gains in this process; the method's own jobs go to the engine."""
 
     setting: Setting
     engine: Engine

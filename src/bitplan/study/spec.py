@@ -51,54 +51,54 @@ def read_study(path: str | Path) -> Study:
     with parsing(source, "a study", "write it again"):
         content = parse_toml(read_text(source))
     try:
-        return _study(content, source.resolve().parent)
+        return _read(content, source.resolve().parent)
     except InputError as error:
         raise FileError(f"{source}: {error}") from None
 
 
-def _study(content: Content, home: Path) -> Study:
+def _read(content: Content, home: Path) -> Study:
     _check_keys(content, _TOP, "the study")
     chosen = () if content.get("quantizers") and "methods" not in content else ("budgets", "methods")
-    _need(content, ("name", "task", "model", "choices", "seeds", "start", "recipe", *chosen))
-    recipe = _table(content, "recipe")
+    _check_needed(content, ("name", "task", "model", "choices", "seeds", "start", "recipe", *chosen))
+    recipe = _get_table(content, "recipe")
     _check_recipe(recipe, "[recipe]")
     task = content["task"] if isinstance(content["task"], dict) else {"name": content["task"]}
-    engine = _table(content, "engine")
-    cost = _text(content.get("cost", COST), False, home)
+    engine = _get_table(content, "engine")
+    cost = _fill_text(content.get("cost", COST), False, home)
     return Study(
         **{key: content[key] for key in _PLAIN if key in content},
-        task=_named(task, "task"),
-        task_options=_located(_options(task), DATA, home),
-        rules=_section(Rules, _table(content, "rules"), "[rules]"),
-        choosing=_section(Choosing, _table(content, "choosing"), "[choosing]"),
-        choices=tuple(_list(content, "choices")),
+        task=_get_name(task, "task"),
+        task_options=_fill_in(_without_name(task), DATA, home),
+        rules=_read_section(Rules, _get_table(content, "rules"), "[rules]"),
+        choosing=_read_section(Choosing, _get_table(content, "choosing"), "[choosing]"),
+        choices=tuple(_get_list(content, "choices")),
         cost=cost,
-        budgets=_budgets(content, cost),
-        methods=tuple(_method(method, recipe, home) for method in _list(content, "methods")),
-        quantizers=tuple(_quantizer(one, content, home) for one in _list(content, "quantizers")),
-        seeds=tuple(_list(content, "seeds")),
-        start=_start(_table(content, "start"), recipe, home),
-        recipe=_recipe({}, recipe, "[recipe]"),
-        lowest_recipe=_recipe(_table(content, "lowest_recipe"), recipe, "[lowest_recipe]")
+        budgets=_read_budgets(content, cost),
+        methods=tuple(_read_method(method, recipe, home) for method in _get_list(content, "methods")),
+        quantizers=tuple(_read_quantizer(one, content, home) for one in _get_list(content, "quantizers")),
+        seeds=tuple(_get_list(content, "seeds")),
+        start=_read_start(_get_table(content, "start"), recipe, home),
+        recipe=_read_recipe({}, recipe, "[recipe]"),
+        lowest_recipe=_read_recipe(_get_table(content, "lowest_recipe"), recipe, "[lowest_recipe]")
         if "lowest_recipe" in content
         else None,
-        engine=_named(engine, "[engine]") if engine else "local",
-        engine_options=_options(engine),
+        engine=_get_name(engine, "[engine]") if engine else "local",
+        engine_options=_without_name(engine),
     )
 
 
-def _options(table: Content) -> Content:
-    """What a table says beside the name."""
+def _without_name(table: Content) -> Content:
+    """Return the options of a table: all keys but the name."""
     return {key: value for key, value in table.items() if key != "name"}
 
 
-def _budgets(content: Content, cost: Any) -> tuple[str, ...]:
-    budgets = [_budget(written, cost) for written in _list(content, "budgets")]
+def _read_budgets(content: Content, cost: Any) -> tuple[str, ...]:
+    budgets = [_read_budget(written, cost) for written in _get_list(content, "budgets")]
     return tuple(str(budget) for budget in budgets)
 
 
-def _budget(written: Any, cost: Any) -> Budget:
-    """A budget that names the cost which its unit stands for, unless the study's own table may count such units."""
+def _read_budget(written: Any, cost: Any) -> Budget:
+    """Return a budget that names the cost of its unit, unless the study's own table may count such units."""
     budget = Budget.parse(written)
     stands_for = budget.unit.usual
     own_table = is_table(str(cost))
@@ -107,55 +107,55 @@ def _budget(written: Any, cost: Any) -> Budget:
     return replace(budget, cost=stands_for)
 
 
-def _method(content: Any, base: Content, home: Path) -> Method:
+def _read_method(content: Any, base: Content, home: Path) -> Method:
     if not isinstance(content, dict):
         raise InputError(f"a method is a table: write [[methods]] with name = {content!r}")
     where = f"[[methods]] {content.get('name', '')}".rstrip()
     filled = dict(content)
     if "recipe" in content:
-        filled["recipe"] = _recipe(content["recipe"], base, f"{where}: recipe")
+        filled["recipe"] = _read_recipe(content["recipe"], base, f"{where}: recipe")
     if "options" in content:
-        filled["options"] = _located(_table(content, "options"), ("path",), home)
-    return _section(Method, filled, where)
+        filled["options"] = _fill_in(_get_table(content, "options"), ("path",), home)
+    return _read_section(Method, filled, where)
 
 
-def _quantizer(content: Any, study: Content, home: Path) -> QuantizerAt:
-    """At every choice of the study, unless it says at which precisions or plans."""
+def _read_quantizer(content: Any, study: Content, home: Path) -> QuantizerAt:
+    """Return a quantizer; it is tried at every choice of the study unless it says at which precisions or plans."""
     if not isinstance(content, dict):
         raise InputError(f"a quantizer is a table: write [[quantizers]] with name = {content!r}")
     where = f"[[quantizers]] {content.get('name', '')}".rstrip()
-    at = content["at"] if "at" in content else [str(choice) for choice in _list(study, "choices")]
+    at = content["at"] if "at" in content else [str(choice) for choice in _get_list(study, "choices")]
     if not isinstance(at, list):
         raise InputError(f"{where}: at is a list of precisions or of plans, not {at!r}")
-    return _section(QuantizerAt, {**content, "at": tuple(_text(one, False, home) for one in at)}, where)
+    return _read_section(QuantizerAt, {**content, "at": tuple(_fill_text(one, False, home) for one in at)}, where)
 
 
-def _start(content: Content, base: Content, home: Path) -> Start:
-    filled = _located(content, ("weights", "checkpoint"), home)
+def _read_start(content: Content, base: Content, home: Path) -> Start:
+    filled = _fill_in(content, ("weights", "checkpoint"), home)
     for key, changes in (("float_recipe", FOR_FLOATS), ("recipe", {})):
         if key in content:
-            filled[key] = _recipe(_table(content, key), base | changes, f"[start.{key}]")
+            filled[key] = _read_recipe(_get_table(content, key), base | changes, f"[start.{key}]")
     if {"seed", "seeds"} <= content.keys():
         raise InputError("[start] says seed and seeds: say seeds, the first of which counts as the seed")
-    start = _section(Start, filled, "[start]")
+    start = _read_section(Start, filled, "[start]")
     if start.weights is None and start.float_recipe is None and start.checkpoint is None:
         raise InputError("[start] says nothing about the float network: give weights, or a float_recipe that trains it")
     return start
 
 
-def _recipe(changes: Content, base: Content, where: str) -> Recipe:
-    """A recipe that says only what differs from the base; a second stage, what differs from the first."""
+def _read_recipe(changes: Content, base: Content, where: str) -> Recipe:
+    """Return a recipe that states only its differences from the base; a second stage states those from the first."""
     _check_recipe(changes, where)
-    return _section(Recipe, on_top(changes, base), where)
+    return _read_section(Recipe, on_top(changes, base), where)
 
 
 def _check_recipe(content: Content, where: str) -> None:
     _check_keys(content, Recipe.model_fields, where)
     if "then" in content:
-        _check_recipe(_table(content, "then"), f"then of {where}")
+        _check_recipe(_get_table(content, "then"), f"then of {where}")
 
 
-def _section(kind: type[Any], content: Content, where: str) -> Any:
+def _read_section(kind: type[Any], content: Content, where: str) -> Any:
     _check_keys(content, kind.model_fields, where)
     try:
         return kind.model_validate(content)
@@ -169,45 +169,45 @@ def _check_keys(content: Mapping[str, Any], known: Iterable[str], where: str) ->
             raise InputError(f"unknown key {key!r} in {where}{suggestion(key, known)}")
 
 
-def _need(content: Content, keys: Iterable[str]) -> None:
+def _check_needed(content: Content, keys: Iterable[str]) -> None:
     for key in keys:
         if key not in content:
             raise InputError(f"the study does not say its {key}")
 
 
-def _table(content: Content, key: str) -> Content:
+def _get_table(content: Content, key: str) -> Content:
     found = content.get(key, {})
     if not isinstance(found, dict):
         raise InputError(f"{key} must be a table, not {found!r}")
     return found
 
 
-def _list(content: Content, key: str) -> list[Any]:
+def _get_list(content: Content, key: str) -> list[Any]:
     found = content.get(key, [])
     if not isinstance(found, list):
         raise InputError(f"{key} must be a list, not {found!r}")
     return found
 
 
-def _named(content: Content, what: str) -> str:
+def _get_name(content: Content, what: str) -> str:
     if not isinstance(content.get("name"), str):
         raise InputError(f"{what} needs a name")
     return content["name"]
 
 
-def _located(content: Content, paths: Iterable[str], home: Path) -> Content:
-    """Fill in variables in every text, and make what is a path absolute."""
-    return {key: _text(value, key in paths, home) for key, value in content.items()}
+def _fill_in(content: Content, paths: Iterable[str], home: Path) -> Content:
+    """Fill in variables in every text, and make paths absolute."""
+    return {key: _fill_text(value, key in paths, home) for key, value in content.items()}
 
 
-def _text(value: Any, is_path: bool, home: Path) -> Any:
+def _fill_text(value: Any, is_path: bool, home: Path) -> Any:
     if not isinstance(value, str):
         return value
-    filled = os.path.expanduser(_VARIABLE.sub(_variable, value))
+    filled = os.path.expanduser(_VARIABLE.sub(_read_variable, value))
     return str((home / filled).resolve()) if is_path or is_table(filled) else filled
 
 
-def _variable(match: re.Match[str]) -> str:
+def _read_variable(match: re.Match[str]) -> str:
     name, default = match[1] or match[2], match[3]
     found = os.environ.get(name, default)
     if found is None:

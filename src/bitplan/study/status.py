@@ -1,4 +1,4 @@
-"""status: what is done, running, failed and waiting in a run, from nothing but its files."""
+"""status: count the done, running, failed and waiting trials of a run from its files alone."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import bitplan.core.jobs  # noqa: F401 - makes the kinds of records known that methods keep in a run
 from bitplan.core.errors import Damaged, InputError
 from bitplan.core.records import ABOUT, Gains
 from bitplan.core.studies import FLOAT, Agenda, FailedTrial, Study
 from bitplan.store.files import ASIDE, load, read_text
 from bitplan.store.lease import read_lease
 from bitplan.store.run_folder import LeaseFile, RunFolder, RunPart, gains_file
-from bitplan.study.context import check_network
 from bitplan.tune.log import last_step
-from bitplan.tune.resume import check_training
 
 _TIMED = 100  # trainings whose seconds say what one takes
 
 
 @dataclass(frozen=True)
 class Running:
-    """Something that a living process works on: its words, and how many steps it has taken."""
+    """A job of a living process: its words, and its number of steps."""
 
     what: str
     step: int
@@ -33,7 +32,7 @@ class Running:
 
 @dataclass(frozen=True)
 class MethodProgress:
-    """The trials of one method, reference or start: how many there are, are done, and failed."""
+    """The number of trials of one method, reference or start; of them done, and failed."""
 
     title: str
     total: int
@@ -43,10 +42,10 @@ class MethodProgress:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is; `seconds_left` is None where nothing is known yet, or nothing runs that could be timed.
+    """The progress of a run; `seconds_left` is None if nothing is known yet, or nothing runs that could be timed.
 
-    `missing` counts the trials whose result was damaged and set aside, `damaged` says which files are and still lie
-    where they were.
+    `missing` counts the trials whose result was damaged and set aside; `damaged` names the damaged files that still lie
+    in their places.
     """
 
     study: Study
@@ -63,49 +62,50 @@ class Status:
 
 
 def status(folder: str | Path) -> Status:
-    """Look at a run at any time; nothing is written, and no process is asked."""
+    """Return the progress of a run at any time; nothing is written, and no process is asked."""
     run = RunFolder(Path(folder))
     study = run.study
     agenda = run.agenda or Agenda(study=study.id, trials=())
     names = {trial.id: study.words(trial) for trial in agenda.trials}
-    done, damaged = run.trials.look_at(sorted(run.trials.ids() & names.keys()))
+    results, damaged = run.trials.read_sound(sorted(run.trials.ids() & names.keys()))
+    done = set(results)
     failures, unclear = run.failed.read_sound(name for name in names if name not in done and run.failed.has(name))
     failed = tuple(failures.values())
     lost = set(failures)
     missing = {trial.id for trial in run.missing}
     running: list[Running] = []
     busy: set[str] = set()
-    for lease in _living(run):
+    for lease in _living_leases(run):
         wanted_by = agenda.trainings.get(lease.job, (lease.job,))  # what is no training may be a trial by itself
         serves = [trial for trial in wanted_by if trial in names]
         busy.update(serves)
-        what = _words(lease, [names[trial] for trial in serves])
+        what = _describe_lease(lease, [names[trial] for trial in serves])
         running.append(Running(what, last_step(run.running.path(lease.job))))
     return Status(
         study=study,
         total=len(names),
         done=len(done),
-        shared=_shared(agenda, names.keys()),
+        shared=_count_shared(agenda, names.keys()),
         running=tuple(running),
         failed=failed,
         waiting=len(names.keys() - done - busy - lost - missing - damaged.keys()),
-        seconds_left=_seconds_left(run, agenda, done | lost, len(running)),
-        parts=_parts(study, agenda, done, lost),
+        seconds_left=_estimate_seconds(run, agenda, done | lost, len(running)),
+        parts=_count_by_method(study, agenda, done, lost),
         missing=len(missing),
         damaged=tuple(str(error) for error in (*damaged.values(), *unclear.values())),
     )
 
 
-def _living(run: RunFolder) -> Iterator[LeaseFile]:
-    """The leases that living processes hold: what is being worked on."""
+def _living_leases(run: RunFolder) -> Iterator[LeaseFile]:
+    """Yield the leases that living processes hold."""
     for lease in run.leases():
         sign = read_lease(lease.path)
         if sign is not None and sign.holder.known and not sign.holder.gone:
             yield lease
 
 
-def _words(lease: LeaseFile, trials: Sequence[str]) -> str:
-    """What a lease is held for, as people call it; `trials` are the words of those that its job serves."""
+def _describe_lease(lease: LeaseFile, trials: Sequence[str]) -> str:
+    """Return words for the job of a lease; `trials` are the words of the trials that it serves."""
     if lease.part == RunPart.ESTIMATES:
         return f"gains {lease.job}"
     if lease.part == RunPart.JOBS:
@@ -113,8 +113,8 @@ def _words(lease: LeaseFile, trials: Sequence[str]) -> str:
     return " = ".join(trials) or f"{lease.part} {lease.job}"
 
 
-def _shared(agenda: Agenda, listed: Set[str]) -> int:
-    """How many trials need no training of their own, since that of another is the same."""
+def _count_shared(agenda: Agenda, listed: Set[str]) -> int:
+    """Return how many trials need no training of their own, since another trial has the same."""
     served: set[str] = set()
     trainings = 0
     for trials in agenda.trainings.values():
@@ -124,8 +124,8 @@ def _shared(agenda: Agenda, listed: Set[str]) -> int:
     return len(served) - trainings
 
 
-def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[MethodProgress, ...]:
-    """Every method and reference in the agenda's order."""
+def _count_by_method(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tuple[MethodProgress, ...]:
+    """Return the counts of every method and reference in the agenda's order."""
     by_title: dict[str, list[str]] = {}
     for trial in agenda.trials:
         by_title.setdefault(study.title_of(trial), []).append(trial.id)
@@ -135,8 +135,8 @@ def _parts(study: Study, agenda: Agenda, done: set[str], failed: set[str]) -> tu
     )
 
 
-def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
-    """The trainings that are left, at the median pace of some that are done, as many at once as there are now."""
+def _estimate_seconds(run: RunFolder, agenda: Agenda, settled: set[str], at_once: int) -> float | None:
+    """Return the trainings left at the median time of some that are done, as many at once as run now."""
     some = sorted(run.trained.ids() & agenda.trainings.keys())[:_TIMED]  # ids are hashes: the first are any
     took = [trained.seconds for trained in run.trained.read_sound(some)[0].values()]
     trainings = agenda.trainings.values()
@@ -150,14 +150,14 @@ def _seconds_left(run: RunFolder, agenda: Agenda, settled: set[str], at_once: in
     return statistics.median(took) * left / max(1, at_once)
 
 
-# --- check: look at every file of a run, and say which are not as they were written or belong elsewhere.
+# check: find the files of a run that are damaged or belong elsewhere.
 
 _AGAIN = 0.3  # seconds until what looks wrong is looked at once more: somebody may just be writing
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A file or folder of a run, and what is wrong with it."""
+    """A file or folder of a run, and its fault."""
 
     path: Path
     what: str
@@ -165,7 +165,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Checked:
-    """How many files were looked at, what is wrong, and which files carry nothing that they could be checked by."""
+    """The number of files checked, the faults, and the files without a checksum."""
 
     files: int
     wrong: tuple[Wrong, ...]
@@ -173,15 +173,15 @@ class Checked:
 
 
 @dataclass
-class _Seen:
-    """What was looked at so far."""
+class _Checker:
+    """The files checked so far, and their faults."""
 
     files: set[Path] = field(default_factory=set)
     wrong: list[Wrong] = field(default_factory=list)
 
     def look(self, path: Path, check: Callable[[], object]) -> None:
-        """Check a file or folder; one that is gone meanwhile is nobody's fault."""
-        self.files.update(_files(path))
+        """Check a file or folder; one that disappears meanwhile is no fault."""
+        self.files.update(_files_in(path))
         for last in (False, True):
             try:
                 check()
@@ -197,38 +197,43 @@ class _Seen:
 
 def check(folder: str | Path) -> Checked:
     """Check every file of a run; nothing is written, and a sweep may go on meanwhile."""
-    run, seen = RunFolder(Path(folder)), _Seen()
+    run, checker = RunFolder(Path(folder)), _Checker()
     if not run.is_one(run.path) and not any(run.singles()):
         _ = run.study  # says that this is no run
     for path, kind in run.singles().items():
-        seen.look(path, partial(load, path, kind, sealed=True))
+        checker.look(path, partial(load, path, kind, sealed=True))
     for path in sorted((run.path / "gains").glob("[!.]*.json")):
-        seen.look(path, partial(_check_gains, path))
+        checker.look(path, partial(_check_gains, path))
     for shelf in run.shelves():
         for name in sorted(shelf.ids()):
-            seen.look(shelf.path(name), partial(shelf.read, name))
-    _check_folders(run, seen)
+            checker.look(shelf.path(name), partial(shelf.read, name))
+    _check_folders(run, checker)
     for lease in run.leases():
-        seen.look(lease.path, partial(_check_lease, lease.path))
-    if not seen.wrong:  # of sound files it can be asked whether they fit together
-        seen.wrong += _unfitting(run)
-    _name_missing(run, seen)
-    there = {path for path in _files(run.path) if ASIDE not in str(path.relative_to(run.path))}
-    unknown = sorted(path for path in there - seen.files if not _hidden(path, run.path))
-    return Checked(len(seen.files), tuple(seen.wrong), tuple(unknown))
+        checker.look(lease.path, partial(_check_lease, lease.path))
+    if not checker.wrong:  # of sound files it can be asked whether they fit together
+        checker.wrong += _find_mismatches(run)
+    _name_missing(run, checker)
+    there = {path for path in _files_in(run.path) if ASIDE not in str(path.relative_to(run.path))}
+    unknown = sorted(path for path in there - checker.files if not _is_hidden(path, run.path))
+    return Checked(len(checker.files), tuple(checker.wrong), tuple(unknown))
 
 
-def _check_folders(run: RunFolder, seen: _Seen) -> None:
-    """Checkpoints, and what trainings that are under way have left."""
+def _check_folders(run: RunFolder, checker: _Checker) -> None:
+    """Check the checkpoints, and the folders of unfinished trainings."""
+    from bitplan.study.context import check_network  # here, since these load torch, which `status` can do without
+    from bitplan.tune.resume import check_training
+
     for part in (RunPart.STARTS, RunPart.NETWORKS, RunPart.RUNNING):
         for path in run.parts()[part]:
             if path.is_dir() and ASIDE not in path.name:
                 running = part == RunPart.RUNNING
-                seen.look(path, partial(check_training, path) if running else partial(check_network, path, path.name))
+                checker.look(
+                    path, partial(check_training, path) if running else partial(check_network, path, path.name)
+                )
 
 
 def _check_gains(path: Path) -> None:
-    """Gains say the title of their method, which makes the name of their file."""
+    """Check gains, and that the name of their file is that of their method."""
     try:
         title = str(json.loads(read_text(path)).get("of"))
     except (ValueError, AttributeError, RecursionError):
@@ -244,8 +249,8 @@ def _check_lease(path: Path) -> None:
         raise Damaged(f"{path} cannot be read: a sweep waits, then takes it over")
 
 
-def _unfitting(run: RunFolder) -> Iterator[Wrong]:
-    """What is sound by itself, but does not fit what is beside it."""
+def _find_mismatches(run: RunFolder) -> Iterator[Wrong]:
+    """Yield records that are sound by themselves and do not fit others."""
     study, agenda, graph, costs = run.study, run.agenda, run.graph, run.costs
     if agenda is not None and agenda.study != study.id:
         yield Wrong(run.file_of(type(agenda)), f"it is of study {agenda.study}, and {study.name} is {study.id}")
@@ -265,8 +270,8 @@ def _unfitting(run: RunFolder) -> Iterator[Wrong]:
             yield Wrong(place, f"the network of {what} is not there: it is made again where something needs it")
 
 
-def _name_missing(run: RunFolder, seen: _Seen) -> None:
-    """Trials whose result was set aside: they are not done again unless somebody asks for it."""
+def _name_missing(run: RunFolder, checker: _Checker) -> None:
+    """Add the trials whose result was set aside: they are not done again unless the user asks for it."""
     try:
         missing = run.missing
         study = run.study
@@ -276,13 +281,13 @@ def _name_missing(run: RunFolder, seen: _Seen) -> None:
         what = (
             f"{study.words(trial)} is missing, since its result was damaged: `bitplan sweep --redo-damaged` redoes it"
         )
-        seen.wrong.append(Wrong(run.trials.path(trial.id), what))
+        checker.wrong.append(Wrong(run.trials.path(trial.id), what))
 
 
-def _files(path: Path) -> set[Path]:
+def _files_in(path: Path) -> set[Path]:
     return {path} if path.is_file() else {file for file in path.rglob("*") if file.is_file()}
 
 
-def _hidden(path: Path, run: Path) -> bool:
-    """Whether it is a temporary name: of somebody who is writing, or was killed then."""
+def _is_hidden(path: Path, run: Path) -> bool:
+    """Return True if a path is temporary: somebody is writing it, or was killed then."""
     return any(part.startswith(".") for part in path.relative_to(run).parts)

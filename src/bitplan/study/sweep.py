@@ -1,4 +1,4 @@
-"""sweep: run every trial of a study that is not done yet, and keep whatever happens as files."""
+"""sweep: run every trial of a study that is not done yet, and keep every outcome as a file."""
 
 from __future__ import annotations
 
@@ -34,14 +34,12 @@ from bitplan.study.scheduling import (
 )
 from bitplan.study.trials import agenda, all_starts, quantizer_plans, with_controls
 
-# --- Counting the trials of a sweep that are done, and telling so.
-
 _PAUSE = 5.0  # seconds between two words on parts of a long estimate
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Which trials are done, and telling so. The folder is looked at once; from then on every event is counted."""
+    """Count the trials that are done, and report progress; the folder is read once, later events are counted."""
 
     study: Study
     trials: Sequence[str]
@@ -49,20 +47,20 @@ class Tally:
     done: set[str] = field(default_factory=set)
 
     def begin(self, there: set[str]) -> None:
-        """Start from what is there already."""
+        """Start from the trials that are there already."""
         self.done.update(there & set(self.trials))
 
     def tell(self, text: str) -> None:
-        """Say what happens."""
+        """Report an event."""
         self.progress(len(self.done), len(self.trials), text)
 
-    def succeed(self, trial: Trial) -> None:
+    def count(self, trial: Trial) -> None:
         """Count a trial that is done."""
         self.done.add(trial.id)
         self.tell(f"{self.study.words(trial)} done")
 
-    def now_and_then(self) -> Progress:
-        """Tells of parts of a long estimate, every few seconds."""
+    def report_parts(self) -> Progress:
+        """Return a progress that reports parts of a long estimate every few seconds."""
         last = [time.monotonic()]
 
         def tell(done: int, total: int, what: str) -> None:
@@ -78,10 +76,10 @@ _PASSES = 3  # a file may be damaged while we work; then what it was needed for 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a sweep ended: how many trials are done and failed, and how many networks were trained meanwhile.
+    """The end of a sweep: the numbers of trials done and failed, and of networks trained meanwhile.
 
-    Those that another sweep of the same folder trained meanwhile count for both. `missing` are the trials whose result
-    was damaged, and that are not done again unless asked for; `set_aside` are the damaged files that were found now.
+    Networks that another sweep of the same folder trained meanwhile count for both. `missing` are the trials whose
+    result was damaged, and that are done again only on request; `set_aside` are the damaged files found in this sweep.
     """
 
     total: int
@@ -104,12 +102,12 @@ def sweep(
     only: Collection[str] | None = None,
     trust: bool = False,
 ) -> Summary:
-    """Run what is not in the folder yet; a trial that fails is written down and stops no other.
+    """Run the trials that are not in the folder yet; a trial that fails is recorded and stops no other.
 
-    Controls that belong to the study are among it (`study/trials.py`). `only` names methods by their titles. Several
-    processes may sweep the same folder: each network is trained once. `trust` allows what a study asks for beyond what
-    is installed here: its own code, an engine at an address. A damaged file is set aside. What can be made again
-    without a decision is; a result that took a training is not, unless `redo_damaged`.
+    The study's controls belong to it (`study/trials.py`). `only` names methods by their titles. Several processes may
+    sweep the same folder: each network is trained once. `trust` allows a study to use code that is not installed here,
+    and an engine at an address. A damaged file is set aside and made again, but a result that took a training only with
+    `redo_damaged`.
     """
     begin = time.perf_counter()
     study = with_controls(study)
@@ -144,7 +142,7 @@ def sweep(
 
 
 def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
-    """Trace, price, see that every budget can be met and that spends do; then write down what the run is about."""
+    """Trace, price, check that every budget can be met and that spends suffice; then keep study, graph and costs."""
     graph = setting.trace()
     costs = setting.costs(graph)
     plain = estimate("uniform", None, graph, choices=setting.study.choices)
@@ -157,7 +155,7 @@ def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
 
 @dataclass(frozen=True)
 class _Sweeper:
-    """One sweep: what it works on and with."""
+    """The settings and the state of one sweep."""
 
     setting: Setting
     agenda: Agenda
@@ -176,7 +174,7 @@ class _Sweeper:
         return self.setting.study
 
     def run_passes(self, only: frozenset[str] | None) -> int:
-        """Run all, and once more what found a file damaged that it needed: whoever owns the file mends it first."""
+        """Run all trials, and again if a file was found damaged: the pass that owns the file makes it again."""
         trained = 0
         for _ in range(_PASSES):
             self.damaged.clear()
@@ -186,7 +184,7 @@ class _Sweeper:
         raise Damaged(f"{self.damaged[0]}. It was made again, and is damaged again: look at the disk")
 
     def run_all(self, only: frozenset[str] | None) -> int:
-        """Starts, gains, plans, then the networks; gives how many were trained now."""
+        """Make starts, gains and plans, then train the networks; return how many were trained now."""
         graph, costs = prepare(self.setting, self.agenda)
         self.tally.begin(self.run.trials.ids())
         self.tally.tell("tracing and pricing done")
@@ -196,30 +194,30 @@ class _Sweeper:
             if trial.role not in ("float", "start") and (only is None or self.study.title_of(trial) in only)
         ]
         given = references(graph, wanted) | quantizer_plans(self.study, graph, wanted)
-        wanted = self._begun(wanted, only)
-        plans = given | self._choose(graph, costs, wanted)
+        wanted = self._make_starts(wanted, only)
+        plans = given | self._make_plans(graph, costs, wanted)
         self.run.keep_plans(plans.values())
-        return self._train([trial for trial in wanted if trial.id in plans], plans)
+        return self._train_networks([trial for trial in wanted if trial.id in plans], plans)
 
-    def _begun(self, wanted: Sequence[Trial], only: frozenset[str] | None) -> list[Trial]:
-        """Make all starts from which something is left to do; gives the trials that then can begin."""
+    def _make_starts(self, wanted: Sequence[Trial], only: frozenset[str] | None) -> list[Trial]:
+        """Make all starts that are still needed, and return the trials that can begin."""
         left = list(wanted)
         for first in all_starts(self.study):
             if is_finished(self.run, [trial for trial in first.all if trial in self.agenda.trials], wanted):
                 continue
             for trial in (first.floating, first.high):
-                if trial in self.agenda.trials and not self._start(trial):
+                if trial in self.agenda.trials and not self._make_start(trial):
                     left = [one for one in left if one.start not in (trial.id, first.high.id)]
                     break
             else:
                 own = {title: trial for title, trial in first.others.items() if only is None or title in only}
-                unmade = {title for title, trial in own.items() if not self._start(trial)}
+                unmade = {title for title, trial in own.items() if not self._make_start(trial)}
                 here = first.high.id
                 left = [one for one in left if one.start != here or self.study.title_of(one) not in unmade]
         return left
 
-    def _start(self, trial: Trial) -> bool:
-        """Make a start unless it is there; whether there is one now."""
+    def _make_start(self, trial: Trial) -> bool:
+        """Make a start unless it is there; return True if there is one now."""
         shelf = Started.of(self.run)
         if shelf.has(trial.id):
             sound, damaged = shelf.read_sound([trial.id])
@@ -229,20 +227,20 @@ class _Sweeper:
             for error in damaged.values():
                 self.tally.tell(f"{error}; all trials start from it, and it is made again")
         self.tally.done.discard(trial.id)
-        if self._skipped(trial):
+        if self._is_skipped(trial):
             return False
         self.tally.tell(f"{trial.method}: making the network that others start from")
         outcome = make_start(self.setting, trial, self.engine)
         if isinstance(outcome, Failure):
             if outcome.fault == "input":  # no trial is to blame, and none can begin: the data is missing, say
                 raise InputError(outcome.message)
-            self._fail([trial], outcome)
+            self._write_failure([trial], outcome)
             return False
-        self._succeed([trial])
+        self._count_done([trial])
         return True
 
-    def _choose(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
-        """The plan of every trial whose method has gains; where estimating fails, its trials do."""
+    def _make_plans(self, graph: Graph, costs: list[Costs], wanted: Sequence[Trial]) -> dict[str, Plan]:
+        """Return the plan of every trial whose method has gains; if estimating fails, its trials fail."""
         jobs: dict[str, tuple[Estimation, list[Served]]] = {}  # methods that differ only in their selector share one
         scored = self.run.trials.ids()
         for job, served in estimates_for(self.study, graph.id, wanted):
@@ -251,69 +249,69 @@ class _Sweeper:
                     aside = self.run.estimates.set_aside(job.id)
                     self.tally.tell(f"an estimate is damaged, and not needed any more: it is kept as {aside.name}")
                 continue
-            if any(not self._skipped(trial) for trial in served.trials):
+            if any(not self._is_skipped(trial) for trial in served.trials):
                 jobs.setdefault(job.id, (job, []))[1].append(served)
         if jobs:
             titles = ", ".join(dict.fromkeys(one.method.title for _, several in jobs.values() for one in several))
             self.tally.tell(f"estimating gains: {titles}")
-        work = Estimate(self.setting, self.engine, self.tally.now_and_then())
+        work = Estimate(self.setting, self.engine, self.tally.report_parts())
         plans: dict[str, Plan] = {}
         for job, outcome in run_jobs(work, [job for job, _ in jobs.values()], shelf=self.run.estimates):
             for one in jobs[job.id][1]:
                 if isinstance(outcome, Failure):
-                    self._fail(one.trials, outcome)
+                    self._write_failure(one.trials, outcome)
                     continue
                 self.run.keep_gains(one.title, outcome)
                 self.tally.tell(f"{one.title}: gains estimated, {outcome.seconds:.1f} s of work")
                 plans |= plans_of(graph, outcome, costs, one.method, one.trials)
         return plans
 
-    def _train(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
-        """Train each network once, whichever trials it serves."""
+    def _train_networks(self, wanted: Sequence[Trial], plans: Mapping[str, Plan]) -> int:
+        """Train each network once, for all the trials that it serves."""
         served = trainings_of(self.study, wanted, plans)
         sharing = {name: tuple(trial.id for trial in trials) for name, (_, trials) in served.items()}
         known = _known_trainings(self.run, self.agenda)
         self.run.keep(self.agenda.model_copy(update={"trainings": known | sharing}))
-        asked = self._to_train(served, plans)
+        asked = self._list_trainings(served, plans)
         before = self.run.trained.ids()
         if self.redo:  # what is damaged among them is trained again
-            before, _ = self.run.trained.look_at(before & {job.id for job in asked})
+            before = set(self.run.trained.read_sound(before & {job.id for job in asked})[0])
         for trial in lost_starts(self.setting, {job.start for job in asked if job.id not in before}):
-            self._start(trial)
+            self._make_start(trial)
         count = 0
         work, shelf = Train(self.setting), self.run.trained
         for job, outcome in run_jobs(work, asked, shelf=shelf, engine=self.engine, remake=self.redo):
             trials = served[job.id][1]
             if isinstance(outcome, Failure):
-                self._fail(trials, outcome)
+                self._write_failure(trials, outcome)
                 continue
             count += job.id not in before
             for trial in trials:
                 self.run.trials.keep(trial.id, result_of(trial, plans[trial.id], outcome))
-            self._succeed(trials)
+            self._count_done(trials)
             self.run.running.clear(job.id)
         return count
 
-    def _to_train(
+    def _list_trainings(
         self, served: Mapping[str, tuple[Training, list[Trial]]], plans: Mapping[str, Plan]
     ) -> list[Training]:
-        """The trainings of which some trial has no result by its plan yet, and not all have failed before.
+        """Return the trainings with a trial that has no result by its plan yet, unless all of its trials failed before.
 
-        What was damaged is taken from a training that is there, but not trained again unless that is asked for.
+        A result that was damaged is taken from a training that is there; one is trained again only on request.
         """
-        planned, there = self._planned(), self.run.trained.ids()
+        planned, there = self._read_plans(), self.run.trained.ids()
         lost = self.run.trained.lost() | self.run.trials.lost()
         asked = []
         for job, trials in served.values():
             still = [trial for trial in trials if planned.get(trial.id) != plans[trial.id].id]
-            if not still or all(self._skipped(trial) for trial in trials):
+            if not still or all(self._is_skipped(trial) for trial in trials):
                 continue
             if self.redo or job.id in there or not lost.intersection([job.id, *(trial.id for trial in still)]):
                 asked.append(job)
         return asked
 
-    def _planned(self) -> dict[str, str]:
-        """The trials that are done → their plans; results that are damaged are set aside, and that is said."""
+    def _read_plans(self) -> dict[str, str]:
+        """Return trial → plan for those that are done; damaged results are set aside and reported."""
         own = {trial.id: trial.role for trial in self.agenda.trials}
         sound, damaged = self.run.trials.read_sound(sorted(self.run.trials.ids() & own.keys()))
         for name, error in damaged.items():
@@ -323,8 +321,8 @@ class _Sweeper:
                 self.damaged.append(str(error))
         return {name: result.plan for name, result in sound.items()}
 
-    def _skipped(self, trial: Trial) -> bool:
-        """Whether a trial failed before and is not to be tried again; a damaged word on that is set aside."""
+    def _is_skipped(self, trial: Trial) -> bool:
+        """Return True if a trial failed before and is not to be tried again; a damaged record of it is set aside."""
         if self.retry or not self.run.failed.has(trial.id):
             return False
         sound, damaged = self.run.failed.read_sound([trial.id])
@@ -333,7 +331,7 @@ class _Sweeper:
             self.tally.tell(f"{damaged[trial.id]}; it is kept as {aside.name}, and the trial tried again")
         return bool(sound)
 
-    def _fail(self, trials: Iterable[Trial], failure: Failure) -> None:
+    def _write_failure(self, trials: Iterable[Trial], failure: Failure) -> None:
         if failure.fault == "store":  # not the trial's: whatever follows would fail as well
             raise WriteError(failure.message)
         if failure.fault == "damage":  # nor this: whoever owns the file mends it, then they are tried again
@@ -345,14 +343,14 @@ class _Sweeper:
             self.run.failed.keep(trial.id, failed)
             self.tally.tell(f"{self.study.words(trial)} failed: {failure.error}")
 
-    def _succeed(self, trials: Iterable[Trial]) -> None:
+    def _count_done(self, trials: Iterable[Trial]) -> None:
         for trial in trials:
             self.run.failed.remove(trial.id)
-            self.tally.succeed(trial)
+            self.tally.count(trial)
 
 
 def _known_trainings(run: RunFolder, listed: Agenda) -> dict[str, tuple[str, ...]]:
-    """Which trials share a training, as far as an earlier sweep of the same study wrote it down."""
+    """Return which trials share a training, as an earlier sweep of the same study recorded it."""
     try:
         known = run.agenda
     except Damaged:  # it is made again from the study, and set aside when the new one is written

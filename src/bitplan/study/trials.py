@@ -1,4 +1,4 @@
-"""trials: a study → everything that it trains, each with an id that says what its score depends on."""
+"""trials: list everything that a study trains; each id covers all that the score depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import CHOOSERS, TASKS
-from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, QuantizerAt, Start, Study
+from bitplan.core.studies import FLOAT, Agenda, Estimation, Method, QuantizerAt, Study
 from bitplan.core.trials import Recipe, Trial
 from bitplan.core.trust import names_code
 from bitplan.gains.base import is_bound, make_gain
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from bitplan.quant.methods import Quantizer
 
 
-_NO_PART = ("workers",)  # options of a task that no score depends on
+_WITHOUT_EFFECT = ("workers",)  # options of a task that no score depends on
 
 
 @dataclass(frozen=True)
 class Starts:
-    """The trials that others start from: the float network (None: there is none), and the high-precision one.
+    """The trials that others start from: the float network (None: there is none), and the one at the highest choice.
 
     `others` are networks at the highest choice that only methods look at, by their titles.
     """
@@ -43,38 +43,41 @@ class Starts:
     others: dict[str, Trial]
 
     def of(self, method: Method) -> Trial:
-        """The network that a method estimates from: its own, or the one that trials start from."""
+        """Return the network that a method estimates from: its own, or the one that trials start from."""
         return self.others.get(method.title, self.high)
 
     @property
     def all(self) -> list[Trial]:
-        """Each once, in the order in which they are made."""
+        """Return each trial once, in the order in which they are made."""
         found = [self.high, *self.others.values()]
         found = [self.floating, *found] if self.floating is not None else found
         return list({trial.id: trial for trial in found}.values())
 
 
 def all_starts(study: Study) -> tuple[Starts, ...]:
-    """One for each seed of the study's start."""
+    """Return the starts, one for each seed of the study's start."""
     return tuple(starts(study, seed) for seed in study.start.seeds or (study.start.seed,))
 
 
 def made_by(study: Study) -> list[Trial]:
-    """The trials that make all starts, each once: one float network may serve several."""
+    """Return the trials that make all starts, each once: one float network may serve several."""
     found = [trial for one in all_starts(study) for trial in one.all]
     return list({trial.id: trial for trial in found}.values())
 
 
 def starts(study: Study, seed: int | None = None) -> Starts:
-    """The float network from weights or trained, and from it the one at the highest choice; the first unless said.
+    """Return the float network, and from it the one at the highest choice; those of the first seed by default.
 
-    The seed has a part in the float network only where that is trained, or parts of it are random.
+    The seed changes the float network only if that is trained, or parts of it are random.
     """
-    start, base = study.start, _base(study)
+    start, base = study.start, _common_fields(study)
     seed = start.seed if seed is None else seed
     floating = None
     if start.weights is not None or start.float_recipe is not None:
-        source = _digest_of_weights(start) if start.weights else "random weights"
+        source = "random weights"
+        if start.weights:
+            advice = f"; download {start.weights_from} and put it there" if start.weights_from else ""
+            source = _digest(Path(start.weights), "weights", advice)
         source += f" but {', '.join(start.fresh)}" if start.fresh else ""
         floating = Trial(
             **base,
@@ -90,36 +93,36 @@ def starts(study: Study, seed: int | None = None) -> Starts:
     if start.checkpoint is not None:
         advice = f"; make it from {start.checkpoint_from}" if start.checkpoint_from else ""
         made = f"{origin}, {_digest(Path(start.checkpoint), 'checkpoint', advice)}"
-    high = _high(study, made, start.options, f"{study.choices[-1]} start", seed)
+    high = _high_start(study, made, start.options, f"{study.choices[-1]} start", seed)
     if start.checkpoint is not None:
         high = high.model_copy(update={"recipe": None})
-    return Starts(floating, high, {one.title: _own(study, one, floating, seed) for one in _starting(study)})
+    usual = start.options if start.checkpoint is None else None
+    others = {
+        method.title: _own_start(study, method, floating, seed)
+        for method in study.methods
+        if method.start not in (None, usual)
+    }
+    return Starts(floating, high, others)
 
 
-def _starting(study: Study) -> list[Method]:
-    """The methods that look at another network than the study's."""
-    usual = study.start.options if study.start.checkpoint is None else None
-    return [method for method in study.methods if method.start not in (None, usual)]
-
-
-def _own(study: Study, method: Method, floating: Trial | None, seed: int) -> Trial:
-    """The network that a method looks at."""
-    assert method.start is not None, "_starting gives no other"
+def _own_start(study: Study, method: Method, floating: Trial | None, seed: int) -> Trial:
+    """Return the network that only this method looks at."""
+    assert method.start is not None, "`starts` gives no other"
     if floating is None:
         raise InputError(
             f"{method.title} has a start of its own, and there is no float network to make it from: give weights in "
             "[start]"
         )
     shown = ", ".join(f"{key}={value}" for key, value in method.start.items())
-    return _high(study, floating.id, method.start, f"{study.choices[-1]} start, {shown}", seed)
+    return _high_start(study, floating.id, method.start, f"{study.choices[-1]} start, {shown}", seed)
 
 
-def _high(study: Study, origin: str, options: dict[str, Any], name: str, seed: int) -> Trial:
-    """A network at the highest choice, quantized with these options."""
+def _high_start(study: Study, origin: str, options: dict[str, Any], name: str, seed: int) -> Trial:
+    """Return a network at the highest choice, quantized with these options."""
     if options:
         _check_options(study, options)
     return Trial(
-        **_base(study),
+        **_common_fields(study),
         start=origin,
         role="start",
         method=name,
@@ -131,23 +134,23 @@ def _high(study: Study, origin: str, options: dict[str, Any], name: str, seed: i
 
 
 def trials(study: Study) -> list[Trial]:
-    """All trials: the starts, then from each the references over the seeds and every method at every budget over them.
+    """Return all trials: the starts, then from each the references and every method at every budget, over the seeds.
 
     Quantizers are compared from the first float network alone.
     """
     found = all_starts(study)
     listed = made_by(study)
-    of_quantizers = quantizer_trials(study, found[0].floating, _base(study))
+    of_quantizers = quantizer_trials(study, found[0].floating, _common_fields(study))
     if not study.methods:  # quantizers alone begin with the float network
         return [trial for trial in listed[:1] if trial.role == "float"] + of_quantizers
     for start, seed in zip(found, study.start.seeds or (None,), strict=True):
-        listed += _from(study, start.high.id, seed)
+        listed += _trials_from(study, start.high.id, seed)
     return listed + of_quantizers
 
 
-def _from(study: Study, start: str, start_seed: int | None) -> list[Trial]:
-    """The references and the methods' trials from one start."""
-    base = _base(study) | {"start": start, "recipe": study.recipe, "start_seed": start_seed}
+def _trials_from(study: Study, start: str, start_seed: int | None) -> list[Trial]:
+    """Return the references and the methods' trials from one start."""
+    base = _common_fields(study) | {"start": start, "recipe": study.recipe, "start_seed": start_seed}
     listed: list[Trial] = []
     if study.references:
         ends = (study.choices[0], study.choices[-1])
@@ -168,7 +171,7 @@ def _from(study: Study, start: str, start_seed: int | None) -> list[Trial]:
             "gain_start": method.start,
         }
         own = [
-            Trial(**chosen | _lots(study, method, seed), budgets=(budget,), seed=seed)
+            Trial(**chosen | _random_fields(study, method, seed), budgets=(budget,), seed=seed)
             for budget in study.budgets
             for seed in study.seeds
         ]
@@ -181,46 +184,47 @@ def _from(study: Study, start: str, start_seed: int | None) -> list[Trial]:
 
 
 def agenda(study: Study) -> Agenda:
-    """The trials as a record."""
+    """Return the trials as a record."""
     return Agenda(study=study.id, trials=tuple(trials(study)))
 
 
 def selector_of(method: Method) -> str:
-    """The selector asked for, or the one that the method is defined with."""
+    """Return the selector asked for, or the method's own."""
     gain, _ = make_gain(method.name, method.options)
     return method.selector or gain.selector
 
 
 def gain_recipe(study: Study, method: Method) -> Recipe:
-    """What a method trains with: its own recipe, or that of the network it starts from."""
+    """Return the recipe that a method trains with: its own, or that of the network it starts from."""
     return method.recipe or study.start.recipe or study.recipe
 
 
-def _lots(study: Study, method: Method, seed: int) -> dict[str, Any]:
-    """What a method that chooses within a budget, and draws lots, begins with for a seed of training."""
-    if not _chooses_within_budget(method):
+def _random_fields(study: Study, method: Method, seed: int) -> dict[str, Any]:
+    """Return the seed and the spend of a method that chooses within a budget; they differ with the seed of training."""
+    if not chooses_within_budget(method):
         return {}
-    return {"gain_seed": study.gain_seed + seed, "gain_spend": _spend(study, method)}
+    return {"gain_seed": study.gain_seed + seed, "gain_spend": _spend_of(study, method)}
 
 
-def _chooses_within_budget(method: Method) -> bool:
-    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))  # else it is a table's path
+def chooses_within_budget(method: Method) -> bool:
+    """Return True if a method chooses within a budget; a name that is no chooser is the path of a table."""
+    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))
 
 
-def _spend(study: Study, method: Method) -> float | None:
-    """The study's, unless the method has its own."""
+def _spend_of(study: Study, method: Method) -> float | None:
+    """Return the study's spend, or None if the method has its own."""
     return None if "spend" in method.options else study.spend
 
 
 def estimations(study: Study, graph: str, method: Method, first: Starts | None = None) -> list[Estimation]:
-    """What the gains of a method from one of the starts depend on; `graph` is the graph's id.
+    """Return everything that the gains of a method from one start depend on; `graph` is the graph's id.
 
     A method that chooses within a budget has an estimate for each budget and seed of the study; others have one.
     """
     one = estimation(study, graph, method, first)
-    if not _chooses_within_budget(method):
+    if not chooses_within_budget(method):
         return [one]
-    alike = {"cost": study.cost, "spend": _spend(study, method)}
+    alike = {"cost": study.cost, "spend": _spend_of(study, method)}
     return [
         one.model_copy(update={"budgets": (budget,), "seed": study.gain_seed + seed, **alike})
         for budget in study.budgets
@@ -229,7 +233,7 @@ def estimations(study: Study, graph: str, method: Method, first: Starts | None =
 
 
 def estimation(study: Study, graph: str, method: Method, first: Starts | None = None) -> Estimation:
-    """What one estimate depends on, whatever the budget."""
+    """Return everything that one estimate depends on but its budget."""
     return Estimation(
         start=(first or all_starts(study)[0]).of(method).id,
         graph=graph,
@@ -242,17 +246,17 @@ def estimation(study: Study, graph: str, method: Method, first: Starts | None = 
     )
 
 
-def _base(study: Study) -> dict[str, Any]:
+def _common_fields(study: Study) -> dict[str, Any]:
     return {"task": study.task, "model": study.model, "choices": study.choices, "selector": "none"}
 
 
 def _task_name(study: Study) -> str:
-    """Name, version, options and how it is scored; of the data only its folder's name, so that it may be moved.
+    """Return name, version, options and scoring of the task; of the data only its folder's name, so that it may move.
 
-    Of a task that code makes the name is all, since nothing is imported to tell which trials there are.
-    It stands in what the first network starts from, so the ids of all trials depend on it.
+    For a task that code makes, the name is all, since nothing is imported here. It is part of the first network's
+    origin, so the ids of all trials depend on it.
     """
-    options = {key: value for key, value in study.task_options.items() if key not in _NO_PART}
+    options = {key: value for key, value in study.task_options.items() if key not in _WITHOUT_EFFECT}
     options |= {key: Path(str(options[key])).name for key in DATA if key in options}
     shown = json.dumps(options, sort_keys=True) if options else ""
     version = "" if names_code(study.task) else f" version {TASKS.get(study.task).version}"
@@ -272,7 +276,7 @@ def _check_teacher(study: Study, floating: Trial | None) -> None:
 
 
 def _check_options(study: Study, options: dict[str, Any]) -> None:
-    """Refuse options of quantize that there are not, and choices that the method has no bits for."""
+    """Raise InputError for unknown options of quantize, and for choices that the method has no bits for."""
     from bitplan.quant.methods import check_has, read_method, told_by
 
     try:
@@ -283,13 +287,8 @@ def _check_options(study: Study, options: dict[str, Any]) -> None:
         raise InputError(f"[start] options: {error}") from None
 
 
-def _digest_of_weights(start: Start) -> str:
-    advice = f"; download {start.weights_from} and put it there" if start.weights_from else ""
-    return _digest(Path(start.weights or ""), "weights", advice)
-
-
 def _digest(path: Path, what: str, advice: str) -> str:
-    """The content of a file, or of all files of a folder; where it is missing, what to do is said."""
+    """Return a hash of a file, or of all files of a folder; if it is missing, raise with advice."""
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
     try:
@@ -302,11 +301,11 @@ def _digest(path: Path, what: str, advice: str) -> str:
     return f"{what} {digest.hexdigest()[:12]}"
 
 
-# --- Quantizers at one plan: their trials and their plans.
+# Quantizers at one plan: their trials and their plans.
 
 
 def quantizer_trials(study: Study, floating: Trial | None, base: Mapping[str, Any]) -> list[Trial]:
-    """Every quantizer at every plan over the seeds, all from the float network."""
+    """Return every quantizer at every plan over the seeds, all from the float network."""
     if not study.quantizers:
         return []
     if floating is None:
@@ -316,18 +315,18 @@ def quantizer_trials(study: Study, floating: Trial | None, base: Mapping[str, An
         )
     listed: list[Trial] = []
     for one in study.quantizers:
-        method = _checked(one)
+        method = _load_quantizer(one)
         alike = dict(base) | {"start": floating.id, "role": "quantizer", "method": one.name, "recipe": study.recipe}
         for written in dict.fromkeys(one.at):
-            at = _at(one, method, written)
+            at = _name_plan(one, method, written)
             listed += [Trial(**alike, at=at, seed=seed) for seed in study.seeds]
     return listed
 
 
 def quantizer_plans(study: Study, graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
-    """The plan of every trial of a quantizer: all layers at one precision, or as a file says.
+    """Return the plan of every quantizer's trial: all layers at one precision, or as a file says.
 
-    Fixed layers have theirs beside it, and a quantizer that has not their bits is refused before anything is trained.
+    Fixed layers keep their precision. A quantizer without the bits of a layer is refused before anything is trained.
     """
     from bitplan.quant.methods import check_bits, read_method
 
@@ -337,7 +336,7 @@ def quantizer_plans(study: Study, graph: Graph, wanted: Sequence[Trial]) -> dict
         if trial.role != "quantizer":
             continue
         if trial.at in files:
-            plans[trial.id] = _of_graph(files[trial.at], graph)
+            plans[trial.id] = _load_plan(files[trial.at], graph)
         else:
             plans[trial.id] = Plan.uniform(graph, Precision.parse(trial.at))
         try:
@@ -347,7 +346,7 @@ def quantizer_plans(study: Study, graph: Graph, wanted: Sequence[Trial]) -> dict
     return plans
 
 
-def _checked(one: QuantizerAt) -> Quantizer:
+def _load_quantizer(one: QuantizerAt) -> Quantizer:
     from bitplan.quant.methods import read_method
 
     try:
@@ -356,8 +355,8 @@ def _checked(one: QuantizerAt) -> Quantizer:
         raise InputError(f"[[quantizers]] {one.title}: {error}") from None
 
 
-def _at(one: QuantizerAt, method: Quantizer, written: str) -> str:
-    """How a trial calls the plan that it is tried at, once the quantizer is known to have its bits."""
+def _name_plan(one: QuantizerAt, method: Quantizer, written: str) -> str:
+    """Return a trial's name for its plan, after a check that the quantizer has the bits."""
     from bitplan.quant.methods import check_has
 
     try:
@@ -374,7 +373,7 @@ def _at(one: QuantizerAt, method: Quantizer, written: str) -> str:
         ) from None  # fmt: skip
 
 
-def _of_graph(path: str, graph: Graph) -> Plan:
+def _load_plan(path: str, graph: Graph) -> Plan:
     plan = load(path, Plan)
     for layer in (layer.name for layer in graph.layers if layer.name not in plan.precisions):
         raise InputError(f"the plan {path} has no precision for {layer}: it is of another network")
@@ -385,67 +384,63 @@ def _name_of(path: str) -> str:
     return f"{Path(path).stem} {load(path, Plan).id}"
 
 
-# --- Controls: what every study with a limit on choosing runs beside its searches, whether it names them or not.
+# Controls: every study that limits the spend runs them beside its searches.
 
-PLAIN, LOTS = "uniform", "random_search"
-"""What knows nothing, and what searches without learning."""
+PLAIN, RANDOM = "uniform", "random_search"
+"""The controls: one knows nothing, the other searches without learning."""
 _JUDGE, _SPEND = "judge", "spend"
 
 
 def with_controls(study: Study) -> Study:
-    """The study with its controls: `uniform`, and random search with each judge and spend that its choosers have.
+    """Return the study with its controls: `uniform`, and random search with each judge and spend of its choosers.
 
-    They are added where the study sets `spend` and a method chooses within a budget, of whichever kind it is; those
-    that the study names itself are not doubled. A study that has them is given back as it is.
+    They are added if the study sets `spend` and a method chooses within a budget. Controls that the study names itself
+    are not doubled.
     """
-    bound = [method for method in study.methods if _is_bound(method)]
+    bound = [method for method in study.methods if chooses_within_budget(method)]
     if study.spend is None or not bound:
         return study
-    there = {_way(method) for method in study.methods}
+    there = {_identity(method) for method in study.methods}
     added: list[Method] = []
-    for wanted in [Method(name=PLAIN), *(_lots_like(method) for method in bound)]:
-        if _way(wanted) not in there:
-            there.add(_way(wanted))
+    for wanted in [Method(name=PLAIN), *(_random_search_like(method) for method in bound)]:
+        if _identity(wanted) not in there:
+            there.add(_identity(wanted))
             added.append(wanted)
-    several = sum(control.name == LOTS for control in added) > 1
-    added = [_labelled(control, details=several) for control in added]
+    several = sum(control.name == RANDOM for control in added) > 1
+    added = [_add_label(control, details=several) for control in added]
     return study.model_validate(dict(study) | {"methods": (*study.methods, *added)}) if added else study
 
 
-def _is_bound(method: Method) -> bool:
-    return method.name in CHOOSERS and is_bound(CHOOSERS.get(method.name))  # else it is a table's path
-
-
-def _lots_like(method: Method) -> Method:
-    """Random search with the judge of a method, where it has one, its spend, where it says one, and its recipe."""
-    told: dict[str, JsonValue] = {_JUDGE: _option(method, _JUDGE), _SPEND: method.options.get(_SPEND)}
-    usual = {_JUDGE: _default(LOTS, _JUDGE), _SPEND: None}
+def _random_search_like(method: Method) -> Method:
+    """Return random search with the judge, the spend and the recipe of a method."""
+    like: dict[str, JsonValue] = {_JUDGE: _get_option(method, _JUDGE), _SPEND: method.options.get(_SPEND)}
+    usual = {_JUDGE: _get_default(RANDOM, _JUDGE), _SPEND: None}
     options: dict[str, JsonValue] = {}
-    options |= {name: value for name, value in told.items() if value is not None and value != usual[name]}
-    return Method(name=LOTS, options=options, recipe=method.recipe)
+    options |= {name: value for name, value in like.items() if value is not None and value != usual[name]}
+    return Method(name=RANDOM, options=options, recipe=method.recipe)
 
 
-def _option(method: Method, name: str) -> Any:
-    """What a method is told, or else its own default; None where it has no such option."""
-    return method.options.get(name, _default(method.name, name))
+def _get_option(method: Method, name: str) -> Any:
+    """Return a method's option, or else its default; None if it has no such option."""
+    return method.options.get(name, _get_default(method.name, name))
 
 
-def _default(chooser: str, name: str) -> Any:
+def _get_default(chooser: str, name: str) -> Any:
     for option in dataclasses.fields(CHOOSERS.get(chooser)):
         if option.name == name:
             return option.default
     return None
 
 
-def _way(method: Method) -> tuple[Any, ...]:
-    """What makes a control the same as another, however it is written."""
-    if not _is_bound(method):
+def _identity(method: Method) -> tuple[Any, ...]:
+    """Return the key by which two methods are the same control, however they are written."""
+    if not chooses_within_budget(method):
         return method.name, str(method.options), method.recipe
     others = {name: value for name, value in method.options.items() if name not in (_JUDGE, _SPEND)}
-    return method.name, str(others), method.recipe, _option(method, _JUDGE), method.options.get(_SPEND)
+    return method.name, str(others), method.recipe, _get_option(method, _JUDGE), method.options.get(_SPEND)
 
 
-def _labelled(control: Method, *, details: bool) -> Method:
-    """What tables call it; where there are several, with what tells them apart."""
-    told = ", ".join(str(value) for value in control.options.values()) if details else ""
-    return control.model_copy(update={"label": f"{control.name} ({f'control, {told}' if told else 'control'})"})
+def _add_label(control: Method, *, details: bool) -> Method:
+    """Return the control with its label for tables; `details` add its options."""
+    words = ["control", *(str(value) for value in control.options.values() if details)]
+    return control.model_copy(update={"label": f"{control.name} ({', '.join(words)})"})

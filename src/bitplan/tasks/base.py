@@ -1,4 +1,4 @@
-"""What a task is: data, a loss, a score, and which way the score is better."""
+"""The contract of a task: data, a loss, a score, and whether higher scores are better."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WithData(Protocol):
 
     @abstractmethod
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split: in its own order without a seed, else shuffled (for training also augmented) by it."""
+        """Yield one pass over a split: in its own order, or shuffled and (for training) augmented by a seed."""
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -42,15 +42,15 @@ class WithData(Protocol):
 
     @abstractmethod
     def size(self, split: Split) -> int:
-        """How many samples a split has."""
+        """Return how many samples a split has."""
 
 
 class WithAnswers(WithData, Protocol):
-    """Data on which the answers of two networks can be compared; no label is looked at."""
+    """Data on which the logits of two networks can be compared; no label is looked at."""
 
     @abstractmethod
     def logits(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Class scores, classes in dimension 1: what distillation compares with the teacher's."""
+        """Return class scores, classes in dimension 1; distillation compares them with the teacher's."""
 
 
 class WithLoss(WithData, Protocol):
@@ -58,11 +58,11 @@ class WithLoss(WithData, Protocol):
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The training loss of what `forward` returned, a mean over the samples."""
+        """Return the training loss of the outputs of `forward`, a mean over the samples."""
 
     @abstractmethod
     def batch_score(self, outputs: Any, batch: Batch) -> float:
-        """The score on one batch, for progress and for ALPS's mean training score."""
+        """Return the score on one batch, for progress and for ALPS's mean training score."""
 
 
 @runtime_checkable
@@ -71,18 +71,18 @@ class WithWindows(Protocol):
 
     @abstractmethod
     def each(self, model: nn.Module) -> list[float]:
-        """The loss of each window of the test split, in order."""
+        """Return the loss of each window of the test split, in order."""
 
     @abstractmethod
     def scores_of(self, losses: list[float]) -> Mapping[str, float]:
-        """What `scores` gives, of these losses."""
+        """Return the figures of `scores` from these losses."""
 
 
 class Task(WithAnswers, WithLoss, Protocol):
     """A frozen dataclass derived from this class, whose fields are its options; splits are disjoint, scores repeat.
 
-    `version` changes whenever a score would: results of different versions are not compared. One may say which options
-    methods have on it unless they are given, `usual = {"drift": {"samples": 4}}`.
+    `version` changes whenever a score would: results of different versions are not compared. A task may give methods
+    their default options on it, `usual = {"drift": {"samples": 4}}`.
     """
 
     metric: str
@@ -91,18 +91,18 @@ class Task(WithAnswers, WithLoss, Protocol):
 
     @abstractmethod
     def example(self) -> Any:
-        """An input for `trace`: shapes matter, values do not."""
+        """Return an input for `trace`: shapes matter, values do not."""
 
     @abstractmethod
     def score(self, model: nn.Module) -> float:
-        """The score on the whole test split, in percent; the model's mode is restored."""
+        """Return the score on the whole test split, in percent; the model's mode is restored."""
 
     def scores(self, model: nn.Module) -> Mapping[str, float]:
-        """All figures of the test split by name, `metric` first, such as F1 and exact match."""
+        """Return all figures of the test split by name, `metric` first, such as F1 and exact match."""
         return {self.metric: self.score(model)}
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """The task with a share of its training samples left out, and one whose test split they are."""
+        """Return the task without a share of its training samples, and one whose test split is that share."""
         raise InputError(
             f"task {self.name} cannot hold out a part of its training samples: train without held_out, or give the "
             "task a method hold_out (docs/extend.md)"
@@ -110,27 +110,27 @@ class Task(WithAnswers, WithLoss, Protocol):
 
 
 def samples_in(batch: Batch) -> int:
-    """How many samples a batch has: as many as its first tensor has rows."""
+    """Return how many samples a batch has: the rows of its first tensor."""
     rows = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), None)
     return 1 if rows is None else len(rows)
 
 
 def title_of(task: Task) -> str:
-    """A task as records call it: its name, its version and how much there is to train on."""
+    """Return a task's title in records: its name, its version and its number of training samples."""
     return f"{task.name} version {task.version} with {task.size('train')} samples"
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """The task of that name with its options, such as the folder of its data.
+    """Return the task of a name with its options, such as the folder of its data.
 
     `package.module:factory` is imported: a function that returns a task, such as one that `bitplan.task` makes.
     """
-    task: Task = _made(name, options) if names_code(name) else TASKS.make(name, options)
+    task: Task = _make_task(name, options) if names_code(name) else TASKS.make(name, options)
     check_is(task, Task, "task")
     return task
 
 
-def _made(name: str, options: Mapping[str, Any]) -> Any:
+def _make_task(name: str, options: Mapping[str, Any]) -> Any:
     try:
         return import_factory(name)(**options)
     except InputError:
@@ -139,15 +139,14 @@ def _made(name: str, options: Mapping[str, Any]) -> Any:
         raise InputError(f"task {name} cannot be made, {type(error).__name__}: {first_line(error)}") from error
 
 
-# --- A task as choosing may see it: its training split cut in two, one part to train on and one to be judged by.
+# A task as choosing may see it: its training split cut in two, to train on and to be judged by.
 
 
 @dataclass(frozen=True)
 class ChoosingTask(Task):
-    """`whole` with a share of its training samples held out, the same for all: they are its test split.
+    """`whole` with a share of its training samples held out as the test split, the same for all methods.
 
-    What methods train they train on the rest, and what they measure they measure on what is held out; the test split of
-    `whole` is out of reach.
+    Methods train on the rest and measure on the held-out samples; the test split of `whole` is out of reach.
     """
 
     name: str
@@ -158,15 +157,15 @@ class ChoosingTask(Task):
     share: float
 
     def example(self) -> Any:
-        """An input for `trace`."""
+        """Return an input for `trace`."""
         return self.whole.example()
 
     def size(self, split: Split) -> int:
-        """How many samples a split has."""
+        """Return how many samples a split has."""
         return self._of(split).size(split)
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         return self._of(split).batches(split, batch_size, seed)
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
@@ -174,27 +173,27 @@ class ChoosingTask(Task):
         return self.whole.forward(model, batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The training loss."""
+        """Return the training loss."""
         return self.whole.loss(outputs, batch)
 
     def logits(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Class scores."""
+        """Return class scores."""
         return self.whole.logits(outputs)
 
     def batch_score(self, outputs: Any, batch: Batch) -> float:
-        """The score on one batch."""
+        """Return the score on one batch."""
         return self.whole.batch_score(outputs, batch)
 
     def score(self, model: nn.Module) -> float:
-        """The score on what is held out."""
+        """Return the score on the held-out samples."""
         return self._of("test").score(model)
 
     def scores(self, model: nn.Module) -> Mapping[str, float]:
-        """All figures of what is held out."""
+        """Return all figures of the held-out samples."""
         return self._of("test").scores(model)
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """A share of what is trained on, for a recipe that keeps the best weights."""
+        """Hold out a share of the rest, for a recipe that keeps the best weights."""
         stay, held = self._of("train").hold_out(share)
         return stay, held  # type: ignore[return-value]
 
@@ -206,34 +205,34 @@ class ChoosingTask(Task):
         return self.whole.hold_out(self.share)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The parts are cut again in another process: tasks need not carry their data there."""
+        """Leave out the parts: they are cut again in another process, so that data need not travel."""
         return {name: value for name, value in vars(self).items() if name != "_parts"}
 
 
 def choosing_task(task: Task, share: float) -> Task:
-    """The task with this share of its training samples held out to judge by; the task itself where it is 0."""
+    """Return the task with a share of its training samples held out to judge by, or the task itself if it is 0."""
     if not share:
         return task
     return ChoosingTask(task.name, task.metric, task.higher_is_better, task.version, task, share)
 
 
 def judged_by(task: Any) -> Split:
-    """The split that methods measure on: the training split, unless a part of it was held out for that."""
+    """Return the split that methods measure on: the training split, unless a part of it was held out."""
     return "test" if isinstance(task, ChoosingTask) else "train"
 
 
 def samples_per_epoch(task: Any) -> int:
-    """How many samples an epoch of training has, whatever part of them choosing sees."""
+    """Return how many samples an epoch of training has, including those held out for choosing."""
     return int((task.whole if isinstance(task, ChoosingTask) else task).size("train"))
 
 
-# --- A network on a few training batches as it is: the loss and the score of each.
+# Loss and score of a network on a few training batches.
 
 
 def draw(
     model: nn.Module, task: Task, count: int, batch_size: int, seed: int | None, split: Split = "train"
 ) -> list[Batch]:  # fmt: skip
-    """The first batches of a split in the order of a seed, where the model is."""
+    """Return the first batches of a split in the order of a seed, on the model's device."""
     device = device_of(model)
     batches = list(itertools.islice(task.batches(split, batch_size, seed=seed), count))
     if len(batches) < count:
@@ -243,7 +242,7 @@ def draw(
 
 @torch.no_grad()
 def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[list[float], list[float] | None]:
-    """Loss and score of each batch in inference mode, in which the model is left; no scores where a batch has none."""
+    """Return loss and score of each batch, and leave the model in inference mode; no scores if a batch has none."""
     model.eval()
     losses, scores = [], []
     for batch in batches:
@@ -256,9 +255,9 @@ def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[li
 
 @torch.no_grad()
 def scores_apart_(model: nn.Module, task: Task, batch: Batch, parts: int) -> list[float] | None:
-    """The score of each of so many equal parts of a batch by one pass in inference mode, in which the model is left.
+    """Return the score of each of `parts` equal parts of a batch by one pass, and leave the model in inference mode.
 
-    None where the batch or the outputs hold something else than tensors with a row for each sample.
+    Return None if batch or outputs hold anything but tensors with a row for each sample.
     """
     model.eval()
     outputs, rows = task.forward(model, batch), samples_in(batch)
@@ -274,5 +273,5 @@ def scores_apart_(model: nn.Module, task: Task, batch: Batch, parts: int) -> lis
 
 
 def measures(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:
-    """The loss and the score of a batch; a score that is not finite says that a batch has none."""
+    """Return the loss and the score of a batch; a score that is not finite means that the batch has none."""
     return float(task.loss(outputs, batch)), float(task.batch_score(outputs, batch))

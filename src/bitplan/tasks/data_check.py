@@ -1,4 +1,4 @@
-"""Is the data of a task there, and whole? What each split has, or what is missing, in one line."""
+"""Look for the data of a task, and report the samples of each split, or the fault, in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLISHED: Mapping[str, Mapping[str, int]] = {
 
 @dataclass(frozen=True)
 class SplitFound:
-    """One split: how many samples it has, and whether they can be read; where they cannot, what to do about it."""
+    """One split: its number of samples, or advice if they cannot be read."""
 
     split: str
     samples: int = 0
@@ -38,10 +38,10 @@ class SplitFound:
 
 def look_for(name: str, **options: Any) -> list[SplitFound]:
     """Look for both splits of a task's data, and read a first batch of each."""
-    return [_found(name, split, options) for split in get_args(Split)]
+    return [_look_for_split(name, split, options) for split in get_args(Split)]
 
 
-def _found(name: str, split: Split, options: Mapping[str, Any]) -> SplitFound:
+def _look_for_split(name: str, split: Split, options: Mapping[str, Any]) -> SplitFound:
     published = PUBLISHED.get(name, {}).get(split)
     task = load_task(name, **options)  # each split by a task of its own: one may be broken, and the other not
     try:

@@ -48,11 +48,11 @@ class Digits(Splits[Images], Classification):
     version = 1
 
     def example(self) -> Tensor:
-        """One image."""
+        """Return one image."""
         return torch.empty(1, 1, 8, 8, device="meta")
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
         augment = _SHIFTS if split == "train" else None
         return batches_of(self._data(split), self._scale, batch_size, seed, augment)

@@ -1,4 +1,4 @@
-"""Images in memory as bytes, made into batches: chosen, augmented, and only then turned into floats."""
+"""Labelled images: kept as bytes in memory, made into batches, and what all tasks on them share."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Images:
         return len(self.labels)
 
     def part(self, rows: Sequence[int]) -> Images:
-        """Some of them."""
+        """Return the images of these rows."""
         return Images(self.pixels[rows], self.labels[rows])
 
 
 @dataclass(frozen=True)
 class Shifts:
-    """Shift each image by up to `most` pixels, filled with black, and, where `mirror` says so, mirror about half."""
+    """Shift each image by up to `most` pixels, filled with black; with `mirror`, mirror about half of them."""
 
     most: int
     mirror: bool
@@ -74,13 +74,13 @@ class Shifts:
         return torch.where(mirrored.view(-1, 1, 1, 1), shifted.flip(3), shifted)
 
     def everywhere(self, images: Images) -> Images:
-        """Each image in all places that it can be shifted to, next to each other; none is mirrored."""
+        """Return each image in all places that it can be shifted to, side by side; none is mirrored."""
         windows = self._windows(images.pixels).permute(0, 2, 3, 1, 4, 5)  # (N, places down, places right, C, H, W)
         places = windows.shape[1] * windows.shape[2]
         return Images(windows.flatten(0, 2), images.labels.repeat_interleave(places))
 
     def _windows(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C, 2 most + 1, 2 most + 1, H, W), a view."""
+        """Return all shifts: (B, C, H, W) → (B, C, 2 most + 1, 2 most + 1, H, W), a view."""
         height, width = pixels.shape[2:]
         return F.pad(pixels, [self.most] * 4).unfold(2, height, 1).unfold(3, width, 1)
 
@@ -88,7 +88,7 @@ class Shifts:
 def batches_of(
     images: Images, scale: Scale, batch_size: int, seed: int | None = None, augment: Shifts | None = None
 ) -> Iterator[Labelled]:
-    """One pass, the last batch smaller; without a seed in order and not augmented."""
+    """Yield one pass, the last batch smaller; without a seed in order and not augmented."""
     generator = generator_of(seed)
     for rows in order(len(images), batch_size, generator):
         pixels = images.pixels[rows]
@@ -98,18 +98,18 @@ def batches_of(
 
 
 def generator_of(seed: int | None) -> torch.Generator | None:
-    """What shuffles and augments a pass; without a seed nothing does."""
+    """Return the generator that shuffles and augments a pass; None without a seed."""
     return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def seeds_of(count: int, generator: torch.Generator) -> list[int]:
-    """One seed per sample; drawn at once, so that the order in which they are read does not matter."""
+    """Return one seed per sample; drawn at once, so that the order of reading does not matter."""
     seeds: list[int] = torch.randint(0, 2**62, (count,), generator=generator).tolist()
     return seeds
 
 
 def order(count: int, batch_size: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-    """The rows of each batch, shuffled where there is a generator."""
+    """Return the rows of each batch, shuffled if there is a generator."""
     if count == 0:
         return ()  # `split` would make one empty batch of it
     rows = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
@@ -139,7 +139,7 @@ def check_counts(task: object, options: tuple[str, ...]) -> None:
 
 
 def checked_labels(labels: list[Any], classes: int, source: Path) -> Tensor:
-    """Classes as a tensor; one that is out of range is refused with its place."""
+    """Return classes as a tensor; one that is out of range is refused with its place."""
     for row, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < classes:
             raise FileError(
@@ -149,7 +149,7 @@ def checked_labels(labels: list[Any], classes: int, source: Path) -> Tensor:
     return torch.tensor(labels, dtype=torch.int64)
 
 
-# --- What all tasks on labelled images share: how a model is run on them, and how it is measured.
+# Tasks on labelled images: how a model is run and measured.
 
 T = TypeVar("T")
 Labelled = tuple[Tensor, Tensor]
@@ -157,33 +157,33 @@ Labelled = tuple[Tensor, Tensor]
 
 
 class LabelledImages(Task):
-    """A frozen dataclass below it has its options as fields; only they travel to another process."""
+    """A task on labelled images: a frozen dataclass, of which only the options travel to another process."""
 
     higher_is_better = True
     scored_at_once: int
 
     @abstractmethod
     def example(self) -> Tensor:
-        """An input for `trace`."""
+        """Return an input for `trace`."""
 
     @abstractmethod
     def size(self, split: Split) -> int:
-        """How many samples a split has."""
+        """Return how many samples a split has."""
 
     @abstractmethod
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
 
     def forward(self, model: nn.Module, batch: Labelled) -> Any:
         """Run a model on the images of a batch, in the model's own type."""
         return model(as_floats_of(model, batch[0]))
 
     def logits(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Class scores, (B, classes, …): the outputs, or the first of several."""
+        """Return class scores, (B, classes, …): the outputs, or the first of several."""
         return (outputs[0] if isinstance(outputs, tuple) else outputs,)
 
-    def _measured(self, model: nn.Module, measure: Callable[[Tensor, Tensor], T]) -> list[T]:
-        """What `measure` makes of class scores and labels, for each batch of the test split."""
+    def _measure_batches(self, model: nn.Module, measure: Callable[[Tensor, Tensor], T]) -> list[T]:
+        """Return `measure(logits, labels)` for each batch of the test split."""
         device = device_of(model)
         measured = []
         with inference(model), torch.no_grad():
@@ -195,25 +195,23 @@ class LabelledImages(Task):
         return measured
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only the options travel to another process; the data is read again there."""
+        """Return the options alone; the data is read again in another process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
-
-# --- The data of both splits, each read once, when it is first asked for.
 
 Piece = TypeVar("Piece", bound=Sized)
 _DRAW = 0  # which samples are held out
 
 
 class Splits(ABC, Generic[Piece]):
-    """A frozen dataclass below it brings `_read`, and asks `_data`; what it reads is a list or knows its `part`."""
+    """The data of both splits, each read once on demand; `_read` returns a list, or an object that has `part`."""
 
     def size(self, split: Split) -> int:
-        """How many samples a split has."""
+        """Return how many samples a split has."""
         return len(self._data(split))
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """The task with a share of its training samples left out, and one whose test split they are."""
+        """Return the task without a share of its training samples, and one whose test split is that share."""
         whole: Any = self._data("train")
         parts: list[Any] = [
             [whole[row] for row in rows] if isinstance(whole, list) else whole.part(rows)
@@ -223,27 +221,27 @@ class Splits(ABC, Generic[Piece]):
 
     @abstractmethod
     def _read(self, split: Split) -> Piece:
-        """What a split holds, from its files."""
+        """Read a split from its files."""
 
     def _data(self, split: Split) -> Piece:
         check_request(split, 1)
-        if split not in self._kept:
-            self._kept[split] = self._read(split)
-        return self._kept[split]
+        if split not in self._by_split:
+            self._by_split[split] = self._read(split)
+        return self._by_split[split]
 
     def _with(self, split: Split, data: Piece) -> Self:
-        """A copy in which a split holds this; the other is read when asked for."""
+        """Return a copy in which a split holds this data; the other is read on demand."""
         made = copy.copy(self)
-        made._kept[split] = data
+        made._by_split[split] = data
         return made
 
     @cached_property
-    def _kept(self) -> dict[Split, Piece]:
+    def _by_split(self) -> dict[Split, Piece]:
         return {}
 
 
 def held_out(count: int, share: float) -> tuple[Sequence[int], Sequence[int]]:
-    """The rows that stay and those held out, both in order: at least one of each, drawn once for all."""
+    """Return the rows that stay and the rows held out, both in order: at least one of each, drawn once for all."""
     held = max(1, round(share * count))
     if held >= count:
         raise InputError(f"of {count} training samples {held} cannot be held out (held_out = {share:g}): lower it")
@@ -252,15 +250,12 @@ def held_out(count: int, share: float) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def other_split(split: Split) -> Split:
-    """The one that a split must not be mixed up with."""
+    """Return the other split."""
     return "test" if split == "train" else "train"
 
 
-# --- What all image classification tasks share: the loss, and the share of images classified right.
-
-
 class Classification(LabelledImages):
-    """Everything of a task but its data: a frozen dataclass below it brings `example`, `size` and `batches`.
+    """An image classification task but its data: a dataclass derived from it brings `example`, `size` and `batches`.
 
     A model may return its class scores (B, classes), or a tuple that begins with them: torchvision's GoogLeNet and
     Inception do so in training, and their auxiliary scores are left alone.
@@ -271,24 +266,24 @@ class Classification(LabelledImages):
     scored_at_once = 250
 
     def loss(self, outputs: Any, batch: Labelled) -> Tensor:
-        """Cross-entropy, a mean over the samples."""
+        """Return cross-entropy, a mean over the samples."""
         return F.cross_entropy(self.logits(outputs)[0], batch[1])
 
     def batch_score(self, outputs: Any, batch: Labelled) -> float:
-        """Percent of a batch classified right."""
+        """Return the percentage of a batch classified right."""
         return 100 * _hits(self.logits(outputs)[0], batch[1], 1) / len(batch[1])
 
     def score(self, model: nn.Module) -> float:
-        """Percent of the test split classified right."""
+        """Return the percentage of the test split classified right."""
         return self.scores(model)["top-1"]
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """Percent of the test split whose class is among the k best, for each `top-k` of the task."""
+        """Return the percentage of the test split whose class is among the k best, for each `top-k` of the task."""
 
         def counts(logits: Tensor, labels: Tensor) -> Tensor:
             return torch.tensor([len(labels), *(_hits(logits, labels, k) for k in self.tops)])
 
-        seen, *hits = torch.stack(self._measured(model, counts)).sum(0).tolist()
+        seen, *hits = torch.stack(self._measure_batches(model, counts)).sum(0).tolist()
         return {f"top-{k}": 100 * count / seen for k, count in zip(self.tops, hits, strict=True)}
 
 

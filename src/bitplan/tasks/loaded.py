@@ -1,4 +1,4 @@
-"""task: a task of what users have, in one line: loaders or datasets, a loss, a score.
+"""task: make a task of a user's loaders or datasets, a loss and a score.
 
 Batches are read as in `forward/batches.py`, unless `forward` says otherwise.
 """
@@ -37,38 +37,36 @@ from bitplan.forward.batches import LABELS, run_batch, split_batch
 from bitplan.tasks.base import Batch, Split, Task, samples_in
 from bitplan.tasks.images import held_out
 
-# --- Data as users have it, as numbered samples that batches of any size are cut from: `samples_of`.
-
 _LOOKED_AT = 16  # samples that tell data from other data
 
 
 class Samples(ABC):
-    """Numbered samples. Two are equal where they have as many, and those that are looked at are the same."""
+    """Numbered samples. Two are equal if they have the same number of samples and the same fingerprint."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
-        """A batch for each sequence of numbers; what its making draws at random depends on the seed alone."""
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """Yield a batch for each sequence of numbers; random numbers in it depend on the seed alone."""
 
     @abstractmethod
     def part(self, rows: Sequence[int]) -> Self:
-        """Those with these numbers."""
+        """Return the samples with these numbers."""
 
     def batches(self, batch_size: int, seed: int | None) -> Iterator[Batch]:
-        """One pass: in their own order without a seed, else in that of the seed."""
+        """Yield one pass: in their own order without a seed, else in that of the seed."""
         order = torch.arange(len(self))
         if seed is not None:
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        return self.drawn([rows.tolist() for rows in order.split(batch_size)], 0 if seed is None else seed)
+        return self.draw_batches([rows.tolist() for rows in order.split(batch_size)], 0 if seed is None else seed)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of some samples; the same in every process."""
+        """Return a hash of some samples; it is the same in every process."""
         every = sorted({row * (len(self) - 1) // max(1, _LOOKED_AT - 1) for row in range(_LOOKED_AT)})
         digest = hashlib.sha256()
-        for batch in self.drawn([[row] for row in every if row < len(self)], 0):
+        for batch in self.draw_batches([[row] for row in every if row < len(self)], 0):
             for leaf in tree_leaves(batch):
                 digest.update(_bytes(leaf))
         return digest.hexdigest()[:12]
@@ -94,26 +92,26 @@ class KeptRows(Samples):
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
-        """Nothing is random here."""
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """Yield the rows; nothing is random here."""
         for some in rows:
             batch = [tensor[list(some)] for tensor in self.tensors]
             yield tree_map(batch.__getitem__, self.structure)
 
     def part(self, rows: Sequence[int]) -> KeptRows:
-        """Copies of those."""
+        """Return copies of these rows."""
         return KeptRows(tuple(tensor[list(rows)] for tensor in self.tensors), self.structure)
 
     @classmethod
     def read(cls, batches: Iterable[Any], most: int | None = None) -> KeptRows:
-        """Read batches until there are `most` samples, or all; what cannot be cut by rows is refused in one line."""
+        """Read batches until there are `most` samples, or all; batches that cannot be cut by rows are refused."""
         kept: list[list[Tensor]] = []
         structure, count = None, 0
         for number, batch in enumerate(batches):
-            leaves, parts = tree_flatten(_plain(batch))
+            leaves, parts = tree_flatten(_to_dicts(batch))
             own = tree_unflatten(list(range(len(leaves))), parts)
-            kept.append([_tensor(leaf, number) for leaf in leaves])
-            _check_alike(kept, own, own if structure is None else structure)
+            kept.append([_to_tensor(leaf, number) for leaf in leaves])
+            _check_same_shape(kept, own, own if structure is None else structure)
             structure = own
             count += len(kept[-1][0])
             if most is not None and count >= most:
@@ -126,7 +124,7 @@ class KeptRows(Samples):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indexed(Samples):
-    """Items of a dataset by their numbers in it, collated when they are asked for, in `workers` processes if any."""
+    """Items of a dataset by their numbers in it, collated on demand, in `workers` processes if any."""
 
     dataset: Any
     numbers: Sequence[int]
@@ -136,8 +134,8 @@ class Indexed(Samples):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def drawn(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
-        """Each sample and each batch from random numbers of its own, so that augmentation repeats in any process."""
+    def draw_batches(self, rows: Sequence[Sequence[int]], seed: int) -> Iterator[Batch]:
+        """Yield batches whose random numbers depend on seed and number, so that augmentation repeats in any process."""
         wanted = [[self.numbers[row] for row in some] for some in rows]
         seeded = _Seeded(self.dataset, self.collate, seed)
         if self.workers:
@@ -150,30 +148,30 @@ class Indexed(Samples):
             yield seeded.put_together([seeded[number] for number in some])
 
     def part(self, rows: Sequence[int]) -> Indexed:
-        """The same dataset, fewer numbers."""
+        """Return fewer numbers of the same dataset."""
         return Indexed(self.dataset, [self.numbers[row] for row in rows], self.collate, self.workers)
 
 
 @dataclass(frozen=True)
 class _Seeded(Dataset[Any]):
-    """A dataset whose items depend on a seed and their number alone, whatever they draw at random."""
+    """A dataset whose items depend on a seed and their number alone."""
 
     dataset: Any
     collate: Callable[[list[Any]], Batch]
     seed: int
 
     def __getitem__(self, number: int) -> tuple[int, Any]:
-        with _seeded(self.seed, number):
+        with _seed_all(self.seed, number):
             return number, self.dataset[number]
 
     def put_together(self, items: list[tuple[int, Any]]) -> Batch:
-        """A batch of items; collating may draw too, such as the words to mask."""
-        with _seeded(self.seed, *(number for number, _ in items)):
-            return _plain(self.collate([item for _, item in items]))
+        """Return a batch of items; collating may draw too, such as the words to mask."""
+        with _seed_all(self.seed, *(number for number, _ in items)):
+            return _to_dicts(self.collate([item for _, item in items]))
 
 
 def samples_of(given: Any, *, most: int | None = None) -> Samples:
-    """Whatever users have as samples; of what does not tell its length at most so many are read."""
+    """Return a user's data as samples; of data without a length, at most `most` are read."""
     if isinstance(given, Samples):
         return given
     if isinstance(given, DataLoader):
@@ -183,9 +181,9 @@ def samples_of(given: Any, *, most: int | None = None) -> Samples:
     if isinstance(given, list | tuple):
         return KeptRows.read(given)
     if isinstance(given, Dataset) and not isinstance(given, IterableDataset):
-        return _indexed(given, default_collate, 0)
+        return _index_dataset(given, default_collate, 0)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str):
-        return _indexed(given, default_collate, 0)
+        return _index_dataset(given, default_collate, 0)
     if isinstance(given, Iterable) and not isinstance(given, str):
         return KeptRows.read(given, None if hasattr(given, "__len__") else most)
     raise InputError(
@@ -206,7 +204,7 @@ def check_disjoint(train: Samples, test: Samples) -> None:
 
 
 def _of_loader(loader: DataLoader[Any], most: int | None) -> Samples:
-    """The samples behind a loader; in which order and how many at once is asked later."""
+    """Return the samples behind a loader, without its order and batch size."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return KeptRows.read(loader, most)
     sampler = loader.sampler
@@ -218,12 +216,12 @@ def _of_loader(loader: DataLoader[Any], most: int | None) -> Samples:
             f"the loader draws by {type(odd).__name__}, but every sample is to come once, in an order by seed: give "
             "its dataset, or list(loader) to have the batches as they come now"
         )
-    found = _indexed(loader.dataset, loader.collate_fn, loader.num_workers)
+    found = _index_dataset(loader.dataset, loader.collate_fn, loader.num_workers)
     return found.part(list(sampler.indices)) if isinstance(sampler, SubsetRandomSampler) else found
 
 
-def _indexed(dataset: Any, collate: Callable[[list[Any]], Batch], workers: int) -> Indexed:
-    """A dataset, or the one that it is a part of, with the numbers there."""
+def _index_dataset(dataset: Any, collate: Callable[[list[Any]], Batch], workers: int) -> Indexed:
+    """Return a dataset, or the one that it is a subset of, with the numbers there."""
     numbers: Sequence[int] = range(len(dataset))
     while isinstance(dataset, Subset):
         numbers, dataset = [dataset.indices[number] for number in numbers], dataset.dataset
@@ -231,8 +229,8 @@ def _indexed(dataset: Any, collate: Callable[[list[Any]], Batch], workers: int) 
 
 
 @contextmanager
-def _seeded(*parts: int) -> Iterator[None]:
-    """Random numbers of torch, numpy and Python from a seed of some parts; what they were is put back."""
+def _seed_all(*parts: int) -> Iterator[None]:
+    """Seed torch, numpy and Python from these parts, and restore their random numbers afterwards."""
     mixed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big")
     plain, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -246,17 +244,17 @@ def _seeded(*parts: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _plain(batch: Any) -> Any:
+def _to_dicts(batch: Any) -> Any:
     """Return a batch whose mappings are dicts, which torch looks into; Hugging Face's are not."""
     if isinstance(batch, Mapping):
-        return {key: _plain(value) for key, value in batch.items()}
+        return {key: _to_dicts(value) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        parts = [_plain(part) for part in batch]
+        parts = [_to_dicts(part) for part in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
 
 
-def _tensor(leaf: Any, number: int) -> Tensor:
+def _to_tensor(leaf: Any, number: int) -> Tensor:
     if isinstance(leaf, np.ndarray):
         leaf = torch.from_numpy(leaf)
     if not isinstance(leaf, Tensor) or not leaf.dim():
@@ -267,7 +265,7 @@ def _tensor(leaf: Any, number: int) -> Tensor:
     return leaf
 
 
-def _check_alike(kept: list[list[Tensor]], own: Any, structure: Any) -> None:
+def _check_same_shape(kept: list[list[Tensor]], own: Any, structure: Any) -> None:
     """Refuse batches that cannot be put together: other parts, other shapes, parts of other lengths."""
     first, last = kept[0], kept[-1]
     lengths = {len(leaf) for leaf in last}
@@ -282,7 +280,7 @@ def _check_alike(kept: list[list[Tensor]], own: Any, structure: Any) -> None:
 
 
 def _bytes(leaf: Any) -> bytes:
-    """What tells a part of a sample from another; of what is no number, its text."""
+    """Return the bytes that a fingerprint is made of; for anything but numbers and texts, the type's name."""
     if isinstance(leaf, Tensor):
         flat = leaf.detach().cpu().contiguous()
         return repr((leaf.shape, leaf.dtype)).encode() + flat.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -294,12 +292,12 @@ _SCORED_AT_ONCE = 64
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UserFunction:
-    """A function that the user gave; it is told from others by its name and its code."""
+    """A function of the user; two are equal if their names and their code are."""
 
     function: Callable[..., Any]
 
     def __call__(self, *given: Any) -> Any:
-        """What it says."""
+        """Call the function."""
         return self.function(*given)
 
     def __repr__(self) -> str:
@@ -318,7 +316,7 @@ class UserFunction:
 
 @dataclass(frozen=True)
 class Loaded(Task):
-    """Samples with a loss and a score; `task` makes it, and says what is what."""
+    """Samples with a loss and a score, as `task` makes it."""
 
     name: str
     metric: str
@@ -332,7 +330,7 @@ class Loaded(Task):
     version = 1
 
     def example(self) -> Any:
-        """The input of one sample."""
+        """Return the input of one sample."""
         batch = next(iter((self.test or self.train).batches(1, None)))
         positional, keyword, _ = split_batch(batch)
         if keyword:
@@ -340,12 +338,12 @@ class Loaded(Task):
         return positional[0] if len(positional) == 1 else positional
 
     def size(self, split: Split) -> int:
-        """How many samples a split has."""
+        """Return how many samples a split has."""
         samples = self._of(split)
         return 0 if samples is None else len(samples)
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterable[Batch]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         if batch_size < 1:
             raise InputError(f"a batch has at least one sample, not {batch_size}")
         samples = self._of(split)
@@ -356,25 +354,25 @@ class Loaded(Task):
         return run_batch(model, batch) if self.run is None else self.run(model, batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The user's, or the one that the model gives with its outputs."""
+        """Return the user's loss, or the one that the model returns with its outputs."""
         if self.of_loss is None:
-            return _own_loss(outputs)
-        loss: Any = self.of_loss(outputs, _labels(batch))
+            return _loss_of_model(outputs)
+        loss: Any = self.of_loss(outputs, _get_labels(batch))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shown = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise InputError(f"the loss is one number for a batch, a mean over its samples, not {shown}")
         return loss
 
     def logits(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Class scores, classes in dimension 1."""
-        return answers_of(outputs) if self.of_answers is None else _as_tuple(self.of_answers(outputs))
+        """Return class scores, classes in dimension 1."""
+        return answers_of(outputs) if self.of_answers is None else _to_tuple(self.of_answers(outputs))
 
     def batch_score(self, outputs: Any, batch: Batch) -> float:
-        """The user's score of a batch; without one there is none."""
-        return math.nan if self.of_score is None else float(self.of_score(outputs, _labels(batch)))
+        """Return the user's score of a batch; NaN without one."""
+        return math.nan if self.of_score is None else float(self.of_score(outputs, _get_labels(batch)))
 
     def score(self, model: nn.Module) -> float:
-        """The mean over the samples of the test split; without a score, of the loss."""
+        """Return the mean score over the samples of the test split; without a score, the mean loss."""
         device, total = device_of(model), 0.0
         with inference(model), torch.no_grad():
             for batch in self.batches("test", _SCORED_AT_ONCE):
@@ -385,7 +383,7 @@ class Loaded(Task):
         return total / max(1, self.size("test"))
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """The task with a share of its training samples left out, and one whose test split they are."""
+        """Return the task without a share of its training samples, and one whose test split is that share."""
         stay, held = held_out(len(self.train), share)
         return replace(self, train=self.train.part(stay)), replace(self, test=self.train.part(held))
 
@@ -406,7 +404,7 @@ def task(
     answers: Callable[[Any], Any] | None = None,
     name: str = "yours",
 ) -> Task:
-    """A task of data, a loss and a score: what `finetune_`, `evaluate`, `Context(task=…)` and studies take.
+    """Return a task of data, a loss and a score, for `finetune_`, `evaluate`, `Context(task=…)` and studies.
 
     `train` and `test` are each a DataLoader, a Dataset, or batches. Of a loader its dataset, `collate_fn` and workers
     are used; order and size of batches are asked for anew, by seed and recipe. A plain iterable of batches is read
@@ -429,22 +427,22 @@ def task(
         higher_is_better=higher_is_better and score is not None,
         train=samples,
         test=tested,
-        of_loss=_called(loss),
-        of_score=_called(score),
-        run=_called(forward),
-        of_answers=_called(answers),
+        of_loss=_wrap(loss),
+        of_score=_wrap(score),
+        run=_wrap(forward),
+        of_answers=_wrap(answers),
     )
 
 
-def _called(function: Callable[..., Any] | None) -> UserFunction | None:
+def _wrap(function: Callable[..., Any] | None) -> UserFunction | None:
     return None if function is None else UserFunction(function)
 
 
 def answers_of(outputs: Any) -> tuple[Tensor, ...]:
-    """The class scores among a model's outputs, classes in dimension 1: what distillation and `drift` compare.
+    """Return the class scores among a model's outputs, classes in dimension 1, for distillation and `drift`.
 
-    They are the outputs, their first part, or what is called `logits` (or `start_logits` and `end_logits`) there; of
-    three dimensions the last one holds the classes, as in language models. One column is the score of yes against no.
+    They are the outputs, their first part, or their `logits` (or `start_logits` and `end_logits`). Of three dimensions
+    the last one holds the classes, as in language models. One column is the score of yes against no.
     """
     read = outputs.get if isinstance(outputs, Mapping) else lambda key: getattr(outputs, key, None)
     start, end = read("start_logits"), read("end_logits")
@@ -462,7 +460,7 @@ def answers_of(outputs: Any) -> tuple[Tensor, ...]:
     return (torch.cat([scores, torch.zeros_like(scores)], 1) if scores.shape[1] == 1 else scores,)
 
 
-def _own_loss(outputs: Any) -> Tensor:
+def _loss_of_model(outputs: Any) -> Tensor:
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if not isinstance(loss, Tensor):
         raise InputError(
@@ -473,7 +471,7 @@ def _own_loss(outputs: Any) -> Tensor:
     return loss.mean()
 
 
-def _labels(batch: Batch) -> Any:
+def _get_labels(batch: Batch) -> Any:
     labels = split_batch(batch)[2]
     if labels is None:
         raise InputError(
@@ -483,5 +481,5 @@ def _labels(batch: Batch) -> Any:
     return labels
 
 
-def _as_tuple(answers: Any) -> tuple[Tensor, ...]:
+def _to_tuple(answers: Any) -> tuple[Tensor, ...]:
     return tuple(answers) if isinstance(answers, tuple | list) else (answers,)

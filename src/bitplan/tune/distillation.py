@@ -24,13 +24,11 @@ from bitplan.quant.layers import original
 from bitplan.quant.lsq import MASK
 from bitplan.tasks.base import Batch, Task
 
-# --- The training loss: the task's own, mixed with what a teacher says.
-
 Logits = tuple[Tensor, ...]
 
 
 def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
-    """T²·KL(teacher ‖ student) of softened class scores (B, classes, …), a mean over all else and over the tuple.
+    """Return T²·KL(teacher ‖ student) of softened class scores (B, classes, …), a mean over all else and the tuple.
 
     Hinton et al. 2015, section 2: T² keeps the size of the gradient independent of the temperature.
     """
@@ -49,9 +47,11 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
 def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -> None:
     """Refuse a teacher without a part in the recipe, and the reverse."""
     if teacher is None and recipe.distills:
-        told = next((name, getattr(stage, name)) for stage in recipe.stages for name in TAUGHT if getattr(stage, name))
+        name, value = next(
+            (name, getattr(stage, name)) for stage in recipe.stages for name in TAUGHT if getattr(stage, name)
+        )
         raise InputError(
-            f"the recipe distills ({told[0]} = {told[1]:g}) but there is no teacher: give one, --recipe teacher=NAME "
+            f"the recipe distills ({name} = {value:g}) but there is no teacher: give one, --recipe teacher=NAME "
             "(in Python: teacher=…)"
         )
     if teacher is not None and not recipe.distills:
@@ -63,9 +63,9 @@ def check_teacher(model: nn.Module, teacher: nn.Module | None, recipe: Recipe) -
 def objective(
     task: Task, outputs: Any, batch: Batch, teacher: nn.Module | None, recipe: Recipe, states: States | None = None
 ) -> Tensor:
-    """(1 − distill)·loss + distill·divergence from the teacher, and how far `states` are from the teacher's.
+    """Return (1 − distill)·loss + distill·divergence from the teacher, plus the distances of `states` from its.
 
-    The gradient of the divergence is that of soft cross-entropy, which differs from it by what only the teacher says.
+    The gradient of the divergence is that of soft cross-entropy: they differ by a term of the teacher alone.
     """
     if teacher is None:
         return task.loss(outputs, batch)
@@ -102,7 +102,7 @@ def _shapes(logits: Logits) -> str:
     return " and ".join(str(tuple(scores.shape)) for scores in logits)
 
 
-# --- What a network computes on its way, for distillation: hidden states and attention scores, found by structure.
+# Hidden states and attention scores of a network, found by its structure.
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _QUANTIZERS = (WEIGHT_QUANTIZER, INPUT_QUANTIZER, CALL_QUANTIZERS)
@@ -111,7 +111,7 @@ _LEAST_DIMENSIONS = 3
 
 @dataclass(frozen=True)
 class States:
-    """What was seen in one forward pass, in the order of the calls."""
+    """Tensors seen in one forward pass, in the order of the calls."""
 
     hidden: list[Tensor] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
@@ -119,21 +119,21 @@ class States:
 
 @contextmanager
 def watched(model: nn.Module, recipe: Recipe) -> Iterator[States]:
-    """The states of the forward pass in this block that a recipe compares with a teacher's."""
+    """Record the states of the forward pass in this block that a recipe compares with a teacher's."""
     seen = States()
     with ExitStack() as stack:
         if recipe.distill_hidden:
-            for handle in _hooked(model, seen.hidden):
+            for handle in _hook_blocks(model, seen.hidden):
                 stack.callback(handle.remove)
         if recipe.distill_attention:
-            stack.enter_context(_in_steps())
-            stack.enter_context(_Attending(seen.scores))
+            stack.enter_context(_show_attention())
+            stack.enter_context(_AttentionScores(seen.scores))
         yield seen
 
 
 @contextmanager
-def _in_steps() -> Iterator[None]:
-    """Torch's attention calls functions, in inference too, instead of one routine that shows nothing."""
+def _show_attention() -> Iterator[None]:
+    """Let torch's attention call functions, in inference too, instead of one closed routine."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -143,7 +143,7 @@ def _in_steps() -> Iterator[None]:
 
 
 def difference(own: list[Tensor], taught: list[Tensor], what: str, option: str) -> Tensor:
-    """The mean squared difference of every pair, added up as in TernaryBERT; masks count as equal."""
+    """Return the sum of the mean squared differences of every pair, as in TernaryBERT; masks count as equal."""
     if not own or not taught:
         raise InputError(
             f"the recipe compares {what} with the teacher's ({option} is above 0), and no {what} were found in "
@@ -156,51 +156,51 @@ def difference(own: list[Tensor], taught: list[Tensor], what: str, option: str) 
             f"the teacher has other {what}: {theirs}, the model {ours}; take a teacher of the same structure, or set "
             f"{option} to 0"
         )
-    means = [_squares(one, other.to(one.dtype)).mean() for one, other in zip(own, taught, strict=True)]
+    means = [_square_differences(one, other.to(one.dtype)).mean() for one, other in zip(own, taught, strict=True)]
     return torch.stack(means).sum()
 
 
-def _squares(own: Tensor, taught: Tensor) -> Tensor:
+def _square_differences(own: Tensor, taught: Tensor) -> Tensor:
     masked = (own < MASK) | (taught < MASK)
     return torch.where(masked, 0.0, own - taught).square() if bool(masked.any()) else (own - taught).square()
 
 
 def blocks_of(model: nn.Module) -> dict[str, list[str]]:
-    """The blocks of a network: where a row of them stands, and their paths."""
-    found: dict[str, list[str]] = {}
-    _look(model, "", found)
-    return found
+    """Return the blocks of a network: the path of each row of blocks → the paths of its blocks."""
+    rows: dict[str, list[str]] = {}
+    _find_rows(model, "", rows)
+    return rows
 
 
-def _look(module: nn.Module, path: str, found: dict[str, list[str]]) -> None:
+def _find_rows(module: nn.Module, path: str, rows: dict[str, list[str]]) -> None:
     parts = _parts_of(module)
     alike = Counter(original(part) for part in parts.values() if _may_repeat(part))
     for name, part in parts.items():
         if _may_repeat(part) and alike[original(part)] > 1:
-            found.setdefault(path, []).append(inside(path, name))
+            rows.setdefault(path, []).append(inside(path, name))
         else:
-            _look(part, inside(path, name), found)
+            _find_rows(part, inside(path, name), rows)
 
 
 def _may_repeat(module: nn.Module) -> bool:
-    """Tell whether a module could be a block: no list, and with modules inside."""
+    """Return True if a module could be a block: no list, and with modules inside."""
     return not issubclass(original(module), _LISTS) and bool(_parts_of(module))
 
 
 def _parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules inside that are not its quantizers."""
+    """Return the modules inside that are not its quantizers."""
     return {name: child for name, child in module.named_children() if name not in _QUANTIZERS}
 
 
-def _hooked(model: nn.Module, seen: list[Tensor]) -> list[RemovableHandle]:
-    """Have blocks tell what they make; and the first of each row what it reads, unless another block made it."""
+def _hook_blocks(model: nn.Module, seen: list[Tensor]) -> list[RemovableHandle]:
+    """Record the outputs of blocks, and the input of each row's first block unless another block made it."""
 
     def read(_: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         state = _first_tensor((*given, *named.values()))
         if state is not None and not is_fake(state) and not any(state is one for one in seen):
             seen.append(state)
 
-    def made(_: nn.Module, __: Any, out: Any) -> None:
+    def write(_: nn.Module, __: Any, out: Any) -> None:
         state = _first_tensor(out)
         if state is not None and not is_fake(state):
             seen.append(state)
@@ -208,20 +208,20 @@ def _hooked(model: nn.Module, seen: list[Tensor]) -> list[RemovableHandle]:
     handles: list[RemovableHandle] = []
     for row in blocks_of(model).values():
         handles.append(model.get_submodule(row[0]).register_forward_pre_hook(read, with_kwargs=True))
-        handles += [model.get_submodule(path).register_forward_hook(made) for path in row]
+        handles += [model.get_submodule(path).register_forward_hook(write) for path in row]
     return handles
 
 
 def _first_tensor(out: Any) -> Tensor | None:
-    """The first float tensor of what a module takes or gives, where there are several."""
+    """Return the first float tensor among a module's inputs or outputs."""
     if isinstance(out, Tensor):
         return out if out.is_floating_point() else None
     parts = out.values() if isinstance(out, Mapping) else out if isinstance(out, tuple | list) else ()
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
 
 
-class _Attending(TorchFunctionMode):
-    """Notes what attention's softmax reads."""
+class _AttentionScores(TorchFunctionMode):
+    """Record the tensors that attention's softmax reads."""
 
     def __init__(self, seen: list[Tensor]) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class _Attending(TorchFunctionMode):
 
 
 def _scores(query: Tensor, key: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
-    """q·kᵀ·scale of (…, heads, L, d) and (…, heads or fewer, S, d)."""
+    """Return q·kᵀ·scale of (…, heads, L, d) and (…, heads or fewer, S, d)."""
     if key.dim() > 2 and key.shape[-3] != query.shape[-3]:  # fewer keys than queries, each shared by a group
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     return query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)

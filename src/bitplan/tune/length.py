@@ -1,4 +1,4 @@
-"""How long a training is: its steps, what each of them sees, and over how many processes that is shared."""
+"""The length of a training: its steps, their batches, and how these are shared by processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitplan.tasks.base import Task
 
 @dataclass(frozen=True)
 class Pace:
-    """How many steps there are in all and in an epoch, and how many samples one process sees at once."""
+    """The number of steps in all and in an epoch, and the number of samples that one process sees at once."""
 
     total: int
     per_epoch: int
@@ -20,12 +20,12 @@ class Pace:
 
 
 def steps_of(task: Task, recipe: Recipe) -> int:
-    """How many steps a training by this recipe takes, in one process and over all stages."""
+    """Return how many steps a training by this recipe takes, in one process and over all stages."""
     return sum(_total(task, stage) for stage in recipe.stages)
 
 
 def samples_of(task: Task, recipe: Recipe) -> int:
-    """How many samples it sees; those that it sees again are counted again."""
+    """Return how many samples a training sees; a sample that is seen again is counted again."""
     return sum(_total(task, stage) * stage.batch_size for stage in recipe.stages)
 
 
@@ -34,12 +34,12 @@ def _total(task: Task, stage: Recipe) -> int:
 
 
 def parts_of(task: Task, recipe: Recipe) -> tuple[Task, Task | None]:
-    """What is trained on, and the task that scores what is held out of it."""
+    """Return the task to train on, and the task that scores the held-out part of it."""
     return task.hold_out(recipe.held_out) if recipe.held_out else (task, None)
 
 
 def pace_of(task: Task, recipe: Recipe, processes: int) -> Pace:
-    """That of a recipe of one stage; what cannot be is one line."""
+    """Return the pace of a recipe of one stage; raise InputError if the batches cannot be shared."""
     samples = task.size("train")
     if samples < 1:
         raise InputError(f"the training split of task {task.name} is empty: there is nothing to train on")

@@ -1,4 +1,4 @@
-"""What training said at every step: in memory, and as a file of one JSON object per line."""
+"""The log of a training, a line per step: in memory, and as a file of one JSON object per line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ THEN = "then"
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One step, counted from 1: its loss, its score and rate, and how fast it was; seconds since the beginning.
+    """One step, counted from 1: loss, score, learning rate, speed, and seconds since the beginning.
 
-    The score is None where the task has none for a batch.
+    The score is None if the task has none for a batch.
     """
 
     step: int
@@ -41,13 +41,13 @@ class LogLine:
 
 @dataclass(frozen=True)
 class TrainLog:
-    """All steps of a training; `complete` is False where it was asked to stop before its end."""
+    """All steps of a training; `complete` is False if it was asked to stop before its end."""
 
     lines: tuple[LogLine, ...]
     complete: bool
 
     def followed_by(self, later: TrainLog) -> TrainLog:
-        """Both as one training: steps, epochs and seconds are counted on."""
+        """Return both logs as one training: steps, epochs and seconds are counted on."""
         if not self.lines:
             return later
         last = self.lines[-1]
@@ -61,17 +61,17 @@ class TrainLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, interruptions left out."""
+        """Return the seconds of training without interruptions."""
         return self.lines[-1].seconds if self.lines else 0.0
 
     @property
     def mean_loss(self) -> float:
-        """The training loss, averaged over all steps."""
+        """Return the training loss, averaged over all steps."""
         return _mean([line.loss for line in self.lines])
 
     @property
     def mean_score(self) -> float:
-        """The training score, averaged over all steps that have one (ALPS's A)."""
+        """Return the training score, averaged over all steps that have one (ALPS's A)."""
         return _mean([line.score for line in self.lines if line.score is not None])
 
 
@@ -79,7 +79,7 @@ class LogFile:
     """A log that grows by one line per step."""
 
     def __init__(self, path: Path, lines: Iterable[LogLine] = ()) -> None:
-        """Start with lines already known: what a killed run wrote after its last checkpoint is dropped."""
+        """Start with the lines up to the last checkpoint; later lines of a killed run are dropped."""
         write_text(path, "".join(_text(line) for line in lines))
         self._path = path
         with self._writing():
@@ -110,7 +110,7 @@ class LogFile:
 
 
 def read_log(path: Path, *, up_to: int) -> list[LogLine]:
-    """The lines of a log file up to a step; a last line that a kill cut off is left out."""
+    """Return the lines of a log file up to a step; a last line that a kill cut off is left out."""
     lines = []
     with parsing(path, "a log", "delete its folder to begin anew"):
         texts = read_text(path).splitlines() if path.exists() else []
@@ -126,12 +126,12 @@ def read_log(path: Path, *, up_to: int) -> list[LogLine]:
 
 
 def stage_folder(folder: str | Path, number: int) -> Path:
-    """Where a stage of a training keeps its files: the first in the folder itself, each other in that of the former."""
+    """Return the folder of a stage: `folder` for the first, for each other one inside that of the former."""
     return Path(folder, *(THEN for _ in range(number)))
 
 
 def last_step(folder: Path) -> int:
-    """The last step that a training wrote into its folder, over all its stages; 0 where there is none yet."""
+    """Return the last step that a training wrote into its folder, over all its stages; 0 if there is none yet."""
     own, then = _last_step(folder), folder / THEN
     return own + last_step(then) if then.is_dir() else own
 
@@ -153,7 +153,7 @@ def _last_step(folder: Path) -> int:
 
 
 def hash_of_lines(path: Path, count: int) -> str:
-    """A hash of the first lines of a log file, as many as there are up to `count`."""
+    """Return a hash of the first `count` lines of a log file, or of all if there are fewer."""
     digest = hashlib.sha256()
     if path.exists():
         with open_file(path) as file:

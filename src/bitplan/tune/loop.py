@@ -64,20 +64,20 @@ def finetune_(
     stages = recipe.stages
     for stage in stages:
         check_sharpness(model, stage.sharpness)
-    total = steps_of(task, recipe)  # which says now what a later stage could not do
+    total = steps_of(task, recipe)  # refuses a later stage now
     log = TrainLog((), complete=True)
     for number, stage in enumerate(stages):
         home = None if folder is None else stage_folder(folder, number)
         taught = teacher if stage.distills else None
-        told = partial(_told_in_all, progress, len(log.lines), total) if progress else None
+        in_all = partial(_count_from, progress, len(log.lines), total) if progress else None
         own_seed = mixed(seed, "stage", number) if number else seed  # or it would see the same batches again
-        log = log.followed_by(_stage_(model, task, stage, taught, own_seed, home, told, stop))
+        log = log.followed_by(_train_stage_(model, task, stage, taught, own_seed, home, in_all, stop))
         if not log.complete:
             break
     return log
 
 
-def _stage_(
+def _train_stage_(
     model: nn.Module,
     task: Task,
     recipe: Recipe,
@@ -103,21 +103,20 @@ def _stage_(
             teacher.to(accelerator.device)
         optimizer = build_optimizer(model, recipe)
         judge = judge_of(trained_on, judging, recipe, pace.total, pace.per_epoch)
-        point = home.restore_(model, optimizer, judge) if home else Mark()
-        loop = _Loop(
-            wrapped, model, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge, shares_of(model)
-        )  # fmt: skip
+        mark = home.restore_(model, optimizer, judge) if home else Mark()
+        shares = shares_of(model)
+        stage = _Stage(wrapped, model, optimizer, trained_on, recipe, teacher, seed, pace, accelerator, judge, shares)
         with deterministic(accelerator.device):
-            return _run_(loop, home, point, progress, stop)
+            return stage.run_(home, mark, progress, stop)
 
 
 def evaluate(model: nn.Module, task: Task) -> float:
-    """The score on the task's test split."""
+    """Return the score on the task's test split."""
     return evaluate_each(model, task)[0]
 
 
 def evaluate_each(model: nn.Module, task: Task) -> tuple[float, tuple[float, ...]]:
-    """The score on the task's test split, and the loss of each window where it is made of such."""
+    """Return the score on the task's test split, and the loss of each window if it consists of windows."""
     if task.size("test") < 1:
         raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
     charge(Spend(forwards=task.size("test"), labels=True, tested=judged_by(task) == "train"))
@@ -127,14 +126,14 @@ def evaluate_each(model: nn.Module, task: Task) -> tuple[float, tuple[float, ...
     return task.scores_of(losses)[task.metric], tuple(losses)
 
 
-def _told_in_all(progress: Progress, before: int, total: int, done: int, _: int, what: str) -> None:
-    """Tell the steps of a stage as those of the whole training."""
+def _count_from(progress: Progress, before: int, total: int, done: int, _: int, what: str) -> None:
+    """Report the steps of a stage as steps of the whole training."""
     progress(before + done, total, what)
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """What every step needs: `model` is `network` as it runs on several devices."""
+class _Stage:
+    """The training of one stage: `model` is `network` wrapped for several devices."""
 
     model: nn.Module
     network: nn.Module
@@ -148,8 +147,89 @@ class _Loop:
     judge: Judge
     shares: Shares
 
-    def forward(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Outputs and loss of a batch, in the recipe's precision."""
+    def run_(
+        self, home: TrainingFolder | None, mark: Mark, progress: Progress | None, stop: Callable[[], bool] | None
+    ) -> TrainLog:
+        """Take all steps that are left, and write a line for each."""
+        total, size, is_main = self.pace.total, self.recipe.batch_size, self.accelerator.is_main_process
+        lines = read_log(home.log, up_to=mark.step) if home else []
+        meter = Meter(progress if is_main else None, total, mark.step, size)
+        batches = self._batches(mark.step)
+        step, seconds = mark.step, mark.seconds
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(contextlib.closing(LogFile(home.log, lines))) if home and is_main else None
+            self._look(step)
+            while step < total and not (stop is not None and stop()):
+                start = time.perf_counter()
+                loss, score, lr = self._step_(batches, step)
+                took = time.perf_counter() - start
+                seconds += took
+                epoch = step // self.pace.per_epoch
+                step += 1
+                line = LogLine(step, epoch, loss, score, lr, size / took, seconds)
+                lines.append(line)
+                meter.tell(line)
+                if file:
+                    file.add(line)
+                self._look(step)
+                if home and file and home.due() and step < total:
+                    file.sync()
+                    home.save(self.network, self.optimizer, Mark(step, seconds), self.judge)
+            if home and file and step > mark.step:
+                file.sync()
+                home.save(self.network, self.optimizer, Mark(step, seconds), self.judge)
+        self.accelerator.wait_for_everyone()
+        if step == total:
+            self._conclude_()
+        return TrainLog(tuple(lines), complete=step == total)
+
+    def _step_(self, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
+        """Take one step of the optimizer, counted from 0; return its loss, score and learning rate."""
+        accelerator, recipe, shares = self.accelerator, self.recipe, self.shares
+        lr = rate(recipe, step, self.pace.total)
+        set_rate_(self.optimizer, recipe, lr)
+        losses, scores = 0.0, 0.0
+        for piece in range(recipe.accumulate):
+            batch = next(batches)
+            seed = mixed(self.seed, "step", step, piece, accelerator.process_index)
+            seed_(seed, accelerator.device)
+            shares.begin_(step, self.pace.total)
+            with accelerator.accumulate(self.model):
+                with noted(self.network, recipe.sharpness) as weights:
+                    outputs, loss = self._forward(batch)
+                losses += loss.item()
+                if not math.isfinite(losses):
+                    self._diverge(batch, seed, step, loss.item())
+                with torch.no_grad():
+                    scores += self.task.batch_score(outputs, batch)
+                if recipe.sharpness:
+                    seed_(seed, accelerator.device)
+                    loss = at_the_worst(
+                        self.network,
+                        recipe.sharpness,
+                        loss,
+                        weights,
+                        lambda: self._forward(batch)[1],  # noqa: B023
+                    )
+                accelerator.backward(loss)
+            charge(Spend(backwards=samples_in(batch) * (2 if recipe.sharpness else 1)))
+        shares.spare_(list(self.network.parameters()))
+        if recipe.grad_clip is not None:
+            relaxed = {id(parameter) for parameter in shares.parameters()}
+            clipped = [parameter for parameter in self.model.parameters() if id(parameter) not in relaxed]
+            accelerator.clip_grad_norm_(clipped, recipe.grad_clip)
+        with limited(self.optimizer, recipe.move_limit * lr / recipe.lr):
+            self.optimizer.step()
+        shares.end_(lr / recipe.lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.pace.processes > 1:
+            sums = torch.tensor([losses, scores], device=accelerator.device)
+            losses, scores = accelerator.reduce(sums, "mean").tolist()
+        score = scores / recipe.accumulate
+        return losses / recipe.accumulate, score if math.isfinite(score) else None, lr
+
+    def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
+        """Return outputs and loss of a batch, in the recipe's precision."""
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
             with watched(self.network, self.recipe) as states:
                 outputs = self.task.forward(self.model, batch)
@@ -158,141 +238,56 @@ class _Loop:
         charge(Spend(forwards=samples if self.teacher is None else 2 * samples, labels=self.recipe.distill < 1))
         return outputs, self.shares.objective(loss)
 
-    def look(self, step: int) -> None:
-        """Let the judge look where it is time; all processes hear what the main one saw.
+    def _batches(self, start: int) -> Iterator[Batch]:
+        """Yield this process's pieces from a step on, epoch after epoch; their order depends on seed and epoch only."""
+        pace, device = self.pace, self.accelerator.device
+        pieces_per_step = self.recipe.accumulate * pace.processes
+        epoch, skipped = divmod(start, pace.per_epoch)  # skipped: the steps of this epoch that are done already
+        while True:
+            pieces = self.task.batches("train", pace.piece, seed=mixed(self.seed, "epoch", epoch))
+            first = skipped * pieces_per_step + self.accelerator.process_index
+            end = pace.per_epoch * pieces_per_step
+            count = 0
+            for batch in itertools.islice(pieces, first, end, pace.processes):  # processes take turns
+                yield batch if device.type == "cpu" else send_to_device(batch, device)
+                count += 1
+            if count < (pace.per_epoch - skipped) * self.recipe.accumulate:
+                samples = self.task.size("train")
+                raise InputError(
+                    f"task {self.task.name} ran out of batches in epoch {epoch}, before its {samples} samples"
+                )
+            epoch, skipped = epoch + 1, 0
 
-        A network that changes its own precisions is not compared with what it was.
+    def _look(self, step: int) -> None:
+        """Let the judge look if it is time; all processes get the scores of the main one.
+
+        A network that changes its own precisions is not compared with its beginning.
         """
         if self.shares.learns or not self.judge.is_due(step, self.pace.total):
             return
-        with uncharged():  # it is our look at the training, whose part it is only where weights are chosen by it
+        with uncharged():  # a look counts as spend only if weights are chosen by it
             scores = [self.judge.scores(self.network) if self.accelerator.is_main_process else ()]
         if self.judge.keeps:
             charge(Spend(forwards=self.judge.samples, labels=True))
         self.judge.note(self.network, step, broadcast_object_list(scores)[0])
 
+    def _conclude_(self) -> None:
+        """Give the model its best weights, if they were kept; warn if training did harm."""
+        verdict = self.judge.conclude_(self.network)
+        if verdict and self.accelerator.is_main_process:
+            advice = "" if self.judge.keeps else ", or let held_out keep the best weights"
+            _log.warning("training %s; lower lr (%g)%s", verdict, self.recipe.lr, advice)
 
-def _run_(
-    loop: _Loop,
-    home: TrainingFolder | None,
-    point: Mark,
-    progress: Progress | None,
-    stop: Callable[[], bool] | None,
-) -> TrainLog:
-    """Take all steps that are left, writing down each."""
-    total, size, main = loop.pace.total, loop.recipe.batch_size, loop.accelerator.is_main_process
-    lines = read_log(home.log, up_to=point.step) if home else []
-    meter = Meter(progress if main else None, total, point.step, size)
-    batches = _batches(loop, point.step)
-    seconds = point.seconds
-    with contextlib.ExitStack() as stack:
-        file = None
-        if home and main:
-            file = stack.enter_context(contextlib.closing(LogFile(home.log, lines)))
-        step = point.step
-        loop.look(step)
-        while step < total and not (stop is not None and stop()):
-            start = time.perf_counter()
-            loss, score, lr = _step_(loop, batches, step)
-            took = time.perf_counter() - start
-            seconds += took
-            epoch = step // loop.pace.per_epoch
-            step += 1
-            line = LogLine(step, epoch, loss, score, lr, size / took, seconds)
-            lines.append(line)
-            meter.tell(line)
-            if file:
-                file.add(line)
-            loop.look(step)
-            if home and file and home.due() and step < total:
-                file.sync()
-                home.save(loop.network, loop.optimizer, Mark(step, seconds), loop.judge)
-        if home and file and step > point.step:
-            file.sync()
-            home.save(loop.network, loop.optimizer, Mark(step, seconds), loop.judge)
-    loop.accelerator.wait_for_everyone()
-    if step == total:
-        _conclude_(loop)
-    return TrainLog(tuple(lines), complete=step == total)
+    def _diverge(self, batch: Batch, seed: int, step: int, loss: float) -> NoReturn:
+        def rerun() -> None:
+            seed_(seed, self.accelerator.device)
+            self._forward(batch)
 
-
-def _conclude_(loop: _Loop) -> None:
-    """Give the model its best weights, if they were kept; say so if training did harm."""
-    told = loop.judge.conclude_(loop.network)
-    if told and loop.accelerator.is_main_process:
-        advice = "" if loop.judge.keeps else ", or let held_out keep the best weights"
-        _log.warning("training %s; lower lr (%g)%s", told, loop.recipe.lr, advice)
-
-
-def _step_(loop: _Loop, batches: Iterator[Batch], step: int) -> tuple[float, float | None, float]:
-    """One step of the optimizer, counted from 0: its loss, score and learning rate."""
-    accelerator, recipe = loop.accelerator, loop.recipe
-    lr = rate(recipe, step, loop.pace.total)
-    set_rate_(loop.optimizer, recipe, lr)
-    losses, scores = 0.0, 0.0
-    for piece in range(recipe.accumulate):
-        batch = next(batches)
-        draw = mixed(loop.seed, "step", step, piece, accelerator.process_index)
-        seed_(draw, accelerator.device)
-        loop.shares.begin_(step, loop.pace.total)
-        with accelerator.accumulate(loop.model):
-            with noted(loop.network, recipe.sharpness) as weights:
-                outputs, loss = loop.forward(batch)
-            losses += loss.item()
-            if not math.isfinite(losses):
-                _diverge(loop, batch, draw, step, loss.item())
-            with torch.no_grad():
-                scores += loop.task.batch_score(outputs, batch)
-            if recipe.sharpness:
-                seed_(draw, accelerator.device)
-                loss = at_the_worst(loop.network, recipe.sharpness, loss, weights, lambda: loop.forward(batch)[1])  # noqa: B023
-            accelerator.backward(loss)
-        charge(Spend(backwards=samples_in(batch) * (2 if recipe.sharpness else 1)))
-    loop.shares.spare_(list(loop.network.parameters()))
-    if recipe.grad_clip is not None:
-        relaxed = {id(parameter) for parameter in loop.shares.parameters()}
-        clipped = [parameter for parameter in loop.model.parameters() if id(parameter) not in relaxed]
-        accelerator.clip_grad_norm_(clipped, recipe.grad_clip)
-    with limited(loop.optimizer, recipe.move_limit * lr / recipe.lr):
-        loop.optimizer.step()
-    loop.shares.end_(lr / recipe.lr)
-    loop.optimizer.zero_grad(set_to_none=True)
-    if loop.pace.processes > 1:
-        sums = torch.tensor([losses, scores], device=accelerator.device)
-        losses, scores = accelerator.reduce(sums, "mean").tolist()
-    loss_of_step, score_of_step = losses / recipe.accumulate, scores / recipe.accumulate
-    return loss_of_step, score_of_step if math.isfinite(score_of_step) else None, lr
-
-
-def _batches(loop: _Loop, start: int) -> Iterator[Batch]:
-    """This process's pieces from a step on, epoch after epoch; their order depends on seed and epoch only."""
-    pace, device = loop.pace, loop.accelerator.device
-    pieces_per_step = loop.recipe.accumulate * pace.processes
-    epoch, skipped = divmod(start, pace.per_epoch)  # skipped: the steps of this epoch that are done already
-    while True:
-        pieces = loop.task.batches("train", pace.piece, seed=mixed(loop.seed, "epoch", epoch))
-        first = skipped * pieces_per_step + loop.accelerator.process_index
-        end = pace.per_epoch * pieces_per_step
-        count = 0
-        for batch in itertools.islice(pieces, first, end, pace.processes):  # processes take turns
-            yield batch if device.type == "cpu" else send_to_device(batch, device)
-            count += 1
-        if count < (pace.per_epoch - skipped) * loop.recipe.accumulate:
-            samples = loop.task.size("train")
-            raise InputError(f"task {loop.task.name} ran out of batches in epoch {epoch}, before its {samples} samples")
-        epoch, skipped = epoch + 1, 0
-
-
-def _diverge(loop: _Loop, batch: Batch, draw: int, step: int, loss: float) -> NoReturn:
-    def rerun() -> None:
-        seed_(draw, loop.accelerator.device)
-        loop.forward(batch)
-
-    culprit = blame(loop.network, rerun, batch)
-    lr = f"{loop.recipe.lr:g}"
-    raise Diverged(
-        f"the loss of step {step + 1} is {loss}: {culprit}; if the data is right, lower lr ({lr}) or set grad_clip"
-    )
+        culprit = blame(self.network, rerun, batch)
+        lr = f"{self.recipe.lr:g}"
+        raise Diverged(
+            f"the loss of step {step + 1} is {loss}: {culprit}; if the data is right, lower lr ({lr}) or set grad_clip"
+        )
 
 
 def _accelerator(recipe: Recipe) -> Accelerator:
@@ -300,7 +295,7 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     joined_before = torch.distributed.is_available() and torch.distributed.is_initialized()
     accelerator = Accelerator(gradient_accumulation_plugin=pieces)
     if accelerator.num_processes > 1 and not joined_before:
-        atexit.register(_leave_the_group)
+        atexit.register(_leave_group)
     if accelerator.mixed_precision not in ("no", recipe.precision):
         raise InputError(
             f"accelerate is set up for mixed precision {accelerator.mixed_precision}, the recipe for "
@@ -311,20 +306,20 @@ def _accelerator(recipe: Recipe) -> Accelerator:
     return accelerator
 
 
-def _leave_the_group() -> None:
-    """What this process joined it leaves when it ends: gloo's threads would abort one that exits with them running."""
+def _leave_group() -> None:
+    """Leave the process group at exit: gloo's threads would abort a process that exits with them running."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-# --- What holds while a model is trained and is undone afterwards: modes, memory layout, random numbers, the device.
+# Set while a model is trained, and undone afterwards: modes, memory layout, random numbers, the device.
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"  # what accelerate asks
 
 
 @cache
 def warn_of_slow_products(precision: str, device: torch.device) -> None:
-    """Say, once in a process, that a recipe's precision makes its training slower on this processor and not faster."""
+    """Warn, once in a process, that a recipe's precision makes training slower on this processor."""
     if precision == "bf16" and not multiplies_bf16(device):
         _log.warning(
             "this processor has no products of bfloat16, and trains longer by precision = bf16 than without, 2.2 "
@@ -334,7 +329,7 @@ def warn_of_slow_products(precision: str, device: torch.device) -> None:
 
 @contextmanager
 def training_on(name: str | None) -> Iterator[None]:
-    """The device that accelerate takes where this process trains for the first time; its own choice unless said."""
+    """Set the device that accelerate takes if this process trains for the first time; None leaves it the choice."""
     if name is None:
         yield
         return
@@ -350,7 +345,7 @@ def training_on(name: str | None) -> Iterator[None]:
 
 @contextmanager
 def modes(model: nn.Module, teacher: nn.Module | None) -> Iterator[None]:
-    """The model in training mode, its teacher in inference mode, until the block ends."""
+    """Put the model into training mode and its teacher into inference mode inside this block."""
     with modes_kept(model, *([] if teacher is None else [teacher])):
         model.train()
         if teacher is not None:
@@ -360,8 +355,12 @@ def modes(model: nn.Module, teacher: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def layout(model: nn.Module, teacher: nn.Module | None, *, wanted: bool, device: torch.device) -> Iterator[None]:
-    """Weights of convolutions as channels_last on a CPU: the images between layers follow them."""
-    both = [one for one in (model, teacher) if one is not None and wanted and device.type == "cpu" and _convolves(one)]
+    """Store the weights of convolutions as channels_last on a CPU: the images between layers follow them."""
+    both = [
+        one
+        for one in (model, teacher)
+        if one is not None and wanted and device.type == "cpu" and _has_convolutions(one)
+    ]
     for one in both:
         one.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
@@ -373,7 +372,7 @@ def layout(model: nn.Module, teacher: nn.Module | None, *, wanted: bool, device:
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Algorithms that repeat, and random numbers that are the caller's again when the block ends."""
+    """Use algorithms that repeat, and restore the caller's random numbers when the block ends."""
     backend = torch.backends.cudnn
     before = backend.deterministic, backend.benchmark
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -386,25 +385,25 @@ def deterministic(device: torch.device) -> Iterator[None]:
                 backend.deterministic, backend.benchmark = before
 
 
-def _convolves(model: nn.Module) -> bool:
-    """Whether there are images to lay out, none laid out so already."""
+def _has_convolutions(model: nn.Module) -> bool:
+    """Return True if there are images to lay out, and none is laid out so already."""
     weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d | nn.ConvTranspose2d)]
     return bool(weights) and all(weight.is_contiguous() for weight in weights)
 
 
 def mixed(*parts: object) -> int:
-    """A seed of 31 bits that depends on all parts."""
+    """Return a seed of 31 bits that depends on all parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
 
 
 def seed_(seed: int, device: torch.device) -> None:
-    """Seed dropout and the like; per step, so that no generator's state needs to be kept for a resumed run."""
+    """Seed dropout and the like before each step, so that a resumed run needs no generator's state."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-# --- SAQ's sharpness step: train for the loss where quantized weights, moved a little, make it worst.
+# SAQ's sharpness step: train for the worst loss of quantized weights that are moved a little.
 
 Batchnorm = nn.modules.batchnorm._BatchNorm
 
@@ -420,22 +419,22 @@ def check_sharpness(model: nn.Module, radius: float) -> None:
 
 @contextmanager
 def noted(model: nn.Module, radius: float) -> Iterator[list[Tensor]]:
-    """What the quantizers of weights make in the forward pass of this block, by call; nothing without a radius."""
-    made: list[Tensor] = []
+    """Record the quantized weights of the forward pass in this block, by call; nothing without a radius."""
+    weights: list[Tensor] = []
 
     def note(_: nn.Module, __: Any, out: Tensor) -> None:
         if out.requires_grad:
-            made.append(out)
+            weights.append(out)
 
-    with _hooked(model if radius else None, note):
-        yield made
+    with _hook_quantizers(model if radius else None, note):
+        yield weights
 
 
 def at_the_worst(
-    model: nn.Module, radius: float, loss: Tensor, made: Sequence[Tensor], again: Callable[[], Tensor]
+    model: nn.Module, radius: float, loss: Tensor, weights: Sequence[Tensor], again: Callable[[], Tensor]
 ) -> Tensor:
-    """The loss of the same pass once more, its quantized weights moved by `radius` to where the loss grows fastest."""
-    slopes = torch.autograd.grad(loss, made, allow_unused=True)
+    """Return the loss of the same pass with quantized weights moved by `radius` to where the loss grows fastest."""
+    slopes = torch.autograd.grad(loss, weights, allow_unused=True)
     known = [slope for slope in slopes if slope is not None]
     norm = torch.stack([slope.float().norm() for slope in known]).norm() if known else torch.zeros(())
     scale = radius / norm.clamp_min(torch.finfo(torch.float32).tiny)
@@ -445,12 +444,12 @@ def at_the_worst(
         change = moves.popleft() if out.requires_grad else None
         return out if change is None else out + change
 
-    with _hooked(model, move), _statistics_kept(model):
+    with _hook_quantizers(model, move), _keep_statistics(model):
         return again()
 
 
 @contextmanager
-def _hooked(model: nn.Module | None, hook: Callable[..., Any]) -> Iterator[None]:
+def _hook_quantizers(model: nn.Module | None, hook: Callable[..., Any]) -> Iterator[None]:
     quantizers = [] if model is None else [one for one in model.modules() if isinstance(one, WeightQuantizer)]
     handles = [quantizer.register_forward_hook(hook) for quantizer in quantizers]
     try:
@@ -461,8 +460,8 @@ def _hooked(model: nn.Module | None, hook: Callable[..., Any]) -> Iterator[None]
 
 
 @contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Running statistics stay as the pass with the weights as they are left them."""
+def _keep_statistics(model: nn.Module) -> Iterator[None]:
+    """Keep the running statistics as the pass with unmoved weights left them."""
     norms = [one for one in model.modules() if isinstance(one, Batchnorm) and one.track_running_stats]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -476,33 +475,33 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
                 count.sub_(1)
 
 
-# --- Which layer made a loss NaN or infinite.
+# Find the layer that made a loss NaN or infinite.
 
 
 def blame(model: nn.Module, rerun: Callable[[], Any], batch: Any) -> str:
-    """Say where the first NaN or infinite value comes from, by running the batch that showed it again.
+    """Return words for the origin of the first NaN or infinite value; the batch that showed it is run again.
 
-    It is the first module to finish with such an output of finite inputs; quantizers count as their layer.
+    The culprit is the first module that finishes with such an output of finite inputs; quantizers count as their layer.
     """
-    if not _finite(batch, masks=True):
+    if not _is_finite(batch, masks=True):
         return "the batch itself has NaN or infinite values: check the data"
-    found: list[str] = []
-    with _hooks(model, found), torch.no_grad():
+    culprits: list[str] = []
+    with _hook_modules(model, culprits), torch.no_grad():
         rerun()
-    if not found:
+    if not culprits:
         return "the output of every layer is finite, so the loss itself makes it: check the labels and the loss"
-    layer = model.get_submodule(found[0])
-    own = [name for name, value in layer.named_parameters() if not _finite(value)]
-    why = f" (its {own[0]} is not finite)" if own else ""
-    return f"the first layer with NaN or infinite output is {found[0] or 'the model itself'}{why}"
+    layer = model.get_submodule(culprits[0])
+    broken = [name for name, value in layer.named_parameters() if not _is_finite(value)]
+    why = f" (its {broken[0]} is not finite)" if broken else ""
+    return f"the first layer with NaN or infinite output is {culprits[0] or 'the model itself'}{why}"
 
 
 @contextmanager
-def _hooks(model: nn.Module, found: list[str]) -> Iterator[None]:
+def _hook_modules(model: nn.Module, culprits: list[str]) -> Iterator[None]:
     def look(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, arguments: Any, options: Any, output: Any) -> None:
-            if not found and not _finite(output) and _finite((arguments, options), masks=True):
-                found.append(name)
+            if not culprits and not _is_finite(output) and _is_finite((arguments, options), masks=True):
+                culprits.append(name)
 
         return hook
 
@@ -518,19 +517,19 @@ def _hooks(model: nn.Module, found: list[str]) -> Iterator[None]:
             handle.remove()
 
 
-def _finite(tree: Any, *, masks: bool = False) -> bool:
-    """Whether no tensor in it has NaN or infinite values; −∞ passes as a mask where those are allowed."""
+def _is_finite(tree: Any, *, masks: bool = False) -> bool:
+    """Return True if no tensor of a tree has NaN or infinite values; with `masks`, −∞ passes."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return all(bool((tensor < torch.inf if masks else torch.isfinite(tensor)).all()) for tensor in tensors)
 
 
-# --- The line that progress shows while a network is trained.
+# The line that progress shows while a network is trained.
 
 _PAUSE = 0.1  # seconds between two calls of progress
 
 
 class Meter:
-    """Tells `progress` about steps, not more often than an eye can follow."""
+    """Report steps to `progress`, not more often than an eye can follow."""
 
     def __init__(self, progress: Progress | None, total: int, begin: int, batch_size: int) -> None:
         self._progress = progress
@@ -541,7 +540,7 @@ class Meter:
         self._next = 0.0
 
     def tell(self, line: LogLine) -> None:
-        """Loss, score and speed since the start."""
+        """Report loss, score and the speed since the start."""
         now = time.perf_counter()
         if self._progress is None or (now < self._next and line.step < self._total):
             return

@@ -1,4 +1,4 @@
-"""A recipe's optimizer, and its learning rate at any step."""
+"""The optimizer of a recipe, and its learning rate at any step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def rate(recipe: Recipe, step: int, total: int) -> float:
-    """The learning rate of step 0 … total − 1: a straight line up to `lr`, then the schedule down towards 0."""
+    """Return the learning rate of step 0 … total − 1: a straight line up to `lr`, then the schedule down towards 0."""
     warm = round(recipe.warmup * total)
     if step < warm:
         return recipe.lr * (step + 1) / (warm + 1)
@@ -44,7 +44,7 @@ def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> No
 
 @contextmanager
 def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
-    """No weight and no step moves by more than a share of its own size while the block runs; 0 is no limit.
+    """Limit the move of each weight and each step inside this block to a share of its own size; 0 is no limit.
 
     A network with batch normalization computes the same whatever the size of its weights, but a fixed rate moves small
     ones further. Vectors may be zero, and move freely.
@@ -66,7 +66,7 @@ def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer over everything that is not frozen; steps never decay. Shares of choices step by themselves."""
+    """Return the optimizer over everything that is not frozen; steps never decay; shares of choices are left out."""
     every = parameter_groups(
         model,
         lr=recipe.lr,

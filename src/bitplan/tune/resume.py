@@ -1,6 +1,6 @@
-"""A training's folder: whose it is, its log, and the checkpoint from which a killed run goes on.
+"""The folder of a training: its owner, its log, and the checkpoint from which a killed run goes on.
 
-run.json              what the weights depend on; a run that differs is refused
+run.json              everything that the weights depend on; a run that differs is refused
 log.jsonl             one line per step
 resume.safetensors    weights and optimizer state as tensors, the rest as JSON in the header; no pickle
 """
@@ -38,7 +38,7 @@ _RUN, _STATE = "run.json", "resume.safetensors"
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a checkpoint was taken: after how many steps and seconds."""
+    """The place of a checkpoint: after how many steps and seconds."""
 
     step: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class TrainingFolder:
             save(self._run, self.path / _RUN)
 
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Return True if it is time for a checkpoint."""
         return time.perf_counter() - self._saved >= max(SAVE_SECONDS, self._cost / SAVE_SHARE)
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, point: Mark, judge: Judge) -> None:
@@ -103,7 +103,7 @@ class TrainingFolder:
             own, tied = state_once(model)
             weights = {name: tensors[f"model/{name}"] for name in own}
             put_state_(model, weights | {name: weights[first] for name, first in tied.items()})
-            _fill_optimizer_(optimizer, tensors, about["optimizer"])
+            _restore_optimizer_(optimizer, tensors, about["optimizer"])
             judge.best = {name: tensors[f"best/{name}"] for name in own if f"best/{name}" in tensors}
             judge.looks = [Look(step, tuple(scores)) for step, *scores in about.get("looks", ())]
             return Mark(int(about["step"]), float(about["seconds"]))
@@ -142,13 +142,13 @@ def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Ten
 
 
 def _checksum(about: dict[str, Any]) -> str:
-    """Of all that the header says but this."""
+    """Return a hash of everything else in the header."""
     told = {key: value for key, value in about.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def describe_run(model: nn.Module, task: Task, recipe: Recipe, teacher: nn.Module | None, seed: int) -> Run:
-    """Everything that the weights at the end depend on; to be called before training."""
+    """Return everything that the weights at the end depend on; call it before training."""
     own = fingerprint(model)
     return Run(
         recipe=recipe,
@@ -185,7 +185,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What an optimizer remembers, as tensors and as scalars; groups' options come from the recipe instead."""
+    """Return the state of an optimizer as tensors and as scalars; options of groups come from the recipe instead."""
     remembered = {
         f"state/{index}/{key}": value
         for index, parameter in enumerate(_parameters(optimizer))
@@ -198,7 +198,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
     return tensors, scalars
 
 
-def _fill_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+def _restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
     parameters = _parameters(optimizer)
     for name, value in (tensors | scalars).items():
         kind, index, key = name.split("/", 2) if not name.startswith(("model/", "best/")) else ("model", "0", "")
@@ -217,7 +217,7 @@ def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> No
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the header says in JSON, and the tensors."""
+    """Return the JSON of the header, and the tensors."""
     try:
         tensors, texts = read_safetensors(path)
         return dict(parse_json(texts["bitplan"])), tensors
@@ -226,8 +226,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise Damaged(f"{path} is no checkpoint of a run ({line}): delete {path.parent} to begin anew") from None
 
 
-# --- A training whose folder may have been damaged since it was killed: it is set aside then, and begun anew.
-
 _log = logging.getLogger(__name__)
 Tuned = tuple[nn.Module, TrainLog]
 
@@ -235,7 +233,7 @@ Tuned = tuple[nn.Module, TrainLog]
 def begun_anew(
     tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], running: Places, job: str
 ) -> Tuned:  # fmt: skip
-    """Make a network and train it; where what a killed training left is damaged, it is set aside, and that said."""
+    """Make a network and train it; if files of a killed training are damaged, set them aside, warn and start again."""
     model = make()
     try:
         return model, tune(model)

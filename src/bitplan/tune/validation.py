@@ -1,4 +1,4 @@
-"""How a network does while it is trained: is it better than it was at first, and when was it best?"""
+"""Judge a network while it is trained: is it better than at first, and when was it best?"""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _SURE = 2.0  # standard errors by which an end must be below the beginning to be
 
 @dataclass(frozen=True)
 class Look:
-    """How a network scored after so many steps: a number for each batch, or one for all."""
+    """The scores of a network after so many steps: a number for each batch, or one for all."""
 
     step: int
     scores: tuple[float, ...]
 
     @property
     def score(self) -> float:
-        """Their mean."""
+        """Return the mean of the scores."""
         return statistics.fmean(self.scores)
 
 
 @dataclass
 class Judge:
-    """Looks at a network at step 0, then `every` so many steps and at the end.
+    """Score a network at step 0, then every `every` steps and at the end.
 
-    `keeps` says whether its best weights are kept, by their score on `samples` samples; `sign` is −1 where less is
-    better. With `looks` and `best` a resumed training goes on.
+    `keeps`: the best weights are kept, by their score on `samples` samples. `sign` is −1 if lower scores are better. A
+    resumed training goes on with `looks` and `best`.
     """
 
     measure: Callable[[nn.Module], Sequence[float]]
@@ -53,11 +53,11 @@ class Judge:
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def is_due(self, step: int, total: int) -> bool:
-        """Whether it is time for a look: not where a resumed training had it already."""
+        """Return True if it is time for a look that a resumed training did not have already."""
         return (step % self.every == 0 or step == total) and not (self.looks and self.looks[-1].step >= step)
 
     def scores(self, model: nn.Module) -> tuple[float, ...]:
-        """How a network scores now; empty where that cannot be told, as before its input steps are set."""
+        """Return the scores of a network now; empty if it cannot be scored, as before its input steps are set."""
         if any(isinstance(module, InputQuantizer) and module.range is None for module in model.modules()):
             return ()
         with modes_kept(model):
@@ -65,7 +65,7 @@ class Judge:
         return scores if all(map(math.isfinite, scores)) else ()
 
     def note(self, model: nn.Module, step: int, scores: tuple[float, ...]) -> None:
-        """Remember a look, and the weights if none before them were better."""
+        """Remember a look, and the weights if no look before was better."""
         if not scores:
             return
         look = Look(step, scores)
@@ -74,7 +74,7 @@ class Judge:
         self.looks.append(look)
 
     def conclude_(self, model: nn.Module) -> str:
-        """Give the model its best weights, if they were kept; the answer is empty, or says that training did harm."""
+        """Give the model its best weights, if they were kept; return words if training did harm, else nothing."""
         if self.best:
             own, tied = state_once(model)
             put_state_(model, {name: self.best[tied.get(name, name)] for name in (*own, *tied)})
@@ -91,14 +91,14 @@ class Judge:
         return self.sign * (look.score - before.score)
 
     def _is_below(self, last: Look, first: Look) -> bool:
-        """Whether that is sure: by two standard errors of the differences between batches."""
+        """Return True if the last look is below the first by two standard errors of the differences between batches."""
         differences = [after - before for before, after in zip(first.scores, last.scores, strict=True)]
         error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
         return self._gain(last, first) < -_SURE * error
 
 
 def looks_of(task: Task, recipe: Recipe) -> int:
-    """The samples that a training of one stage sees beside its own, to know which of its weights score best."""
+    """Return how many samples a training of one stage sees beside its own, to choose its best weights."""
     trained_on, judging = parts_of(task, recipe)
     if judging is None:
         return 0
@@ -108,7 +108,7 @@ def looks_of(task: Task, recipe: Recipe) -> int:
 
 
 def judge_of(task: Task, judging: Task | None, recipe: Recipe, total: int, per_epoch: int) -> Judge:
-    """A judge of a training: by the score on what was held out; without that, on some of what is trained on."""
+    """Return the judge of a training: by the held-out score, or else by some samples of the training split."""
     sign = 1 if task.higher_is_better else -1
     if judging is not None:
         every = max(1, min(per_epoch, total // _LOOKS))

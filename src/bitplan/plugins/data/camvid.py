@@ -65,11 +65,11 @@ class CamVid(Splits[list[Scene]], Segmentation):
         self._crops()
 
     def example(self) -> Tensor:
-        """One whole scene."""
+        """Return one whole scene."""
         return torch.empty(1, 3, self.height, self.width, device="meta")
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
         crops = self._crops() if split == "train" and seed is not None else None
         return _batches(self._data(split), batch_size, seed, crops)
@@ -92,7 +92,7 @@ class CamVid(Splits[list[Scene]], Segmentation):
 
 
 def _in_folders(folder: Path, word: str) -> Iterator[SceneFiles]:
-    """Every image of a split with the label of the same name."""
+    """Return every image of a split with the label of the same name."""
     images, labels = folder / word, folder / f"{word}annot"
     found = sorted(images.glob("*.png"))
     if not found:

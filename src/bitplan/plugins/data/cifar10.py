@@ -33,8 +33,6 @@ from bitplan.tasks.images import (
     other_split,
 )
 
-# --- CIFAR-10: 32×32 images of ten classes, decoded once and kept as bytes.
-
 _CLASSES = 10
 _FOLDER = "cifar-10-batches-py"
 _BATCHES = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
@@ -58,11 +56,11 @@ class Cifar10(Splits[Images], Classification):
         check_on_corrupt(self.on_corrupt)
 
     def example(self) -> Tensor:
-        """One image."""
+        """Return one image."""
         return torch.empty(1, 3, 32, 32, device="meta")
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
         augment = Shifts(4, mirror=True) if split == "train" else None
         return batches_of(self._data(split), IMAGENET_SCALE, batch_size, seed, augment)
@@ -72,7 +70,7 @@ class Cifar10(Splits[Images], Classification):
         every_batch = [*_BATCHES["train"], *_BATCHES["test"]]
         for place in (folder, folder / _FOLDER):
             if any((place / name).is_file() for name in every_batch):
-                return _joined([read_batch(place / name, _CLASSES) for name in _BATCHES[split]])
+                return _concatenate([read_batch(place / name, _CLASSES) for name in _BATCHES[split]])
         paths = parquet_files(folder, split, other_split(split))
         if not paths:
             raise FileError(
@@ -80,14 +78,14 @@ class Cifar10(Splits[Images], Classification):
                 f"https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz and unpack it, so that {folder / _FOLDER} "
                 f"exists, or put parquet files (*{split}*.parquet) there; another folder is given as the option data"
             )
-        return _decoded(paths, self.on_corrupt)
+        return _decode(paths, self.on_corrupt)
 
 
-def _joined(parts: list[Images]) -> Images:
+def _concatenate(parts: list[Images]) -> Images:
     return Images(torch.cat([part.pixels for part in parts]), torch.cat([part.labels for part in parts]))
 
 
-def _decoded(paths: list[Path], on_corrupt: OnCorrupt) -> Images:
+def _decode(paths: list[Path], on_corrupt: OnCorrupt) -> Images:
     encoded = from_parquet(paths, _CLASSES)
     decoded: dict[int, np.ndarray] = {}  # by row; damaged ones are left out
     for row in range(len(encoded)):
@@ -106,7 +104,7 @@ def _pixels(image: pillow.Image) -> np.ndarray:
     return pillow.pixels(image)
 
 
-# --- CIFAR's `data_batch_1` … files. They are pickles, so they are read without running anything they name.
+# CIFAR's `data_batch_1` … files. They are pickles, so they are read without running anything they name.
 
 _SHAPE = (3, 32, 32)
 _LENGTH = 3 * 32 * 32
@@ -119,7 +117,7 @@ class _Dtype:
         self.code = code
 
     def __setstate__(self, state: Any) -> None:
-        """The byte order, which bytes do not have."""
+        """Ignore the byte order, which bytes do not have."""
 
 
 class _Array:
@@ -156,7 +154,7 @@ class _Reader(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name; one that no batch of images needs is refused."""
+        """Return the stand-in for a name; one that no batch of images needs is refused."""
         if (module, name) not in _STAND_INS:
             raise FileError(
                 f"{self._path} wants to run code when it is read ({module}.{name}), so it is refused: it is not a "
@@ -166,23 +164,23 @@ class _Reader(pickle.Unpickler):
 
 
 def read_batch(path: Path, classes: int) -> Images:
-    """The images and classes of one file."""
+    """Return the images and classes of one file."""
     content = _unpickle(path)
     if not isinstance(content, dict):
-        raise _foreign(path, f"a {type(content).__name__}, not a dictionary")
+        raise _format_error(path, f"a {type(content).__name__}, not a dictionary")
     # The names are bytes in files of Python 2, and may be texts in others.
     labels = content.get(b"labels", content.get("labels"))
     data = content.get(b"data", content.get("data"))
     if not isinstance(labels, list) or not isinstance(data, _Array):
-        raise _foreign(path, "no labels and data")
+        raise _format_error(path, "no labels and data")
     rows = _bytes(data, len(labels))
     if rows is None:
-        raise _foreign(path, f"data is not {len(labels)} × {_LENGTH} bytes")
+        raise _format_error(path, f"data is not {len(labels)} × {_LENGTH} bytes")
     return Images(torch.from_numpy(rows.reshape(-1, *_SHAPE)), checked_labels(labels, classes, path))
 
 
 def _bytes(data: _Array, count: int) -> np.ndarray | None:
-    """The content of an array if it is uint8 (count, 3072) and complete."""
+    """Return the content of an array if it is uint8 (count, 3072) and complete."""
     if not isinstance(data.state, tuple) or len(data.state) != 5:
         return None
     _, shape, dtype, fortran, raw = data.state
@@ -199,5 +197,5 @@ def _unpickle(path: Path) -> Any:
         return _Reader(path, file).load()
 
 
-def _foreign(path: Path, why: str) -> FileError:
+def _format_error(path: Path, why: str) -> FileError:
     return FileError(f"{path} is cut off or not a CIFAR-10 batch ({why}): fetch it again")

@@ -75,14 +75,14 @@ class Cityscapes(Splits[list[SceneFiles]], Segmentation):
         self._crops()
 
     def example(self) -> Tensor:
-        """One whole scene."""
+        """Return one whole scene."""
         return torch.empty(1, 3, self.height, self.width, device="meta")
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
         crops = self._crops() if split == "train" and seed is not None else None
-        return self._decoded(self._data(split), batch_size, seed, crops)
+        return self._decode(self._data(split), batch_size, seed, crops)
 
     def _crops(self) -> Crops:
         return Crops(self.crop, self.min_scale, self.max_scale)
@@ -90,7 +90,7 @@ class Cityscapes(Splits[list[SceneFiles]], Segmentation):
     def _read(self, split: Split) -> list[SceneFiles]:
         return _find(Path(self.data), _PARTS[split])
 
-    def _decoded(
+    def _decode(
         self, sources: list[SceneFiles], batch_size: int, seed: int | None, crops: Crops | None
     ) -> Iterator[Labelled]:
         generator = generator_of(seed)
@@ -116,7 +116,7 @@ class Cityscapes(Splits[list[SceneFiles]], Segmentation):
 
 
 def _find(folder: Path, part: str) -> list[SceneFiles]:
-    """Every image of a split with its label, by city and name."""
+    """Return every image of a split with its label, by city and name."""
     images, labels = folder / "leftImg8bit" / part, folder / "gtFine" / part
     for root, archive in ((images, "leftImg8bit_trainvaltest.zip"), (labels, "gtFine_trainvaltest.zip")):
         if not root.is_dir():

@@ -1,4 +1,4 @@
-"""Images still encoded: in class folders on disk, or as a column of parquet files."""
+"""Encoded images: read from class folders or parquet files, and decoded ahead in threads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from bitplan.core.errors import FileError
 from bitplan.plugins.data import pillow
 from bitplan.tasks.images import OnCorrupt, checked_labels
 
-# --- Images still encoded: in class folders on disk, or as a column of parquet files.
-
 T = TypeVar("T")
 _ENDINGS = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 _log = logging.getLogger(__name__)
@@ -40,16 +38,16 @@ class Encoded:
         return len(self.labels)
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Some of them."""
+        """Return the images of these rows."""
         return Encoded([self.names[row] for row in rows], [self.sources[row] for row in rows], self.labels[rows])
 
     def read(self, row: int, view: Callable[[pillow.Image], T], on_corrupt: OnCorrupt) -> T | None:
-        """What `view` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
+        """Return `view(image)`; a damaged image raises, or with "skip" gives None and a warning that names it."""
         return readable(self.names[row], lambda: view(pillow.decode(self.sources[row])), on_corrupt)
 
 
 def readable(name: str, read: Callable[[], T], on_corrupt: OnCorrupt) -> T | None:
-    """What `read` makes of an image; None for a damaged one that is to be skipped, with a warning that names it."""
+    """Return `read()`; a damaged image raises, or with "skip" gives None and a warning that names it."""
     try:
         return read()
     except FileError as error:
@@ -61,7 +59,7 @@ def readable(name: str, read: Callable[[], T], on_corrupt: OnCorrupt) -> T | Non
 
 
 def parquet_files(folder: Path, word: str, other: str) -> list[Path]:
-    """The parquet files with a word such as train in their names; one that also has the other split's is refused."""
+    """Return the parquet files with a word such as train in their names; refuse one with the other split's too."""
     paths = [path for path in sorted(folder.glob("*.parquet")) if word in _words(path)]
     for path in paths:
         if other in _words(path):
@@ -74,7 +72,7 @@ def _words(path: Path) -> list[str]:
 
 
 def from_parquet(paths: Sequence[Path], classes: int) -> Encoded:
-    """Columns `file`, `label` and `webp` (in a format that is read); the encoded bytes are kept in memory."""
+    """Read the columns `file`, `label` and `webp` (any format that is read); the encoded bytes stay in memory."""
     names: list[str] = []
     sources: list[bytes] = []
     labels: list[Tensor] = []
@@ -87,7 +85,7 @@ def from_parquet(paths: Sequence[Path], classes: int) -> Encoded:
 
 
 def from_folders(root: Path, classes: Sequence[str]) -> Encoded:
-    """One folder per class below the root; the position of its name in `classes` is the label."""
+    """Read one folder per class below the root; the position of its name in `classes` is the label."""
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -101,17 +99,16 @@ def from_folders(root: Path, classes: Sequence[str]) -> Encoded:
 
 
 def class_folders(root: Path) -> list[str]:
-    """The names of the folders in a folder, sorted."""
+    """Return the names of the folders in a folder, sorted."""
     with os.scandir(root) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-# --- Batches that are decoded in threads while the one before is used.
 _AHEAD = 2  # batches that are being decoded while one is used
 
 
 def read_ahead(batches: Iterable[Sequence[Callable[[], T]]], workers: int) -> Iterator[list[T]]:
-    """What the jobs of each batch return, in order; what is random must be drawn before, threads have no order."""
+    """Yield the results of the jobs of each batch, in order; draw random numbers before: threads have no order."""
     waiting = iter(batches)
     with ThreadPoolExecutor(workers) as pool:
         ahead: deque[list[Future[T]]] = deque()

@@ -77,13 +77,13 @@ class ImageNet(Splits[Encoded], Classification):
             raise InputError(f"resize is {self.resize}, smaller than test_size, {self.test_size}: raise resize")
 
     def example(self) -> Tensor:
-        """One image of the size for testing."""
+        """Return one image of the size for testing."""
         return torch.empty(1, 3, self.test_size, self.test_size, device="meta")
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Labelled]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
-        return self._decoded(self._data(split), batch_size, seed, augmented=split == "train" and seed is not None)
+        return self._decode(self._data(split), batch_size, seed, augmented=split == "train" and seed is not None)
 
     def _read(self, split: Split) -> Encoded:
         folder, part = Path(self.data), _FOLDERS[split]
@@ -99,15 +99,15 @@ class ImageNet(Splits[Encoded], Classification):
             f"or put parquet files (*{part}*.parquet) into {folder}; another folder is given as the option data"
         )
 
-    def _decoded(self, encoded: Encoded, batch_size: int, seed: int | None, *, augmented: bool) -> Iterator[Labelled]:
+    def _decode(self, encoded: Encoded, batch_size: int, seed: int | None, *, augmented: bool) -> Iterator[Labelled]:
         generator = generator_of(seed)
         batches = order(len(encoded), batch_size, generator)
         draws = generator if augmented else None
         jobs = (self._jobs(encoded, rows.tolist(), draws) for rows in batches)
         for rows, decoded in zip(batches, read_ahead(jobs, self.workers), strict=True):
-            kept = {row: pixels for row, pixels in zip(rows.tolist(), decoded, strict=True) if pixels is not None}
-            if kept:
-                yield _batch(kept, encoded.labels)
+            images = {row: pixels for row, pixels in zip(rows.tolist(), decoded, strict=True) if pixels is not None}
+            if images:
+                yield _batch(images, encoded.labels)
 
     def _jobs(
         self, encoded: Encoded, rows: list[int], generator: torch.Generator | None
@@ -116,7 +116,7 @@ class ImageNet(Splits[Encoded], Classification):
         return [partial(encoded.read, row, view, self.on_corrupt) for row, view in zip(rows, views, strict=True)]
 
     def _views(self, count: int, generator: torch.Generator | None) -> list[View]:
-        """How each image of a batch is looked at; drawn here, so that the order of the threads does not matter."""
+        """Return the view of each image of a batch; drawn here, so that the order of the threads does not matter."""
         if generator is None:
             return [partial(_middle, resize=self.resize, size=self.test_size)] * count
         seeds = seeds_of(count, generator)
@@ -124,13 +124,13 @@ class ImageNet(Splits[Encoded], Classification):
 
 
 def _batch(decoded: dict[int, np.ndarray], labels: Tensor) -> Labelled:
-    """Images (H, W, 3) by their rows, and the labels of all rows."""
+    """Return a batch of images (H, W, 3) by their rows, with their labels."""
     pixels = torch.from_numpy(np.stack(list(decoded.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
     return IMAGENET_SCALE(pixels.contiguous()), labels[list(decoded)]
 
 
 def _class_names(folder: Path, split: Split, classes: int) -> list[str]:
-    """The sorted folders of a split: as many as there are classes, and the same in both splits."""
+    """Return the sorted folders of a split: as many as there are classes, and the same in both splits."""
     root = folder / _FOLDERS[split]
     names = class_folders(root)
     if len(names) != classes:
@@ -146,7 +146,7 @@ def _class_names(folder: Path, split: Split, classes: int) -> list[str]:
 
 
 def _middle(image: pillow.Image, resize: int, size: int) -> np.ndarray:
-    """(size, size, 3): the shorter side resized, then the middle, rounded as torchvision does."""
+    """Return (size, size, 3): the shorter side resized, then the middle, rounded as torchvision does."""
     width, height = image.size
     if (width, height) == (size, size):
         return pillow.pixels(image)
@@ -157,7 +157,7 @@ def _middle(image: pillow.Image, resize: int, size: int) -> np.ndarray:
 
 
 def _random_part(image: pillow.Image, size: int, seed: int) -> np.ndarray:
-    """(size, size, 3): 8 to 100 % of the area, sides 3:4 to 4:3, mirrored half the time."""
+    """Return (size, size, 3): 8 to 100 % of the area, sides 3:4 to 4:3, mirrored half the time."""
     draw = random.Random(seed)
     width, height = image.size
     box = (0, 0, width, height)  # where ten draws do not fit

@@ -1,4 +1,4 @@
-"""What all segmentation tasks share: the loss, and the mean IoU; void pixels have no part in either."""
+"""Segmentation tasks: the loss, the mean IoU, and scenes; void pixels count in neither."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from bitplan.plugins.data import pillow
 from bitplan.plugins.data.encoded_images import readable
 from bitplan.tasks.images import IMAGENET_SCALE, Labelled, LabelledImages, OnCorrupt
 
-# --- What all segmentation tasks share: the loss, and the mean IoU; void pixels have no part in either.
-
 AUXILIARY = 0.4  # the share of the auxiliary head's loss, as for PSPNet
 
 
 class Segmentation(LabelledImages):
-    """Everything of a task but its data: a frozen dataclass below it brings `example`, `size` and `batches`.
+    """A segmentation task but its data: a frozen dataclass derived from it brings `example`, `size` and `batches`.
 
     Labels are the classes of the pixels, (B, H, W), and 255 where void. A model returns scores (B, classes, H, W), in
     training also a tuple of them and those of auxiliary heads. Distillation compares the first scores, at void pixels
@@ -36,35 +34,35 @@ class Segmentation(LabelledImages):
     class_names: tuple[str, ...]
 
     def loss(self, outputs: Any, batch: Labelled) -> Tensor:
-        """Cross-entropy, a mean over the pixels that are not void; plus 0.4 of that of each auxiliary head."""
+        """Return cross-entropy, a mean over the pixels that are not void; plus 0.4 of that of each auxiliary head."""
         _, labels = batch
-        main, *auxiliary = [_cross_entropy(self._checked(scores, labels), labels) for scores in _tuple(outputs)]
+        main, *auxiliary = [_cross_entropy(self._check_scores(scores, labels), labels) for scores in _tuple(outputs)]
         return main + AUXILIARY * sum(auxiliary)
 
     def batch_score(self, outputs: Any, batch: Labelled) -> float:
-        """Mean IoU of a batch, in percent; NaN where all is void."""
+        """Return the mean IoU of a batch, in percent; NaN if all is void."""
         return _mean(intersection_over_union(self._confusion(self.logits(outputs)[0], batch[1])))
 
     def score(self, model: nn.Module) -> float:
-        """Mean IoU over the pixels of the whole test split, in percent."""
+        """Return the mean IoU over the pixels of the whole test split, in percent."""
         return _mean(self._ious(model))
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """Mean IoU, and the IoU of each class that occurs, in percent."""
+        """Return the mean IoU, and the IoU of each class that occurs, in percent."""
         ious = self._ious(model)
         named = zip(self.class_names, ious.tolist(), strict=True)
         return {self.metric: _mean(ious)} | {name: value for name, value in named if not math.isnan(value)}
 
     def _ious(self, model: nn.Module) -> Tensor:
-        matrix = torch.stack(self._measured(model, self._confusion)).sum(0)
+        matrix = torch.stack(self._measure_batches(model, self._confusion)).sum(0)
         if not matrix.any():
             raise InputError("every pixel of the test split is void, so there is no score: look at the labels")
         return intersection_over_union(matrix)
 
     def _confusion(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return confusion(self._checked(scores, labels).argmax(1), labels, len(self.class_names))
+        return confusion(self._check_scores(scores, labels).argmax(1), labels, len(self.class_names))
 
-    def _checked(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def _check_scores(self, scores: Tensor, labels: Tensor) -> Tensor:
         expected = (labels.shape[0], len(self.class_names), *labels.shape[1:])
         if scores.shape == expected:
             return scores
@@ -77,14 +75,14 @@ class Segmentation(LabelledImages):
 
 
 def confusion(guesses: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(classes, classes): how many pixels of each class (rows) were taken for which (columns); void left out."""
+    """Return (classes, classes): how many pixels of each class (rows) were taken for each (columns), without void."""
     known = labels != VOID
     pairs = labels[known] * classes + guesses[known]
     return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
 
 
 def intersection_over_union(matrix: Tensor) -> Tensor:
-    """(classes,), in percent, of a confusion matrix; NaN for a class that is neither there nor guessed."""
+    """Return (classes,), in percent, of a confusion matrix; NaN for a class that neither occurs nor is guessed."""
     counts = matrix.double()
     both = counts.diagonal()
     return 100 * both / (counts.sum(0) + counts.sum(1) - both)
@@ -95,7 +93,7 @@ def _mean(ious: Tensor) -> float:
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """0 where all is void, since a mean over nothing is not a number."""
+    """Return the cross-entropy; 0 if all is void, since a mean over nothing is not a number."""
     total = F.cross_entropy(scores, labels, ignore_index=VOID, reduction="sum")
     return total / (labels != VOID).sum().clamp(min=1)
 
@@ -104,7 +102,7 @@ def _tuple(outputs: Any) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-# --- Scenes: images whose every pixel has a class; read, cropped at random and put into batches.
+# Scenes: images with a class for every pixel; read, cropped at random and put into batches.
 
 VOID = 255
 _REFUSED = 254
@@ -121,9 +119,9 @@ class Scene:
 
 @dataclass(frozen=True)
 class SceneFiles:
-    """Where a scene is: two names for messages, the path or the bytes of image and label, and what labels mean.
+    """The files of a scene: names for messages, path or bytes of image and label, and the classes of values.
 
-    One that is not of the size asked for is refused, unless it may be `scaled`.
+    A scene of another size than asked for is refused, unless it may be `scaled`.
     """
 
     image_name: str
@@ -134,7 +132,7 @@ class SceneFiles:
     scaled: bool = False
 
     def read(self, size: tuple[int, int], on_corrupt: OnCorrupt) -> Scene | None:
-        """The scene, (height, width) `size`; None for a damaged one that is to be skipped."""
+        """Return the scene, (height, width) `size`; None for a damaged one that is to be skipped."""
         image = readable(self.image_name, lambda: pillow.decode(self.image), on_corrupt)
         values = readable(self.label_name, lambda: pillow.decode_classes(self.label), on_corrupt)
         if image is None or values is None:
@@ -144,10 +142,10 @@ class SceneFiles:
         _check_size(self.image_name, own, own if self.scaled else size)
         _check_size(self.label_name, values.shape, own if self.scaled else size)
         scene = Scene(pillow.pixels(image), self._classes(values))
-        return scene if own == size else _at(size, scene)
+        return scene if own == size else _resize(size, scene)
 
     def _classes(self, values: np.ndarray) -> np.ndarray:
-        """What the values of a label mean, (H, W) → (H, W); one that means nothing is refused."""
+        """Return the classes of a label's values, (H, W) → (H, W); a value without a class is refused."""
         classes: np.ndarray = self.table[values]
         refused = classes == _REFUSED
         if refused.any():
@@ -159,8 +157,8 @@ class SceneFiles:
         return classes
 
 
-def _at(size: tuple[int, int], scene: Scene) -> Scene:
-    """The whole scene at another size; a pixel of the label takes one of the old ones."""
+def _resize(size: tuple[int, int], scene: Scene) -> Scene:
+    """Return the whole scene at another size; a pixel of the label takes one of the old ones."""
     height, width = scene.classes.shape
     box, wide_high = (0.0, 0.0, float(width), float(height)), (size[1], size[0])
     pixels = pillow.resized_array(scene.pixels, wide_high, box)
@@ -176,7 +174,7 @@ def _check_size(name: str, found: tuple[int, ...], wanted: tuple[int, int]) -> N
 
 
 def label_table(classes: Mapping[int, int]) -> np.ndarray:
-    """uint8 (256,): the class of each value in a label, or VOID; a value that is not given is refused."""
+    """Return uint8 (256,): the class of each value in a label, or VOID; a value that is not given is refused."""
     table = np.full(256, _REFUSED, np.uint8)
     table[list(classes)] = list(classes.values())
     return table
@@ -184,9 +182,9 @@ def label_table(classes: Mapping[int, int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Crops:
-    """A scene scaled by a random factor, of it a random square of `size` pixels, mirrored half the time.
+    """Scale a scene by a random factor, and cut a random square of `size` pixels from it, mirrored half the time.
 
-    Where the scaled scene is smaller than the square, the rest is void, of the mean colour.
+    If the scaled scene is smaller than the square, the rest is void, of the mean colour.
     """
 
     size: int
@@ -199,7 +197,7 @@ class Crops:
             raise InputError(f"scenes cannot be scaled by {self.least} to {self.most}: give 0 < min_scale ≤ max_scale")
 
     def __call__(self, scene: Scene, seed: int) -> Scene:
-        """(H, W) → (size, size)."""
+        """Return a crop: (H, W) → (size, size)."""
         draw = random.Random(seed)
         scale = draw.uniform(self.least, self.most)
         height, width = scene.classes.shape
@@ -216,7 +214,7 @@ class Crops:
         return Scene(pixels, classes)
 
     def _span(self, side: int, scale: float, draw: random.Random) -> tuple[float, float, slice]:
-        """Along one side: from where to where in the scene, and where that goes in the square."""
+        """Return, along one side, the begin and end in the scene, and the place in the square."""
         scaled = max(1, round(scale * side))
         length = min(self.size, scaled)
         start = draw.randint(0, scaled - length)
@@ -225,7 +223,7 @@ class Crops:
 
 
 def batch_of(scenes: Sequence[Scene]) -> Labelled:
-    """Float (B, 3, H, W) and classes (B, H, W)."""
+    """Return float (B, 3, H, W) and classes (B, H, W)."""
     pixels = torch.from_numpy(np.stack([scene.pixels for scene in scenes])).permute(0, 3, 1, 2)
     classes = torch.from_numpy(np.stack([scene.classes for scene in scenes]))
     return IMAGENET_SCALE(pixels.contiguous()), classes.long()

@@ -32,14 +32,14 @@ from bitplan.store.files import read_text
 from bitplan.tasks.base import Split, Task
 from bitplan.tasks.images import Splits, check_counts, check_request, generator_of, held_out, order, other_split
 
-# --- Contexts cut into windows that overlap, and the best spans of all windows put together again.
+# Contexts cut into windows that overlap, and the best spans of all windows put together again.
 
 MARKS = 3  # [CLS] question [SEP] context [SEP]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many tokens a window has, how far the next one is, and how many of its tokens a question may take."""
+    """The tokens of a window, the distance to the next window, and the most tokens of a question."""
 
     tokens: int
     stride: int
@@ -47,8 +47,10 @@ class Shape:
 
 
 class Batch(NamedTuple):
-    """Windows (B, tokens): ids, 1 where there is no padding, 1 in the context; and (B,): first and last token of the
-    answer, both 0 ([CLS]) where it is not in the window; and which window of the split it is."""
+    """Windows (B, tokens): ids, mask (0 for padding), types (1 in the context). Answers (B,): first and last token.
+
+    Both are 0 ([CLS]) if the answer is not in the window. `rows` (B,) are the numbers of the windows in the split.
+    """
 
     ids: Tensor
     mask: Tensor
@@ -60,7 +62,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a split. Texts are kept once, as flat int32 tensors; a window is put together when asked for.
+    """The windows of a split. Texts are stored once, as flat int32 tensors; a window is put together on demand.
 
     `table` (N, 7) has, for each window: its question; begin and length of the question's ids in `ids`; those of its
     part of the context; and the answer's first and last token in the window.
@@ -76,7 +78,7 @@ class Windows:
         return len(self.table)
 
     def batch(self, rows: Tensor) -> Batch:
-        """Some windows, padded to their full length."""
+        """Return these windows, padded to their full length."""
         ids = torch.full((len(rows), self.tokens), self.pieces.padding)
         mask, types = torch.zeros_like(ids), torch.zeros_like(ids)
         chosen = self.table[rows]
@@ -92,12 +94,12 @@ class Windows:
         return Batch(ids, mask, types, chosen[:, 5].long(), chosen[:, 6].long(), rows)
 
     def parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the context begins and ends in each window, (B,) each."""
+        """Return the begin and the end of the context in each window, (B,) each."""
         begin = self.table[rows, 2].long() + 2
         return begin, begin + self.table[rows, 4]
 
     def places(self, row: int, spans: Sequence[tuple[int, int]]) -> tuple[int, list[tuple[int, int]]]:
-        """The question of a window, and where spans of its tokens begin and end in the context, in characters."""
+        """Return the question of a window, and the begin and end of token spans in the context, in characters."""
         question, _, length, begin, part, *_ = self.table[row].tolist()
         offsets = self.offsets[begin : begin + part].tolist()
         context = length + 2
@@ -110,7 +112,7 @@ class Windows:
 
 
 def cut(questions: Sequence[Question], pieces: WordPieces, shape: Shape) -> Windows:
-    """Tokenize everything once and list the windows: of each question, one every `stride` tokens of its context."""
+    """Tokenize everything once and list the windows: for each question, one every `stride` tokens of its context."""
     contexts = list(dict.fromkeys(question.context for question in questions))  # many questions share one
     place_of = {context: place for place, context in enumerate(contexts)}
     texts = [*pieces(contexts), *pieces([question.question for question in questions])]
@@ -123,7 +125,7 @@ def cut(questions: Sequence[Question], pieces: WordPieces, shape: Shape) -> Wind
         span = answer_tokens(context, *question.answers[0])
         room = shape.tokens - length - MARKS
         for begin, part in windows_of(len(context.ids), room, shape.stride):
-            answer = _within(span, begin, part, length + 2)
+            answer = _place_in_window(span, begin, part, length + 2)
             table.append((number, begins[asked], length, begins[place] + begin, part, *answer))
     ids = list(chain.from_iterable(text.ids for text in texts))
     offsets = list(chain.from_iterable(text.offsets for text in texts))
@@ -137,7 +139,7 @@ def cut(questions: Sequence[Question], pieces: WordPieces, shape: Shape) -> Wind
 
 
 def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Begin and length of each window over a context: the last one reaches its end."""
+    """Return begin and length of each window over a context: the last one reaches its end."""
     begins = [0]
     while begins[-1] + room < length:
         begins.append(begins[-1] + stride)
@@ -145,14 +147,14 @@ def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def answer_tokens(context: Pieces, text: str, start: int) -> tuple[int, int]:
-    """First and last token that share a character with an answer; first > last where none does."""
+    """Return the first and last token that share a character with an answer; first > last if none does."""
     first = bisect_right(context.offsets, start, key=itemgetter(1))
     last = bisect_left(context.offsets, start + len(text), key=itemgetter(0)) - 1
     return first, last
 
 
-def _within(span: tuple[int, int], begin: int, part: int, shift: int) -> tuple[int, int]:
-    """An answer's first and last token in a window, where the context is moved by `shift`; [CLS] if it is not in it."""
+def _place_in_window(span: tuple[int, int], begin: int, part: int, shift: int) -> tuple[int, int]:
+    """Return an answer's first and last token in a window with its context at `shift`; [CLS] if it is not in it."""
     first, last = span
     if not begin <= first <= last < begin + part:
         return 0, 0
@@ -168,7 +170,7 @@ class Best(NamedTuple):
 
 
 def best_spans(logits: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], longest: int, n_best: int) -> Best:
-    """The spans of at most `longest` tokens inside each window's context with the highest start + end score.
+    """Return the spans of at most `longest` tokens inside each window's context with the highest start + end score.
 
     All of them are compared, not only those of the best starts and ends.
     """
@@ -186,7 +188,7 @@ def best_spans(logits: tuple[Tensor, Tensor], parts: tuple[Tensor, Tensor], long
 
 
 def gather(windows: Windows, found: Iterable[tuple[Tensor, Best]], n_best: int) -> dict[int, list[tuple[int, int]]]:
-    """The best places of each question over all of its windows, the best first; a place in two windows counts once."""
+    """Return the best places of each question over all of its windows, the best first, each place once."""
     by_question: dict[int, dict[tuple[int, int], float]] = {}  # question → place → its highest score
     for rows, best in found:
         by_window = zip(rows.tolist(), best.scores.tolist(), best.starts.tolist(), best.ends.tolist(), strict=True)
@@ -196,14 +198,12 @@ def gather(windows: Windows, found: Iterable[tuple[Tensor, Best]], n_best: int) 
             highest = by_question.setdefault(question, {})
             for place, (score, _, _) in zip(places, spans, strict=True):
                 highest[place] = max(score, highest.get(place, -math.inf))
-    return {question: _highest(scores, n_best) for question, scores in by_question.items()}
+    return {question: _pick_highest(scores, n_best) for question, scores in by_question.items()}
 
 
-def _highest(scores: dict[tuple[int, int], float], count: int) -> list[tuple[int, int]]:
+def _pick_highest(scores: dict[tuple[int, int], float], count: int) -> list[tuple[int, int]]:
     return sorted(scores, key=lambda place: (-scores[place], place))[:count]
 
-
-# --- SQuAD v1.1: the answer to a question is a span of the text beside it.
 
 _SCORED_AT_ONCE = 32
 _DRAW = 0  # which questions a limited number is
@@ -254,16 +254,16 @@ class Squad(Splits[Windows], Task):
             )
 
     def example(self) -> dict[str, Tensor]:
-        """One window."""
+        """Return one window."""
         ids = torch.zeros(1, self.tokens, dtype=torch.long)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
 
     def batches(self, split: Split, batch_size: int, seed: int | None = None) -> Iterator[Batch]:
-        """One pass over a split."""
+        """Yield one pass over a split."""
         check_request(split, batch_size)
-        return self._passed(split, batch_size, seed)
+        return self._pass(split, batch_size, seed)
 
-    def _passed(self, split: Split, batch_size: int, seed: int | None) -> Iterator[Batch]:
+    def _pass(self, split: Split, batch_size: int, seed: int | None) -> Iterator[Batch]:
         windows = self._data(split)
         for rows in order(len(windows), batch_size, generator_of(seed)):
             yield windows.batch(rows)
@@ -274,26 +274,26 @@ class Squad(Splits[Windows], Task):
         return model(input_ids=batch.ids, attention_mask=batch.mask, token_type_ids=batch.types)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The mean of the cross-entropies of start and end, a mean over the windows."""
+        """Return the mean of the cross-entropies of start and end, a mean over the windows."""
         start, end = self.logits(outputs)
         return (F.cross_entropy(start, batch.starts) + F.cross_entropy(end, batch.ends)) / 2
 
     def logits(self, outputs: Any) -> tuple[Tensor, Tensor]:
-        """Scores of each token as the first and as the last of the answer, (B, tokens) each."""
+        """Return the scores of each token as the first and as the last of the answer, (B, tokens) each."""
         return outputs[0], outputs[1]
 
     def batch_score(self, outputs: Any, batch: Batch) -> float:
-        """Percent of windows whose best start and best end are both right."""
+        """Return the percentage of windows whose best start and best end are both right."""
         start, end = self.logits(outputs)
         right = (start.argmax(1) == batch.starts) & (end.argmax(1) == batch.ends)
         return 100 * float(right.double().mean())
 
     def score(self, model: nn.Module) -> float:
-        """F1 on the test split."""
+        """Return F1 on the test split."""
         return self.scores(model)["F1"]
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """`F1` and `exact match` on the test split, in percent, means over its questions."""
+        """Return `F1` and `exact match` on the test split, in percent, means over its questions."""
         guesses = self.answers(model)
         f1s: list[float] = []
         matches: list[float] = []
@@ -305,17 +305,17 @@ class Squad(Splits[Windows], Task):
         return {"F1": 100 * sum(f1s) / len(f1s), "exact match": 100 * sum(matches) / len(matches)}
 
     def answers(self, model: nn.Module) -> dict[str, list[str]]:
-        """The `n_best` answers to each test question by its id, the best over all windows first."""
+        """Return the `n_best` answers to each test question by its id, the best over all windows first."""
         windows = self._data("test")
         with inference(model), torch.no_grad():
-            places = gather(windows, self._found(model, windows), self.n_best)
+            places = gather(windows, self._find_spans(model, windows), self.n_best)
         answers: dict[str, list[str]] = {}
         for number, question in enumerate(self._test_questions):
             answers[question.id] = [question.context[begin:end] for begin, end in places.get(number, [])]
         return answers
 
-    def _found(self, model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Best]]:
-        """The rows of each batch of test windows, and their best spans."""
+    def _find_spans(self, model: nn.Module, windows: Windows) -> Iterator[tuple[Tensor, Best]]:
+        """Yield the rows of each batch of test windows, and their best spans."""
         device = device_of(model)
         for batch in self.batches("test", _SCORED_AT_ONCE):
             here = Batch(*(part.to(device) for part in batch))
@@ -323,7 +323,7 @@ class Squad(Splits[Windows], Task):
             yield batch.rows, best_spans(logits, windows.parts(batch.rows), self.answer_tokens, self.n_best)
 
     def _check_model(self, model: nn.Module) -> None:
-        """Refuse a model whose embeddings have no place for these tokens, where its configuration says so."""
+        """Raise InputError if the model's configuration has no embeddings for these tokens."""
         config = next((module.config for module in model.modules() if hasattr(module, "config")), None)
         longest = getattr(config, "max_position_embeddings", None)
         words = getattr(config, "vocab_size", None)
@@ -339,7 +339,7 @@ class Squad(Splits[Windows], Task):
             )
 
     def hold_out(self, share: float) -> tuple[Self, Self]:
-        """Whole questions are held out, with all of their windows."""
+        """Hold out whole questions, with all of their windows."""
         questions = self._train_questions
         stay, held = ([questions[row] for row in rows] for rows in held_out(len(questions), share))
         judging = copy.copy(self)
@@ -354,22 +354,22 @@ class Squad(Splits[Windows], Task):
 
     @property
     def _train_questions(self) -> list[Question]:
-        return _drawn(read_questions(Path(self.data), "train"), self.questions)
+        return _draw_questions(read_questions(Path(self.data), "train"), self.questions)
 
     @cached_property
     def _test_questions(self) -> list[Question]:
-        return _drawn(read_questions(Path(self.data), "test"), self.test_questions)
+        return _draw_questions(read_questions(Path(self.data), "test"), self.test_questions)
 
     @cached_property
     def _pieces(self) -> WordPieces:
         return load_word_pieces(Path(self.tokenizer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only the options travel to another process; the data is read again there."""
+        """Return the options alone; the data is read again in another process."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _drawn(questions: list[Question], count: int | None) -> list[Question]:
+def _draw_questions(questions: list[Question], count: int | None) -> list[Question]:
     if count is None or count >= len(questions):
         return questions
     ticket = np.random.RandomState(_DRAW).permutation(len(questions))  # numpy keeps this stream for ever
@@ -386,7 +386,7 @@ _WORDS = {"train": ("train",), "test": ("dev", "validation")}
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a context, and the answers people gave: text, and where it begins in the context."""
+    """A question on a context, and the answers people gave: text, and its begin in the context."""
 
     id: str
     context: str
@@ -436,7 +436,7 @@ class _Row(_Strict):
 
 
 def read_questions(folder: Path, split: Split) -> list[Question]:
-    """All questions of a split in the order of the files, each with at least one answer that is where it should be."""
+    """Return all questions of a split in the order of the files, each with at least one answer in its right place."""
     official = folder / _JSON[split]
     paths = [official] if official.is_file() else _parquet(folder, split)
     if not paths:
@@ -454,7 +454,7 @@ def _parquet(folder: Path, split: Split) -> list[Path]:
 
 def _read(path: Path) -> list[Question]:
     read = _from_json if path.suffix == ".json" else _from_parquet
-    questions = [_checked(question, path) for question in read(path)]
+    questions = [_check_question(question, path) for question in read(path)]
     if not questions:
         raise FileError(f"{path} has no questions: fetch it again")
     return questions
@@ -465,16 +465,16 @@ def _from_json(path: Path) -> Iterator[Question]:
         content = parse_json(read_text(path))
     version = str(content.get("version", "")) if isinstance(content, dict) else ""
     if version.removeprefix("v").startswith("2"):
-        raise _of_version_2(path)
+        raise _version_2_error(path)
     try:
         file = _File.model_validate(content)
     except ValidationError as error:
-        raise _foreign(path, error) from None
+        raise _format_error(path, error) from None
     for article in file.data:
         for paragraph in article.paragraphs:
             for asked in paragraph.qas:
                 if asked.is_impossible is not None:
-                    raise _of_version_2(path)
+                    raise _version_2_error(path)
                 answers = tuple((answer.text, answer.answer_start) for answer in asked.answers)
                 yield Question(asked.id, paragraph.context, asked.question, answers)
 
@@ -485,14 +485,14 @@ def _from_parquet(path: Path) -> Iterator[Question]:
         try:
             row = _Row.model_validate(dict(zip(columns, values, strict=True)))
         except ValidationError as error:
-            raise _foreign(path, error, f"row {number}, ") from None
+            raise _format_error(path, error, f"row {number}, ") from None
         texts, starts = row.answers.text, row.answers.answer_start
         if len(texts) != len(starts):
             raise FileError(f"{path}: question {row.id} has {len(texts)} answers at {len(starts)} places")
         yield Question(row.id, row.context, row.question, tuple(zip(texts, starts, strict=True)))
 
 
-def _checked(question: Question, path: Path) -> Question:
+def _check_question(question: Question, path: Path) -> Question:
     if not question.answers:
         raise FileError(f"{path}: question {question.id} has no answer, as in SQuAD v2.0: this task is v1.1; {_ADVICE}")
     for text, start in question.answers:
@@ -506,34 +506,34 @@ def _checked(question: Question, path: Path) -> Question:
     return question
 
 
-def _of_version_2(path: Path) -> FileError:
+def _version_2_error(path: Path) -> FileError:
     return FileError(f"{path} is SQuAD v2.0, where questions may have no answer: this task is v1.1; {_ADVICE}")
 
 
-def _foreign(path: Path, error: ValidationError, place: str = "") -> FileError:
+def _format_error(path: Path, error: ValidationError, place: str = "") -> FileError:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return FileError(f"{path} is not SQuAD v1.1 ({place}{where or 'the whole'}: {first['msg']}): fetch it again")
 
 
-# --- F1 and exact match of answers, as the official script of SQuAD v1.1 defines them (Rajpurkar et al. 2016).
+# F1 and exact match of answers, as the official script of SQuAD v1.1 defines them (Rajpurkar et al. 2016).
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII's only, as in the script
 
 
 def normalized(text: str) -> str:
-    """Lower case, without punctuation and articles, words parted by single spaces."""
+    """Return lower case, without punctuation and articles, words separated by single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best F1 over the answers, 0 … 1: of shared words, each counted as often as both sides have it."""
+    """Return the best F1 over the answers, 0 … 1, of shared words, each counted as often as both sides have it."""
     return max(_f1(normalized(prediction).split(), normalized(answer).split()) for answer in answers)
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 where the prediction equals an answer after both are normalized, else 0."""
+    """Return 1 if the prediction equals an answer after both are normalized, else 0."""
     return float(any(normalized(prediction) == normalized(answer) for answer in answers))
 
 

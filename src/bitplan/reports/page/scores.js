@@ -193,7 +193,7 @@ function explainMarks(state, far) {
   const outside = far.map((row) => `${referenceName(row.title)} (${spread(row)}) lies outside the chart.`).join(' ');
   if (!note) { if (outside) byId('frontier-chart').append(h('p', { class: 'note' }, outside)); return; }
   const title = data.scores.titles[state.reference];
-  note.textContent = `Mean ± one standard deviation over seeds, methods side by side at each budget. ★ significantly better than ${title}, ▽ worse (exact rank-sum test, p ≤ ${data.alpha}); twice: also after ${data.correction} over the budgets. ${outside}`;
+  note.textContent = `Mean ± one standard deviation over seeds, methods side by side at each budget. ★ significantly better than ${title}, ▽ worse (${data.scores.test}, p ≤ ${data.alpha}); twice: also after ${data.correction} over the budgets. ${outside}`;
 }
 
 /** Every mean as a table: methods by budgets, references below. */
