@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
+from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
 from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
@@ -34,6 +35,33 @@ from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
 FORMAT = "1"
+
+
+@final
+@dataclass(frozen=True)
+class PackedForm(GroupedForm):
+    """Codes without gaps, scales and zero points float32; `size` 0 is one scale per weight (LSQ)."""
+
+    name: ClassVar[str] = "packed"
+    size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.size or self.zeros:
+            super().__post_init__()
+
+    @property
+    def method(self) -> str:
+        """Groups, or LSQ."""
+        return super().method if self.size else "lsq"
+
+    def place(self, row: int, bits: int) -> int:
+        """Return the bits themselves."""
+        return bits
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of codes, scales and zero points."""
+        scales = rows * self.groups(row) * (2 if self.zeros else 1) if self.size else 1
+        return -(-rows * row * bits // 8) + scales * FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,7 @@ _TIES = TypeAdapter(dict[str, str])
 class Packed(Exporter):
     """Safetensors with bit-packed weights; `load_packed` gives back the same model, bit for bit."""
 
+    form: ClassVar[type[PackedForm]] = PackedForm
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".safetensors"
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from bitplan.adapters.onnx import onnx
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
+from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, unpack
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, reading_plan, type_number
@@ -41,6 +42,29 @@ _TURNED = ".inputs_first"  # ends the name of a product whose weight the model h
 
 @final
 @dataclass(frozen=True)
+class MatMulForm(GroupedForm):
+    """Blocks of 16, 32, 64 … inputs, the last one padded; float32 scales, packed zero points."""
+
+    name: ClassVar[str] = "matmulnbits"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 16 or self.size & (self.size - 1):
+            raise InputError(f"{self.name}: a block is 16, 32, 64, 128 … inputs, not {self.size}")
+
+    def place(self, row: int, bits: int) -> int:
+        """Return 2, 4 or 8 bits."""
+        return next((wide for wide in _WIDTHS if wide >= bits), LEFT_ALONE_BITS)
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of blocks, scales and zero points."""
+        wide, groups = self.place(row, bits), self.groups(row)
+        zeros = rows * -(-groups * wide // 8) if self.zeros else 0
+        return rows * groups * (self.size * wide // 8 + FLOAT_BYTES) + zeros
+
+
+@final
+@dataclass(frozen=True)
 class MatMulNBits(Exporter):
     """ONNX for transformers, weights only: smaller and faster in ONNX Runtime; `widen` leaves planned inputs float.
 
@@ -51,6 +75,7 @@ class MatMulNBits(Exporter):
     block_size: int = 0
     accuracy_level: int = 0
     widen: bool = False
+    form: ClassVar[type[MatMulForm]] = MatMulForm
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".onnx"
 
