@@ -40,7 +40,7 @@ FORMAT = "1"
 @final
 @dataclass(frozen=True)
 class PackedForm(GroupedForm):
-    """Codes without gaps, scales and zero points float32; `size` 0 is one scale per weight (LSQ)."""
+    """Codes without gaps; scales, zero points, number of bits as float32. `size` 0 is one scale per weight (LSQ)."""
 
     name: ClassVar[str] = "packed"
     size: int = 64
@@ -59,9 +59,9 @@ class PackedForm(GroupedForm):
         return bits
 
     def taken(self, rows: int, row: int, bits: int) -> int:
-        """Return the bytes of codes, scales and zero points."""
+        """Return the bytes of codes, scales, zero points and the number of bits."""
         scales = rows * self.groups(row) * (2 if self.zeros else 1) if self.size else 1
-        return -(-rows * row * bits // 8) + scales * FLOAT_BYTES
+        return -(-rows * row * bits // 8) + (scales + 1) * FLOAT_BYTES
 
 
 @dataclass(frozen=True)
