@@ -61,7 +61,7 @@ def captured(model, x, monkeypatch, *, spared):
     with monkeypatch.context() as patch:
         patch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
         if not spared:
-            patch.setattr(capturing, "_take_apart_where_needed_", lambda exported: None)
+            patch.setattr(capturing, "_decompose_if_needed_", lambda exported: None)
         return canonical(capture(model, x, opset=21).graph), len(traced)
 
 

@@ -30,7 +30,7 @@ def onnx(purpose: str = "ONNX") -> ModuleType:
 
 
 def read(path: Path) -> Any:
-    """The model proto in a file, external data taken in; a file of another kind, or cut off, is one line."""
+    """Return the model proto in a file with its external data, or raise with the reason in one line."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     library = onnx()
@@ -43,7 +43,7 @@ def read(path: Path) -> Any:
 
 
 def content_of(model: bytes | Path) -> bytes:
-    """An ONNX file's content, for a runtime; its external data is taken in, so that the runtime looks for none."""
+    """Return an ONNX file's content for a runtime, with its external data, so that the runtime reads no other file."""
     if isinstance(model, bytes):
         return model
     content = _content(model)
@@ -55,7 +55,7 @@ def content_of(model: bytes | Path) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file, which are no more than a message of protocol buffers may have."""
+    """Return the bytes of a file, or raise if it is larger than a message of protocol buffers."""
     size = path.stat().st_size if path.is_file() else 0
     if size > _LARGEST:
         raise FileError(f"{path} has {size:,} bytes, and an ONNX file ends at 2 GB: it is cut off or not an ONNX file")
@@ -63,10 +63,10 @@ def _content(path: Path) -> bytes:
 
 
 def take_in_external_(proto: Any, path: Path) -> bool:
-    """Replace references to other files by what these hold; tell whether there were any.
+    """Replace references to other files by their data; return True if there were any.
 
-    Such files lie in the folder of the ONNX file or below it: a path that leads elsewhere, by its words or by links, is
-    refused, since it would be read into what others see.
+    Such files must lie in the folder of the ONNX file or below it. A path or link that leads elsewhere is refused,
+    because private data would get into the output.
     """
     library = onnx()
     away = library.TensorProto.EXTERNAL
@@ -87,7 +87,7 @@ def take_in_external_(proto: Any, path: Path) -> bool:
 
 
 def _beside(path: Path, location: str) -> Path:
-    """The file that external data is in, where it lies in the folder of the ONNX file."""
+    """Return the file of external data, or raise if it is not in the folder of the ONNX file."""
     folder = path.parent.resolve()
     try:
         found = (folder / location).resolve()
@@ -100,7 +100,7 @@ def _beside(path: Path, location: str) -> Path:
 
 
 def _range(about: Mapping[str, str], size: int, path: Path) -> tuple[int, int]:
-    """Where in a file of that size the data of a tensor begins, and how long it is."""
+    """Return the start and length of a tensor's data in a file of that size."""
     try:
         begin = int(about.get("offset", 0))
         length = int(about.get("length", size - begin))
@@ -112,7 +112,7 @@ def _range(about: Mapping[str, str], size: int, path: Path) -> tuple[int, int]:
 
 
 def parts(message: Any, kind: type[Any]) -> Iterator[Any]:
-    """Every message of a kind inside another, in bodies of loops, branches and functions too."""
+    """Yield every message of a kind inside another, also in bodies of loops, branches and functions."""
     if isinstance(message, kind):
         yield message
         if kind is onnx().TensorProto:  # which holds no other
@@ -124,12 +124,12 @@ def parts(message: Any, kind: type[Any]) -> Iterator[Any]:
 
 
 def by_name(inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The inputs of a graph by their names, given so or in their order."""
+    """Return the inputs of a graph by name, from a mapping or in order."""
     return dict(inputs) if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
 
 
 def checked_bytes(model: Any) -> bytes:
-    """A model proto as a file's content, after onnx's full check: types, shapes and the version of every operator."""
+    """Return a model proto as bytes, after onnx's full check of types, shapes and operator versions."""
     library = onnx()
     try:
         library.checker.check_model(model, full_check=True)

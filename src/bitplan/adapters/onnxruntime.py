@@ -53,7 +53,7 @@ class Session:
         self.outputs: list[str] = [value.name for value in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
-        """All outputs."""
+        """Return all outputs."""
         named = by_name(inputs, self.inputs)
         try:
             outputs: list[np.ndarray] = self._session.run(None, named)
@@ -63,9 +63,9 @@ class Session:
         return outputs
 
     def profiled(self) -> list[list[tuple[str, float]]]:
-        """Of each run so far, its nodes in the order in which they ran and their seconds; opened with a `profile`.
+        """Return, for each run so far, its nodes in order with their seconds; needs `profile`.
 
-        The nodes are those that the runtime made of the file's: their names begin like those, or like their outputs.
+        These are the runtime's nodes: their names begin like the file's nodes, or like their outputs.
         """
         path = Path(self._session.end_profiling())
         events = json.loads(path.read_text())

@@ -358,7 +358,7 @@ def _tell_of_groups(quantizer: str | None, budgets: Sequence[str]) -> None:
     """Say that a budget in bits or bytes counts weights without the scales of groups, and which target would."""
     from bitplan.core.budget import WEIGHT_BITS, Budget
     from bitplan.core.option_parsing import read_named
-    from bitplan.costs.files import PackedForm
+    from bitplan.exporters.packed import PackedForm
 
     name, options = read_named(quantizer, "--quantizer") if quantizer else ("", {})
     asked = [Budget.parse(one) for one in budgets] if name == "groups" else []

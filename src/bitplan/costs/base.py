@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class WithUnit(Protocol):
-    """A cost that says in which unit it counts; `measured_in` makes a function one."""
+    """A cost with a unit; `measured_in` gives one to a function."""
 
     unit: str
 
@@ -38,14 +38,14 @@ class OfFile(WithUnit, Protocol):
     target: str
 
     def place(self, layer: Layer, precision: Precision) -> int:
-        """The bits of a layer's place in the file."""
+        """Return the bits of a layer's place in the file."""
 
     def beside(self, graph: Graph) -> dict[str, int]:
-        """What the file holds beside the layers."""
+        """Return the bytes that the file holds beside the layers."""
 
 
 def measured_in(unit: str) -> Callable[[AnyCost], AnyCost]:
-    """Say in which unit a cost function counts."""
+    """Return a decorator that gives a cost function its unit."""
 
     def mark(cost: AnyCost) -> AnyCost:
         cost.unit = unit  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
 
 
 def _places(function: OfFile, graph: Graph, choices: tuple[Precision, ...]) -> dict[str, tuple[int, ...]]:
-    """For every choice of a group, the widest that takes the same place in the file; where that is another one."""
+    """Return, for each choice of a group, the widest choice with the same place in the file, if some differ."""
     found: dict[str, tuple[int, ...]] = {}
     for group in graph.selectable:
         taken = [[function.place(layer, choice) for layer in group.layers] for choice in choices]
@@ -102,10 +102,10 @@ def _places(function: OfFile, graph: Graph, choices: tuple[Precision, ...]) -> d
 def price_for(
     budgets: Iterable[Budget], names: Sequence[str], graph: Graph, choices: str | Iterable[PrecisionLike] = CHOICES
 ) -> list[Costs]:
-    """The costs asked for by name, then those that budgets limit besides.
+    """Return the named costs, then those that budgets limit.
 
-    The default one is left out where no budget falls on it: bits per weight, say, are asked of weights alone, and bmac
-    would want activations of the same bits.
+    The default cost is left out if no budget limits it: bits per weight concern weights alone, and bmac would need
+    activations of the same bits.
     """
     limits = list(budgets)
     left_out = list(names) == [COST] and all(_is_found(budget.cost or budget.unit.usual) for budget in limits)
@@ -116,7 +116,7 @@ def price_for(
 def add_limited(
     priced: Sequence[Costs], budgets: Iterable[Budget], graph: Graph, choices: str | Iterable[PrecisionLike]
 ) -> list[Costs]:
-    """These costs, and the registered ones that budgets name, or limit where no cost here fits them."""
+    """Return these costs with the registered ones that budgets name or need."""
     known = list(priced)
     for budget in budgets:
         wanted = budget.cost or budget.unit.usual
@@ -127,7 +127,7 @@ def add_limited(
 
 
 def _is_found(cost: str | None) -> bool:
-    """Whether a cost is there without being asked for."""
+    """Return True if a cost is known without a table."""
     return cost in COSTS or cost == WEIGHT_BITS
 
 
@@ -135,12 +135,8 @@ def _find(cost: str | Cost) -> tuple[Cost, str]:
     if not isinstance(cost, str):
         return cost, getattr(cost, "__name__", type(cost).__name__)
     if is_record(cost):
-        pass  # SELFIMPORT
-
         return LatencyCost.read(cost), Path(cost).stem
     if is_table(cost):
-        pass  # SELFIMPORT
-
         return TableCost.read(cost), Path(cost).stem
     found: Cost = COSTS.get(cost)
     return found, cost
@@ -162,9 +158,6 @@ def _warn_of_dominated(group: str, row: tuple[int, ...], choices: tuple[Precisio
                 "%s of %s falls from %d at %s to %d at %s: the lower precision is dominated there",
                 name, group, value, choices[index], row[better], choices[better],
             )  # fmt: skip
-
-
-# --- Measured costs, such as latency or energy, from a CSV or JSON file.
 
 
 @dataclass(frozen=True)
@@ -207,9 +200,6 @@ class TableCost:
         raise FileError(f"{self.path} has no cost for {layer.name!r} at {precision}, only at {known}")
 
 
-# --- The measured time of each layer at each choice, as `bitplan measure` wrote it, as a cost in nanoseconds.
-
-
 @dataclass(frozen=True)
 class LatencyCost:
     """A cost function that looks its values up in a measurement."""
@@ -224,7 +214,7 @@ class LatencyCost:
         return cls(str(path), load(path, Latency))
 
     def __call__(self, layer: Layer, precision: Precision) -> int | None:
-        """What the layer took; None for a fixed one that was measured at another precision."""
+        """Return the measured time of the layer; None for a fixed layer measured at another precision."""
         row = self.record.rows.get(layer.name)
         if row is None:
             raise FileError(

@@ -1,4 +1,4 @@
-"""Costs of computing: bit multiply-accumulates (the paper's) and bit operations (HAWQ-v3's)."""
+"""Costs by formula: bit multiply-accumulates (the paper's), bit operations (HAWQ-v3's), bits of weights, energy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from bitplan.core.errors import InputError, suggestion
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer, Plan
 from bitplan.costs.base import measured_in
-
-# --- Costs of computing: bit multiply-accumulates (the paper's) and bit operations (HAWQ-v3's).
 
 
 @measured_in("bit-MACs")
@@ -30,8 +28,6 @@ def bops(layer: Layer, precision: Precision) -> int:
     return layer.macs * precision.weight_bits * precision.act_bits
 
 
-# --- The cost of storing: bits of weights and steps.
-
 STEP_BITS = 32
 
 
@@ -42,9 +38,7 @@ def memory(layer: Layer, precision: Precision) -> int:
     return layer.weights * precision.weight_bits + steps * STEP_BITS
 
 
-# --- The energy of computing and of reading weights, by a published table: for comparison, not for a particular
-# chip.
-
+# Energies of a published table, for comparison, not for a particular chip.
 MULTIPLY_8, MULTIPLY_32 = 0.2, 3.1
 ADD_32 = 0.1
 """Products are added up in 32 bits, whatever their own."""
@@ -73,8 +67,6 @@ def mac(precision: Precision) -> float:
         return FLOAT_MULTIPLY + FLOAT_ADD
     return MULTIPLY_8 * math.pow(precision.weight_bits * precision.act_bits / 64, POWER) + ADD_32
 
-
-# --- What a whole plan comes to: the figures that papers compare.
 
 FLOAT_BITS = 32
 
@@ -118,6 +110,6 @@ def _bmacs(plan: Plan, layers: tuple[Layer, ...]) -> int | None:
 
 
 def _compression(plan: Plan, layers: tuple[Layer, ...]) -> float:
-    """How many times smaller the weights are than in 32-bit floating point (biases and norms not counted)."""
+    """Return how many times smaller the weights are than in float32 (biases and norms not counted)."""
     stored = sum(layer.weights * plan.precisions[layer.name].weight_bits for layer in layers)
     return FLOAT_BITS * sum(layer.weights for layer in layers) / stored if stored else 1.0

@@ -1,4 +1,4 @@
-"""export: a plan, or a quantized model → a file that another program reads; and what an exporter must be."""
+"""export: a plan or a quantized model → a file that another program reads; the contract of an exporter."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bitplan.store.files import whole_file, whole_folder
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: a plan, and where the target holds more than a recipe, the quantized model and its example.
+    """A plan to export and, for targets that hold more than a recipe, the quantized model and an example of its input.
 
-    `spec` is the model's name in the zoo, if it has one, `folder` where a network of transformers' has its
-    configuration and its tokenizer.
+    `spec` is the model's name in the zoo, if it has one. `folder` has the configuration and tokenizer of a network of
+    transformers'.
     """
 
     plan: Plan
@@ -38,28 +38,28 @@ class Source:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """What an exported file says: the precision of every layer it quantizes, and the codes of the weights it holds."""
+    """The precisions that an exported file gives its layers, and the codes of the weights it holds."""
 
     precisions: Mapping[str, Precision]
     codes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class TieFinder(Protocol):
-    """Tells, of one sample, whether a file and its model differ only because a value lies between two codes."""
+    """Finds out if a file and its model differ on one sample only because a value lies between two codes."""
 
     def begins_at_tie(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, tolerance: float) -> bool:
-        """Tell whether the first activation that has other codes differs only at ties."""
+        """Return True if the first activation with other codes differs only at ties."""
 
 
 @dataclass(frozen=True)
 class Execution:
     """An exported file that runs, for `verify`: `network` is called like the model that the file was made from.
 
-    `float_inputs` says that the file leaves all activations float, so the model is compared with its inputs left alone.
-    `ties` is None where every difference counts: the file adds up in the model's own order, or cannot be looked into.
-    `runtime` also opens other ONNX files, for `speed`; None where nothing there is to be timed. `rounds` says what a
-    runtime rounds that the network does not: outputs are then near and not equal, and scores are compared. Along `axis`
-    lies what is predicted.
+    `float_inputs` says that the file leaves all activations float, so the model is compared without its input
+    quantizers. If `ties` is None, every difference counts: the file adds in the model's own order, or its activations
+    cannot be read. `runtime` opens ONNX files for `speed`; None means that nothing is timed. `rounds` names values that
+    the runtime rounds and the network does not: outputs are then near and not equal, and scores are compared. Classes
+    lie along `axis`.
     """
 
     network: nn.Module
@@ -73,9 +73,9 @@ class Execution:
 class Exporter(Protocol):
     """A frozen dataclass derived from this class, whose fields are its options, all of them with a default.
 
-    `needs_model` says that a plan alone is not enough, `suffix` how its files usually end, `folder` that what it writes
-    is a folder of them. An exporter whose files can be run here says so with `recognizes` and `opened`; of others
-    `verify` says that nothing executes them.
+    `needs_model` says that a plan alone is not enough, `suffix` is the usual ending of its files, and `folder` says
+    that it writes a folder. An exporter whose files run here implements `recognizes` and `opened`; `verify` refuses
+    files of others. One whose bytes a budget can count (`--target NAME`) names its `form`, a `costs.files.Form`.
     """
 
     needs_model: ClassVar[bool] = False
@@ -84,19 +84,19 @@ class Exporter(Protocol):
 
     @abstractmethod
     def write(self, source: Source, path: Path) -> None:
-        """Write the file, or refuse by the name of a layer what the target cannot express; `export` makes it whole."""
+        """Write the file, or raise with the name of a layer that the target cannot express."""
 
     @abstractmethod
     def read(self, path: Path) -> ReadBack:
-        """Read back what was written, for checks."""
+        """Read the precisions and codes of a file back, for checks."""
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """Tell quickly whether a file is one of this exporter's."""
+        """Return True if this exporter wrote the file; must be quick."""
         return False
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """The file, ready to run beside the quantized model that it was made from."""
+        """Return the file, ready to run beside the quantized model that it was made from."""
         raise InputError(f"{path} is for {EXPORTERS.name_of(self)}, which nothing here executes: it cannot be verified")
 
 
@@ -111,53 +111,58 @@ def export(
     force: bool = False,
     **options: Any,
 ) -> Path:
-    """Write a quantized model, or a plan as a recipe, for another program; a file in the way is kept unless `force`.
+    """Write a quantized model, or a plan as a recipe, for another program, and return the path.
 
-    `options` are the exporter's; `pretrained` among them is where a network of transformers' has its tokenizer.
+    An existing file is replaced only with `force`. `options` are the exporter's; `pretrained` among them is the folder
+    with the tokenizer of a network of transformers'.
     """
     pretrained = options.pop("pretrained", None)
     folder = None if pretrained is None else Path(pretrained)
     exporter = make_exporter(to, options) if isinstance(to, str) else to
     check_is(exporter, Exporter, "exporter")
     if isinstance(source, Plan):
-        found = Source(source, graph, None, example, spec, folder)
+        exported = Source(source, graph, None, example, spec, folder)
     elif is_quantized(source):
         check_finite(source)
-        found = Source(plan_of(source), graph, root_of(source), example, spec, folder)
+        exported = Source(plan_of(source), graph, root_of(source), example, spec, folder)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")
-    if found.model is None and exporter.needs_model:
+    if exported.model is None and exporter.needs_model:
         raise InputError(f"{to} holds the network itself: give the quantized model, not only its plan")
-    return _write_whole(exporter, found, Path(path), force)
+    target = Path(path)
+    check_free(target, force=force, folder=exporter.folder)
+    with (whole_folder if exporter.folder else whole_file)(target) as temporary:
+        exporter.write(exported, temporary)
+    return target
 
 
 def make_exporter(name: str, options: Mapping[str, Any]) -> Exporter:
-    """The exporter of that name with these options."""
+    """Return the exporter of that name with these options."""
     exporter: Exporter = EXPORTERS.make(name, options)
     check_is(exporter, Exporter, "exporter")
     return exporter
 
 
 def exporter_of(path: Path) -> Exporter:
-    """The exporter that wrote a file: of all that are registered, the one that recognizes it."""
+    """Return the registered exporter that recognizes a file."""
     if not path.exists():
         raise FileError(f"cannot read {path}: there is no such file")
     kinds = {name: EXPORTERS.get(name) for name in EXPORTERS}
-    found = [
+    names = [
         name
         for name, kind in kinds.items()
         if not lacks(kind, Exporter) and kind.folder == path.is_dir() and kind.recognizes(path)
     ]
-    if not found:
+    if not names:
         others = ", ".join(name for name in kinds if name != "packed")
         raise FileError(f"{path} is cut off or not a packed file, nor one for {others}: export it again")
-    if len(found) > 1:
-        raise FileError(f"{path} may be for {' or for '.join(found)}: one of these exporters claims files of others")
-    return make_exporter(found[0], {})
+    if len(names) > 1:
+        raise FileError(f"{path} may be for {' or for '.join(names)}: one of these exporters claims files of others")
+    return make_exporter(names[0], {})
 
 
 def check_free(target: Path, *, force: bool, folder: bool = False) -> None:
-    """Refuse a file that is there already, unless it may be replaced; of a folder, never what is in it."""
+    """Raise if the target exists, unless `force` may replace a file; a folder with files is never replaced."""
     if folder:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             what = "a folder with files in it" if target.is_dir() else "a file"
@@ -167,10 +172,3 @@ def check_free(target: Path, *, force: bool, folder: bool = False) -> None:
         raise FileError(f"{target} is a folder, and this format writes a file: give its name, such as {target}/NAME")
     if target.exists() and not force:
         raise FileError(f"{target} exists: choose another name, or give --force (force=True) to replace it")
-
-
-def _write_whole(exporter: Exporter, source: Source, target: Path, force: bool) -> Path:
-    check_free(target, force=force, folder=exporter.folder)
-    with (whole_folder if exporter.folder else whole_file)(target) as temporary:
-        exporter.write(source, temporary)
-    return target

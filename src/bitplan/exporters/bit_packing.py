@@ -1,4 +1,4 @@
-"""Codes of b bits, one after the other without gaps, the first in the lowest bits: four of 2 bits per byte."""
+"""Pack codes of b bits without gaps, the first in the lowest bits: four codes of 2 bits per byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE = 1 << 20  # codes at a time, a multiple of eight: each piece ends with a
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """How many bytes so many codes take."""
+    """Return the bytes that so many codes take."""
     return (count * bits + 7) // 8
 
 
@@ -41,6 +41,6 @@ def unpack(packed: Tensor, bits: int, count: int, *, offset: bool = True) -> Ten
         stop = min(start + _PIECE, count)
         piece = raw[place * step : place * step + packed_bytes(stop - start, bits)]
         unpacked = np.unpackbits(piece, count=(stop - start) * bits, bitorder="little").reshape(-1, bits)
-        whole = unpacked.astype(np.int32) @ (1 << np.arange(bits, dtype=np.int32))
-        codes[start:stop] = (whole if offset else whole ^ middle) - middle
+        unsigned = unpacked.astype(np.int32) @ (1 << np.arange(bits, dtype=np.int32))
+        codes[start:stop] = (unsigned if offset else unsigned ^ middle) - middle
     return torch.from_numpy(codes)

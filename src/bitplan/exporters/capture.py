@@ -1,4 +1,4 @@
-"""A quantized model → an ONNX graph in which every quantizer is one node, for an exporter to put its own words there.
+"""Capture a quantized model as an ONNX graph in which every quantizer is one node, for an exporter to replace.
 
 `bitplan::Quantize(v)` stands for an input quantizer (attributes `path`, `scale`, `low`, `high`), `bitplan::Weight()`
 for a quantized weight (attribute `layer`). Both take and give floats.
@@ -33,7 +33,7 @@ DOMAIN = "bitplan"
 
 
 def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
-    """The ONNX proto of a calibrated model, its batch dimension free; the model stays as it was."""
+    """Return the ONNX proto of a calibrated model with a free batch dimension; the model stays unchanged."""
     marked = copy.deepcopy(model).cpu().eval()
     settle_(marked)
     layers = {id(both.weight): layer for layer, both in quantizers_of(marked).items() if both.weight is not None}
@@ -49,9 +49,9 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
             _show_whole_weights_(module, path)
     args, kwargs = inputs_of(example)
     names: list[str] = []
-    marked.register_forward_hook(lambda _, __, outputs: names.extend(_names(outputs)))
+    marked.register_forward_hook(lambda _, __, outputs: names.extend(_name_outputs(outputs)))
     with torch.no_grad():
-        proto = graph_of(marked, args, kwargs, _batches_free(args, kwargs), opset=opset)
+        proto = graph_of(marked, args, kwargs, _free_batch_dims(args, kwargs), opset=opset)
     _rename_outputs_(proto, names)
     return proto
 
@@ -64,7 +64,7 @@ class _Input(InputQuantizer):
     limits: tuple[int, int]
 
     def forward(self, v: Tensor, *, times: int = 1) -> Tensor:
-        """One node, and around it the mask of attention scores."""
+        """Return one node, and around it the mask of attention scores."""
         if not v.is_floating_point():
             return v
         if not self.masked:
@@ -83,7 +83,7 @@ class _WeightMarker(WeightQuantizer):
     layer: str
 
     def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
-        """One node; the float weight is not among its inputs, so it is not written."""
+        """Return one node without the float weight as an input, so that it is not written."""
         shape, kind = tuple(weight.shape), weight.dtype
         return torch.onnx.ops.symbolic(
             f"{DOMAIN}::Weight", (), {"layer": self.layer}, dtype=kind, shape=shape, version=1
@@ -91,7 +91,7 @@ class _WeightMarker(WeightQuantizer):
 
 
 def _show_whole_weights_(module: Adopted, path: str) -> None:
-    """Let a layer's counterpart quantize its weight as a whole: a node stands for all of it."""
+    """Let a layer quantize its weight as a whole, so that one node stands for it."""
     layer_type = family(module)
     if layer_type is not None and layer_type.quantized is not None and isinstance(module, layer_type.quantized):
         captured = layer_type.captured(module, path)
@@ -120,15 +120,15 @@ def _mark_input_(module: InputQuantizer, path: str) -> None:
 
 
 def inputs_of(example: Any, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments with real tensors of a batch, for torch of two: one it takes for a constant."""
+    """Return positional and keyword arguments for a batch; of two by default, since torch takes one for a constant."""
     if isinstance(example, Mapping):
-        return (), {name: _repeated(value, batch) for name, value in example.items()}
+        return (), {name: _repeat(value, batch) for name, value in example.items()}
     values = example if isinstance(example, tuple | list) else (example,)
-    return tuple(_repeated(value, batch) for value in values), {}
+    return tuple(_repeat(value, batch) for value in values), {}
 
 
-def _repeated(value: Any, batch: int) -> Any:
-    """The first sample again and again; one only described (device meta) gets zeros, or ones for indices and masks."""
+def _repeat(value: Any, batch: int) -> Any:
+    """Repeat the first sample; a tensor without data (device meta) becomes zeros, or ones for indices and masks."""
     if not isinstance(value, Tensor) or not value.dim():
         return value
     shape = (batch, *value.shape[1:])
@@ -138,8 +138,8 @@ def _repeated(value: Any, batch: int) -> Any:
     return value.detach().cpu()[:1].expand(shape).contiguous()
 
 
-def _names(outputs: Any) -> list[str]:
-    """What to call the outputs: by their keys, or numbered."""
+def _name_outputs(outputs: Any) -> list[str]:
+    """Return names for the outputs: their keys, or numbers."""
     if isinstance(outputs, Mapping):
         return [str(name) for name, value in outputs.items() if isinstance(value, Tensor)]
     if isinstance(outputs, tuple | list):
@@ -148,7 +148,7 @@ def _names(outputs: Any) -> list[str]:
 
 
 def _rename_outputs_(proto: Any, names: list[str]) -> None:
-    """Call the graph's outputs so, unless one of the names, or of the outputs, is that of another value."""
+    """Rename the outputs of the graph, unless a name belongs to another value or an output is an input."""
     graph = proto.graph
     outputs = [value.name for value in graph.output]
     computed = {name for node in graph.node for name in node.output}
@@ -166,7 +166,7 @@ def _rename_outputs_(proto: Any, names: list[str]) -> None:
         value.name = new[value.name]
 
 
-def _batches_free(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _free_batch_dims(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     batch = torch.export.Dim("batch")
 
     def free(value: Any) -> Any:
@@ -177,25 +177,23 @@ def _batches_free(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return tuple(free(value) for value in args)
 
 
-# --- onnxscript, with which torch turns a model into an ONNX graph.
-
 _NORM = "_native_batch_norm_legit_no_training"
 _OPSET = 18  # the one that torch's own translations are written for
 
 
 def graph_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Any, *, opset: int) -> Any:
-    """The ONNX model proto of a model in inference mode; what torch cannot translate is one line with its place."""
+    """Return the ONNX proto of a model in inference mode; raise with the layer that torch cannot translate."""
     require("onnxscript", "export", "writing ONNX")
     with _quiet():
         import onnxscript.version_converter
 
         running: list[str] = []
         try:
-            with _following(model, running):
+            with _track_modules(model, running):
                 exported = torch.export.export(model, args, dict(kwargs), dynamic_shapes=dynamic, strict=False)
         except Exception as error:  # torch raises many kinds, with pages of advice
             raise _refusal(error, running[-1] if running else "") from error
-        _take_apart_where_needed_(exported)
+        _decompose_if_needed_(exported)
         try:
             with _one_registry():
                 program = torch.onnx.export(
@@ -209,38 +207,40 @@ def graph_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         return program.model_proto
 
 
-def _take_apart_where_needed_(exported: Any) -> None:
-    """Spare a program from being traced anew, twice, which is half of an export, where that changes only its norms.
+def _decompose_if_needed_(exported: Any) -> None:
+    """Skip the decomposition of a program if it would only change its batch norms; it takes half of an export.
 
-    Its method gets a table of the operations that are taken apart, and those that ONNX has no words for are, too. Where
-    a program has none of these but batch norms, and none that writes to its operands, they are put into ONNX's words in
-    place. The graph is the same, but for the numbers in names of inner values.
+    torch traces the program twice to decompose operations, those in a table and those that ONNX lacks. If only batch
+    norms are among them, and nothing writes to its operands, these are replaced in place. The graph is the same but for
+    the numbers in names of inner values.
     """
-    take_apart = exported.run_decompositions
+    decompose = exported.run_decompositions
 
-    def where_needed(table: Any = None) -> Any:
+    def decompose_if_needed(table: Any = None) -> Any:
         graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
         nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
         norms = [node for node in nodes if node.target is torch.ops.aten.batch_norm.default]
         others = {node.target for node in nodes} - {torch.ops.aten.batch_norm.default}
-        known = table is not None and len(graphs) == 1 and others.isdisjoint(table) and all(map(_has_words, others))
+        known = (
+            table is not None and len(graphs) == 1 and others.isdisjoint(table) and all(map(_has_translation, others))
+        )
         if not known or any(map(_writes, others)) or not all(map(_is_plain_norm, norms)):
-            return take_apart(table)
+            return decompose(table)
         for place, node in enumerate(norms):
-            _say_norm_(node, place)
+            _replace_norm_(node, place)
         exported.graph_module.recompile()
         return exported
 
-    exported.run_decompositions = where_needed
+    exported.run_decompositions = decompose_if_needed
 
 
 def _is_plain_norm(node: Any) -> bool:
-    """Whether a batch norm uses what it has learned, and something in the program reads it."""
+    """Return True if a batch norm uses its learned statistics and is read inside the program."""
     return len(node.args) == 9 and node.args[5] is False and all(user.op == "call_function" for user in node.users)
 
 
-def _say_norm_(node: Any, place: int) -> None:
-    """What taking apart makes of a batch norm in inference: an operation of three results, and the first of them."""
+def _replace_norm_(node: Any, place: int) -> None:
+    """Replace a batch norm as decomposition does: an operation of three results, and the first of them."""
     graph, (x, weight, bias, mean, variance, _, momentum, eps, _) = node.graph, node.args
     target, given = torch.ops.aten._native_batch_norm_legit_no_training.default, (x, weight, bias, mean, variance)
     names = (f"{_NORM}_{place}", f"getitem_{3 * place}") if place else (_NORM, "getitem")  # as tracing would call them
@@ -254,8 +254,8 @@ def _say_norm_(node: Any, place: int) -> None:
     graph.erase_node(node)
 
 
-def _has_words(target: Any) -> bool:
-    """Whether torch can put an operation into ONNX's words as it is."""
+def _has_translation(target: Any) -> bool:
+    """Return True if torch can translate an operation to ONNX as it is."""
     if getattr(target, "__module__", "") == "_operator":
         return True
     try:
@@ -267,7 +267,7 @@ def _has_words(target: Any) -> bool:
 
 
 def _writes(target: Any) -> bool:
-    """Whether an operation may change its operands; of one that says nothing about itself nothing is known."""
+    """Return True if an operation may change its operands, or has no schema that says so."""
     if getattr(target, "__module__", "") == "_operator":  # of sizes, or an item of a tuple
         return False
     schema = getattr(target, "_schema", None)
@@ -299,7 +299,7 @@ def _registry(read: Callable[..., Any], opset: int) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing on the terminal: torch narrates what it does."""
+    """Silence the terminal: torch narrates its steps."""
     silence = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
         warnings.simplefilter("ignore")
@@ -312,12 +312,12 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _following(model: nn.Module, running: list[str]) -> Iterator[None]:
-    """Keep the paths of the modules that are running, the innermost last."""
+def _track_modules(model: nn.Module, running: list[str]) -> Iterator[None]:
+    """Keep the paths of the running modules in a list, the innermost last."""
     hooks = []
     for path, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(lambda *_, path=path: running.append(path)))
-        hooks.append(module.register_forward_hook(lambda *_: void(running.pop())))
+        hooks.append(module.register_forward_hook(lambda *_: _discard(running.pop())))
     try:
         yield
     finally:
@@ -325,8 +325,8 @@ def _following(model: nn.Module, running: list[str]) -> Iterator[None]:
             hook.remove()
 
 
-def void(_: object) -> None:
-    """Drop a value: what a hook returns would replace the output."""
+def _discard(_: object) -> None:
+    """Drop a value: a hook that returns one would replace the output."""
 
 
 def _refusal(error: BaseException, layer: str) -> InputError:
@@ -340,7 +340,7 @@ def _refusal(error: BaseException, layer: str) -> InputError:
 
 
 def _layer_in(exported: Any, error: BaseException) -> str:
-    """The path of the module whose operation could not be translated, if the error names it."""
+    """Return the path of the module whose operation could not be translated, or ""."""
     text = ""
     while error is not None:
         text += str(error)
@@ -348,7 +348,7 @@ def _layer_in(exported: Any, error: BaseException) -> str:
     named = re.search(r"translating node %(\w+)", text)
     if named is None:
         return ""
-    alike = [node for node in exported.graph.nodes if named[1] in node.name]  # parts of what was taken apart before
+    alike = [node for node in exported.graph.nodes if named[1] in node.name]  # parts of a decomposed operation
     exact = [node for node in alike if node.name == named[1]]
     if not alike:
         return ""

@@ -1,4 +1,4 @@
-"""Where an ONNX file and its model first give a value another code, and whether that value lies between two codes.
+"""Find where an ONNX file and its model first give a value different codes, and if it lies between the two.
 
 Both add up the same products in another order, so sums differ in their last bits. A sum that lies, within that error,
 halfway between two codes may round to either side; everything after it then differs as well.
@@ -24,7 +24,7 @@ from bitplan.quant.quantizers import InputQuantizer
 _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
 _SUFFIX = ".dequantize"
 Tapped = tuple[Tensor, Tensor, Tensor]
-"""A value, what it was quantized to, and the step."""
+"""A value, its quantized value, and the step."""
 
 
 class Taps:
@@ -41,10 +41,10 @@ class Taps:
         self._quantizers: Mapping[str, InputQuantizer] = paths
 
     def begins_at_tie(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, tolerance: float) -> bool:
-        """Tell whether the first activation that has other codes differs only at ties, on one sample.
+        """Return True if the first activation with other codes differs only at ties, on one sample.
 
-        If none has (alone, a sample is added up in yet another order than in its batch), the outputs must agree, those
-        of the file as it is: looked into, a runtime may compute otherwise, and rightly, what it else gets wrong.
+        If none differs (a single sample is added in another order than its batch), the outputs of the unchanged file
+        must agree: with the further outputs, a runtime may compute correctly what it otherwise gets wrong.
         """
         graph = self._open()
         tapped = [torch.from_numpy(array) for array in graph.run(arrays_for(graph, args, kwargs))[self._plain :]]
@@ -79,13 +79,13 @@ class Taps:
         return self._graph
 
     def _path_of(self, name: str) -> str:
-        """The quantizer of a node: the second run of a layer is numbered."""
+        """Return the quantizer of a node: the second run of a layer is numbered."""
         if name in self._quantizers:
             return name
         return name.rpartition("_")[0]
 
     def _watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Tapped]], Any]:
-        """What each quantizer got and gave, once for linked layers, which quantize one tensor together."""
+        """Run the model and return the input and output of each quantizer, once for linked layers, and the outputs."""
         seen: dict[str, list[Tapped]] = {path: [] for path in self._quantizers}
         hooks = []
         for path, quantizer in self._quantizers.items():
@@ -105,12 +105,12 @@ class Taps:
 
 
 def _are_ties(ratios: Tensor) -> bool:
-    """Whether all of these values, divided by their step, lie halfway between two codes."""
+    """Return True if all of these values, divided by their step, lie halfway between two codes."""
     return bool(((ratios - ratios.floor() - 0.5).abs() < _HALFWAY).all())
 
 
 def _agree(own: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) -> bool:
-    """Whether outputs are equal up to a fraction of the largest among them."""
+    """Return True if outputs are equal up to a fraction of the largest among them."""
     for one, other in zip(own, theirs, strict=True):
         if not torch.allclose(one.cpu(), other, rtol=0, atol=tolerance * float(one.abs().max())):
             return False
@@ -118,7 +118,7 @@ def _agree(own: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: float) ->
 
 
 def _quantizers(graph: Any) -> list[Any]:
-    """The nodes that give quantized activations, not weights, in either dialect."""
+    """Return the nodes that make quantized activations (not weights)."""
     makers = {output: node for node in graph.node for output in node.output}
     stored = {tensor.name for tensor in graph.initializer}
 
@@ -136,7 +136,7 @@ def _quantizers(graph: Any) -> list[Any]:
 
 
 def leaves(outputs: Any) -> list[Tensor]:
-    """The tensors of what a model returned, in order."""
+    """Return the tensors in a model's outputs, in order."""
     if isinstance(outputs, Tensor):
         return [outputs]
     values = outputs.values() if isinstance(outputs, Mapping) else outputs

@@ -1,7 +1,7 @@
 """onnx: QuantizeLinear and DequantizeLinear around every quantized tensor, the weights stored as packed integers.
 
-Two forms hold the same codes: one that ONNX Runtime's integer kernels execute (`onnx_integer.py`), and one whose
-activations have the narrow types themselves (`onnx_pairs.py`), which runtimes compute in floats.
+Two forms hold the same codes: one that ONNX Runtime's integer kernels execute, and one whose activations have the
+narrow types themselves, which runtimes compute in floats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bitplan.exporters.onnx_forms import (
     quantize_in_pairs_,
     read_back,
 )
-from bitplan.exporters.onnx_graph import Draft, dialect_of
+from bitplan.exporters.onnx_graph import Draft, exporter_in
 from bitplan.exporters.onnx_passes import (
     fold_norms_,
     keep_float_weights_,
@@ -63,34 +63,30 @@ class Onnx(Exporter):
             raise InputError(f"the kernels are {' or '.join(get_args(Kernels))}, not {self.kernels!r}")
 
     def write(self, source: Source, path: Path) -> None:
-        """Capture the graph, say it in ONNX's words, check and write."""
+        """Capture the graph, rewrite it with ONNX's operators, check and write."""
         draft = Draft(source, self.opset)
         if self.fold:
             fold_norms_(draft)
-        say = _say_for_integers_ if self.kernels == "integer" else _say_for_floats_
-        say(draft, _WIDTHS[self.opset])
+        rewrite_ = _rewrite_for_integers_ if self.kernels == "integer" else _rewrite_for_floats_
+        rewrite_(draft, _WIDTHS[self.opset])
         draft.save(source, path, exporter=_NAME)
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the file, after checking the graph against it, and the codes."""
+        """Return the plan in the file, after checking the graph against it, and the codes."""
         return read_back(path)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """An ONNX file that says so, or that says nothing and has no operator of another dialect."""
-        dialect = dialect_of(path)
-        if dialect is None:
-            return False
-        plain = dialect.operators.isdisjoint({"Quant", "MatMulNBits"})
-        return dialect.is_for(_NAME, otherwise=plain)
+        """Return True for an ONNX file that names this exporter, or none."""
+        return exporter_in(path) in (_NAME, "")
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """By ONNX Runtime, every quantized activation tapped."""
+        """Run it by ONNX Runtime and compare every quantized activation."""
         return Execution(Executed(Session(path)), ties=Taps(path, model, Session), runtime=Session)
 
 
-def _say_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:
-    """The passes that make a captured graph one that integer kernels execute; another form is another list of them."""
+def _rewrite_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:
+    """Rewrite a captured graph so that integer kernels execute it."""
     multiply_points_(draft)
     between = place_biases_(draft)
     name_float_products(draft, "ONNX Runtime", lacking=("ConvTranspose",), between=between)
@@ -104,8 +100,8 @@ def _say_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:
     keep_float_weights_(draft)
 
 
-def _say_for_floats_(draft: Draft, widths: tuple[int, ...]) -> None:
-    """The passes that make it one of narrow types."""
+def _rewrite_for_floats_(draft: Draft, widths: tuple[int, ...]) -> None:
+    """Rewrite a captured graph so that activations have types of their own bits."""
     part_biases_(draft)
     dequantize_weights_(draft, widths)
     quantize_in_pairs_(draft, widths)

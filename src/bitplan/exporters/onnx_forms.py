@@ -1,4 +1,8 @@
-"""What a file of QuantizeLinear and DequantizeLinear says, in either form: precisions and codes, checked."""
+"""The two forms of quantized activations in ONNX: bytes for integer kernels, and types of their own bits.
+
+Both are QuantizeLinear and DequantizeLinear. This file writes them, reads them back, and warns about layers that a
+runtime multiplies in floats.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,9 @@ from bitplan.exporters.base import ReadBack
 from bitplan.exporters.onnx_graph import Draft, Node, is_ours, reading_plan, type_number, width_of
 from bitplan.exporters.onnx_weights import storage, stored_codes, varying_axes
 
-# --- What a file of QuantizeLinear and DequantizeLinear says, in either form: precisions and codes, checked.
-
 
 def read_back(path: Path) -> ReadBack:
-    """The plan in a file, after checking the graph against it, and the codes."""
+    """Return the plan in a file, after checking the graph against it, and the codes."""
     with reading_plan(path) as (proto, plan):
         codes = stored_codes(proto, plan, path)
         for quantizer, bits in _input_bits(proto).items():
@@ -42,7 +44,7 @@ def _check_bits(path: Path, plan: Plan, quantizer: str, bits: int) -> None:
 
 
 def _input_bits(proto: Any) -> dict[str, int]:
-    """The bits of each input quantizer by its path: of the range that it is clipped to, or of its type."""
+    """Return the bits of each input quantizer by its path: those of its clipped range, or of its type."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     nodes = {node.name: node for node in proto.graph.node}
     makers = {output: node for node in proto.graph.node for output in node.output}
@@ -76,8 +78,6 @@ def _input_bits(proto: Any) -> dict[str, int]:
     return bits
 
 
-# --- Which quantized layers a runtime multiplies in floats, and why: said as the file is written, by their names.
-
 _log = logging.getLogger(__name__)
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _NAMED = 3  # layers per line
@@ -85,19 +85,19 @@ _BIAS = "a bias is no multiple of both steps (quantize(…, integer=True) makes 
 
 
 def name_float_products(draft: Draft, runtime: str, *, lacking: Collection[str], between: Collection[str] = ()) -> None:
-    """Say which layers the runtime multiplies in floats, one line per reason.
+    """Warn about the layers that the runtime multiplies in floats, one line per reason.
 
-    `lacking` are the operators that it has no integer kernel for, `between` layers whose bias it would round.
+    `lacking` are the operators without an integer kernel, `between` the layers whose bias it would round.
     """
     reasons: dict[str, list[str]] = {}
-    for layer, why in [*((layer, _BIAS) for layer in between), *_others(draft, lacking)]:
+    for layer, why in [*((layer, _BIAS) for layer in between), *_float_products(draft, lacking)]:
         reasons.setdefault(why, []).append(layer)
     for why, layers in reasons.items():
         more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
         _log.warning("%s multiplies %s%s in floats: %s", runtime, ", ".join(layers[:_NAMED]), more, why)
 
 
-def _others(draft: Draft, lacking: Collection[str]) -> Iterator[tuple[str, str]]:
+def _float_products(draft: Draft, lacking: Collection[str]) -> Iterator[tuple[str, str]]:
     makers = draft.makers()
     for node in draft.graph.node:
         if node.op_type not in _PRODUCTS:
@@ -117,13 +117,13 @@ def _others(draft: Draft, lacking: Collection[str]) -> Iterator[tuple[str, str]]
 
 
 def _layer_of(draft: Draft, node: Node, makers: dict[str, Node]) -> str | None:
-    """The layer whose weight a node multiplies by."""
+    """Return the layer whose weight a node multiplies by, or None."""
     maker = _maker(node.input[1], makers)
     return draft.attributes(maker)["layer"] if maker is not None and is_ours(maker, "Weight") else None
 
 
 def _maker(value: str, makers: dict[str, Node]) -> Node | None:
-    """What makes a value, as it is or transposed."""
+    """Return the node that makes a value, before a transposition."""
     maker = makers.get(value)
     return makers.get(maker.input[0]) if maker is not None and maker.op_type == "Transpose" else maker
 
@@ -135,28 +135,25 @@ def _bits_of_input(draft: Draft, maker: Node | None) -> int | None:
     return code_bits(about["low"], about["high"])
 
 
-# --- The form of an ONNX file that integer kernels execute: packed weights cast to bytes, activations quantized to
-# bytes.
-
 _MIDDLE = 128
 
 
 def quantize_in_bytes_(draft: Draft, widths: tuple[int, ...], *, unsigned: bool) -> None:
-    """Make bytes of every quantized activation of at most 8 bits.
+    """Quantize every activation of at most 8 bits to bytes.
 
-    `unsigned` writes signed codes as UINT8 around a zero point of 128: ONNX Runtime's fast kernels take those only,
-    OpenVINO's take INT8 and for products of two activations nothing else.
+    `unsigned` writes signed codes as UINT8 around a zero point of 128, which ONNX Runtime's fast kernels need.
+    OpenVINO's take INT8, and for products of two activations nothing else.
     """
 
     def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
         if code_bits(about["low"], about["high"]) > 8:
-            return quantized_in_pairs(draft, node, about, widths)
-        return _in_bytes(draft, node, about, unsigned=unsigned)
+            return _quantize_to_narrow(draft, node, about, widths)
+        return _quantize_to_bytes(draft, node, about, unsigned=unsigned)
 
     draft.replace("Quantize", rewrite)
 
 
-def _in_bytes(draft: Draft, node: Node, about: Mapping[str, Any], *, unsigned: bool) -> list[Node]:
+def _quantize_to_bytes(draft: Draft, node: Node, about: Mapping[str, Any], *, unsigned: bool) -> list[Node]:
     low, high = about["low"], about["high"]
     path = draft.fresh(about["path"])  # a layer may run twice
     middle = _MIDDLE if low < 0 and unsigned else 0
@@ -173,21 +170,21 @@ def _in_bytes(draft: Draft, node: Node, about: Mapping[str, Any], *, unsigned: b
 
 
 def clip_codes_(draft: Draft, *, idle_only: bool = False) -> None:
-    """Clip codes in the place of values where the model clips (a ReLU6) just before it quantizes.
+    """Move a Clip (a ReLU6) that stands before a quantizer behind it: clip codes, not values.
 
-    code(clip(v, a, b)) = clip(code(v), code(a), code(b)), for codes rise with values; see `pool_codes_` for the reason.
-    `idle_only` takes out no more than Clips that no code notices.
+    code(clip(v, a, b)) = clip(code(v), code(a), code(b)), because codes rise with values. `pool_codes_` says why.
+    `idle_only` only removes Clips that change no code.
     """
     limits: dict[str, tuple[Any, Any]] = {}  # QuantizeLinear by name → the lowest and the highest code
     for clip in [node for node in draft.graph.node if node.op_type == "Clip"]:
         readers, ends = draft.readers(clip.output[0]), _ends(draft, clip)
         if ends is None or not readers or draft.is_output(clip.output[0]) or not all(map(_gives_bytes, readers)):
             continue
-        found = {node.name: (_code_of(draft, node, ends[0]), _code_of(draft, node, ends[1])) for node in readers}
-        noticed = {name: codes for name, codes in found.items() if not _is_whole_range(*codes)}
-        if noticed and idle_only:
+        clipped = {node.name: (_code_of(draft, node, ends[0]), _code_of(draft, node, ends[1])) for node in readers}
+        effective = {name: codes for name, codes in clipped.items() if not _is_whole_range(*codes)}
+        if effective and idle_only:
             continue
-        limits |= noticed
+        limits |= effective
         for quantize in readers:
             quantize.input[0] = clip.input[0]
 
@@ -214,19 +211,19 @@ def _is_whole_range(least: Any, most: Any) -> bool:
 
 
 def _ends(draft: Draft, clip: Node) -> tuple[float, float] | None:
-    """Between what a Clip keeps values; None where that is computed."""
+    """Return the bounds of a Clip, or None if they are computed."""
     ends = [-np.inf, np.inf]
     for place, name in enumerate(clip.input[1:]):
         if name:
-            found = draft.array(name)
-            if found is None:
+            bound = draft.array(name)
+            if bound is None:
                 return None
-            ends[place] = float(found)
+            ends[place] = float(bound)
     return ends[0], ends[1]
 
 
 def _code_of(draft: Draft, quantize: Node, value: float) -> Any:
-    """The code that a QuantizeLinear gives a number, in its type."""
+    """Return the code that a QuantizeLinear gives a number, in its type."""
     step, zero = draft.array(quantize.input[1]), draft.array(quantize.input[2])
     assert step is not None
     assert zero is not None
@@ -235,7 +232,7 @@ def _code_of(draft: Draft, quantize: Node, value: float) -> Any:
 
 
 def pool_codes_(draft: Draft) -> None:
-    """Quantize before a MaxPool, not after it, and pool codes: the largest value has the largest code.
+    """Quantize before a MaxPool, not after it: the largest value has the largest code.
 
     ONNX Runtime computes a convolution in integers only where a quantizer follows it.
     """
@@ -264,32 +261,30 @@ def _copy(node: Node) -> Node:
 
 
 def _last_codes(draft: Draft, quantize: Node) -> str:
-    """The value that holds an activation's codes after all clipping."""
+    """Return the value that holds an activation's codes after all clipping."""
     codes = quantize.output[0]
     while (reader := draft.readers(codes)[0]).op_type == "Clip":
         codes = reader.output[0]
     return str(codes)
 
 
-# --- The form of an ONNX file that keeps the narrow types: each activation in the integer type that its bits name.
-
 QUANTIZE, CLIP, DEQUANTIZE = ".quantize", ".clip", ".dequantize"
 """End the names of an input quantizer's nodes, which begin with its path."""
 
 
 def quantize_in_pairs_(draft: Draft, widths: tuple[int, ...]) -> None:
-    """Put QuantizeLinear and DequantizeLinear in the place of every input quantizer."""
-    beside = _beside_bytes(draft)
+    """Replace every input quantizer by QuantizeLinear and DequantizeLinear."""
+    beside = _multiplied_by_bytes(draft)
     wider = tuple(width for width in widths if width > 2)
 
     def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
-        return quantized_in_pairs(draft, node, about, wider if node.output[0] in beside else widths)
+        return _quantize_to_narrow(draft, node, about, wider if node.output[0] in beside else widths)
 
     draft.replace("Quantize", rewrite)
 
 
-def _beside_bytes(draft: Draft) -> set[str]:
-    """What is multiplied by a matrix of bytes: of 2 bits ONNX Runtime 1.31 then makes an operation that it lacks."""
+def _multiplied_by_bytes(draft: Draft) -> set[str]:
+    """Return the values that are multiplied by a matrix of bytes: ONNX Runtime 1.31 cannot run these at 2 bits."""
     types = {tensor.name: tensor.data_type for tensor in draft.graph.initializer}
     makers = draft.makers()
     found = set()
@@ -306,8 +301,8 @@ def _beside_bytes(draft: Draft) -> set[str]:
     return found
 
 
-def quantized_in_pairs(draft: Draft, node: Node, about: Mapping[str, Any], widths: tuple[int, ...]) -> list[Node]:
-    """QuantizeLinear and DequantizeLinear in the place of an input quantizer, clipped first where the type is wider."""
+def _quantize_to_narrow(draft: Draft, node: Node, about: Mapping[str, Any], widths: tuple[int, ...]) -> list[Node]:
+    """Return QuantizeLinear and DequantizeLinear for an input quantizer, after a clip if the type is wider."""
     low, high, step = about["low"], about["high"], torch.tensor(about["scale"])
     bits = code_bits(low, high)
     width = storage(bits, widths, about["path"])
@@ -316,7 +311,7 @@ def quantized_in_pairs(draft: Draft, node: Node, about: Mapping[str, Any], width
     scale = draft.floats(f"{path}.step", step)
     clips: list[Node] = []
     if width != bits:
-        clips = _clipped(draft, value, step * low, step * high, path)
+        clips = _clip(draft, value, step * low, step * high, path)
         value = clips[-1].output[0]
     signed = low < 0
     number = type_number(f"INT{width}" if signed else f"UINT{width}")
@@ -328,8 +323,8 @@ def quantized_in_pairs(draft: Draft, node: Node, about: Mapping[str, Any], width
     ]
 
 
-def _clipped(draft: Draft, value: str, low: Tensor, high: Tensor, path: str) -> list[Node]:
-    """Max and Min that keep a value within the range of a quantizer."""
+def _clip(draft: Draft, value: str, low: Tensor, high: Tensor, path: str) -> list[Node]:
+    """Return Max and Min that keep a value within the range of a quantizer."""
     least, most = draft.floats(f"{path}.low", low), draft.floats(f"{path}.high", high)
     raised, clipped = draft.fresh(f"{path}.raised"), draft.fresh(f"{path}.clipped")
     return [
@@ -339,7 +334,7 @@ def _clipped(draft: Draft, value: str, low: Tensor, high: Tensor, path: str) -> 
 
 
 def open_clips_(draft: Draft) -> None:
-    """Write the model's own Clip (a ReLU6) as Max and Min where it comes before a narrow type."""
+    """Write the model's own Clip (a ReLU6) before a narrow type as Max and Min."""
     quantizes = [(node, draft.attributes(node)) for node in draft.graph.node if node.op_type == "QuantizeLinear"]
     typed = [(node.input[0], about["output_dtype"]) for node, about in quantizes if "output_dtype" in about]
     narrow = {value for value, number in typed if width_of(number) != 8}

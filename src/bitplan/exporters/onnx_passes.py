@@ -1,8 +1,4 @@
-"""1×1 convolutions as products of matrices, where ONNX Runtime would compute the convolution in floats.
-
-It computes a convolution in integers only between two quantizers and with a bias that is a multiple of both steps, a
-product of matrices in any case. A 1×1 convolution is such a product, with the channels last.
-"""
+"""Rewrite a captured ONNX graph so that integer kernels execute more of it: points, biases, float weights, norms."""
 
 from __future__ import annotations
 
@@ -15,28 +11,30 @@ import torch
 
 from bitplan.exporters.onnx_graph import Draft, Node, is_ours
 
-# --- 1×1 convolutions as products of matrices, where ONNX Runtime would compute the convolution in floats.
-
 _ELEMENTWISE = ("Relu", "Clip", "MaxPool")  # are computed on codes, so a quantizer behind them is as good
 
 
 def multiply_points_(draft: Draft) -> None:
-    """Put products of matrices in the place of 1×1 convolutions that would be computed in floats."""
+    """Replace 1×1 convolutions that would be computed in floats by products of matrices, with the channels last.
+
+    ONNX Runtime computes a convolution in integers only between two quantizers and with a bias that is a multiple of
+    both steps, a product of matrices in any case.
+    """
     makers, weights = draft.makers(), weight_values(draft)
-    found: dict[str, str] = {}  # a convolution by name → its layer
+    layers: dict[str, str] = {}  # a convolution by name → its layer
     for node in draft.graph.node:
         layer = weights.get(node.input[1]) if node.op_type == "Conv" else None
         if layer is None or not _is_point(draft, node) or not _is_quantized(draft, node, layer, makers):
             continue
         if not _is_read_as_codes(draft, node) or not bias_fits(draft, node, makers, weights):
-            found[node.name] = layer
-    for layer in found.values():
+            layers[node.name] = layer
+    for layer in layers.values():
         draft.weights[layer] = replace(draft.weights[layer], as_matrix=True)
-    draft.rebuild(lambda node: _product(draft, node) if node.name in found else [node])
+    draft.rebuild(lambda node: _product(draft, node) if node.name in layers else [node])
 
 
 def _is_point(draft: Draft, node: Node) -> bool:
-    """A convolution of single points, all of them, each channel with each."""
+    """Return True for a 1×1 convolution with stride 1, no padding and no groups."""
     about = draft.attributes(node)
     alone = len(draft.readers(node.input[1])) == 1  # its weight is laid out for it
     plain = about.get("group", 1) == 1 and not any(about.get("pads", ())) and set(about.get("strides", (1,))) == {1}
@@ -53,7 +51,7 @@ def _is_quantized(draft: Draft, node: Node, layer: str, makers: Mapping[str, Nod
 
 
 def _is_read_as_codes(draft: Draft, node: Node) -> bool:
-    """Whether one quantizer, and nothing else, reads what a convolution makes."""
+    """Return True if one quantizer, and nothing else, reads the output of a convolution."""
     value = node.output[0]
     while True:
         readers = draft.readers(value)
@@ -81,25 +79,23 @@ def _product(draft: Draft, node: Node) -> list[Node]:
     return [*nodes, draft.node("Transpose", (sums,), node.output[0], f"{path}.channels_first", perm=[0, 3, 1, 2])]
 
 
-# --- Biases of quantized layers in an ONNX file: where they may stand so that no runtime changes them.
-
 _OFF = 2.0**-8  # of a grid's distance: what float32 leaves of a multiple with thousands of them
 _MOST = 2**30  # leaves room for the sum that the bias is added to
 
 
 def part_biases_(draft: Draft) -> None:
     """Add the biases of quantized layers in nodes of their own."""
-    _rewrite_(draft, whole=False)
+    _move_biases_(draft, whole=False)
 
 
 def place_biases_(draft: Draft) -> list[str]:
     """Put biases that are multiples of both steps inside convolutions, as integers, and add all others in nodes.
 
-    A linear layer's bias is never inside: its product takes integers without it, and of MatMul and a bias (N) ONNX
-    Runtime makes one operation in floats, of a bias (1, 1, N) it does not. Gives the layers whose convolutions have a
-    bias between the multiples.
+    A linear layer's bias is never inside: its product takes integers without it. ONNX Runtime would fuse MatMul and a
+    bias (N) into one float operation; a bias (1, 1, N) prevents that. Returns the layers whose convolutions have a bias
+    between the multiples.
     """
-    between = _rewrite_(draft, whole=True)
+    between = _move_biases_(draft, whole=True)
     makers = draft.makers()
     for node in draft.graph.node:
         if node.op_type != "Add":
@@ -113,7 +109,7 @@ def place_biases_(draft: Draft) -> list[str]:
     return between
 
 
-def _rewrite_(draft: Draft, *, whole: bool) -> list[str]:
+def _move_biases_(draft: Draft, *, whole: bool) -> list[str]:
     makers, weights = draft.makers(), weight_values(draft)
     between: list[str] = []
 
@@ -125,30 +121,30 @@ def _rewrite_(draft: Draft, *, whole: bool) -> list[str]:
             grid = _grid(draft, node, makers, weights)
             multiples = None if grid is None else _multiples(bias, grid)
             if grid is not None and multiples is not None:
-                return [_inside(draft, node, multiples, grid), node]
+                return [_integer_bias(draft, node, multiples, grid), node]
             if grid is not None:
                 between.append(weights[node.input[1]])
-        return _apart(draft, node, bias)
+        return _add_bias(draft, node, bias)
 
     draft.rebuild(rewrite)
     return between
 
 
 def bias_fits(draft: Draft, node: Node, makers: Mapping[str, Node], weights: Mapping[str, str]) -> bool:
-    """Whether a convolution has no bias, or one that is a multiple of both steps."""
+    """Return True if a convolution has no bias, or one that is a multiple of both steps."""
     bias, grid = _bias_of(draft, node, weights), _grid(draft, node, makers, weights)
     return bias is None or (grid is not None and _multiples(bias, grid) is not None)
 
 
 def weight_values(draft: Draft) -> dict[str, str]:
-    """The values that are quantized weights, as they are stored or transposed, and their layers."""
+    """Return the layer of each value that is a quantized weight, as stored or transposed."""
     stored = {node.output[0]: draft.attributes(node)["layer"] for node in draft.graph.node if is_ours(node, "Weight")}
     transposes = [node for node in draft.graph.node if node.op_type == "Transpose"]
     return stored | {node.output[0]: stored[node.input[0]] for node in transposes if node.input[0] in stored}
 
 
 def _bias_of(draft: Draft, node: Node, weights: Mapping[str, str]) -> np.ndarray | None:
-    """The bias (channels) of a quantized layer; None: there is none."""
+    """Return the bias (channels) of a quantized layer, or None."""
     is_layer = node.op_type in ("Conv", "ConvTranspose", "Gemm") and node.input[1] in weights
     if not is_layer or len(node.input) < 3 or draft.attributes(node).get("beta", 1.0) != 1.0:  # scaled by Gemm
         return None
@@ -156,7 +152,7 @@ def _bias_of(draft: Draft, node: Node, weights: Mapping[str, str]) -> np.ndarray
 
 
 def _grid(draft: Draft, node: Node, makers: Mapping[str, Node], weights: Mapping[str, str]) -> np.ndarray | None:
-    """step_x·step_w per channel, in double precision; None where the input is not quantized."""
+    """Return step_x·step_w per channel in double precision, or None if the input is not quantized."""
     quantizer = makers.get(node.input[0])
     if quantizer is None or not is_ours(quantizer, "Quantize"):
         return None
@@ -166,7 +162,7 @@ def _grid(draft: Draft, node: Node, makers: Mapping[str, Node], weights: Mapping
 
 
 def _multiples(bias: np.ndarray, grid: np.ndarray) -> np.ndarray | None:
-    """The bias in units of the grid, whole numbers; None where it lies between them, beyond what float32 rounds."""
+    """Return the bias in whole units of the grid, or None if it lies between them by more than float32 rounds."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a step of 0: NaN and infinity are no multiples
         ratios = bias.astype(np.float64) / grid
         near = np.abs(ratios - np.round(ratios)) < _OFF
@@ -175,15 +171,15 @@ def _multiples(bias: np.ndarray, grid: np.ndarray) -> np.ndarray | None:
     return np.round(ratios).astype(np.int32)
 
 
-def _inside(draft: Draft, node: Node, multiples: np.ndarray, grid: np.ndarray) -> Node:
-    """The dequantized bias that a convolution then reads."""
+def _integer_bias(draft: Draft, node: Node, multiples: np.ndarray, grid: np.ndarray) -> Node:
+    """Return the dequantized bias that the convolution then reads."""
     name, value = node.input[2], draft.fresh(f"{node.input[2]}.whole")
     codes, steps = draft.constant(f"{name}.multiples", multiples), draft.floats(f"{name}.grid", grid)
     node.input[2] = value
     return draft.node("DequantizeLinear", (codes, steps), value, f"{node.name}.bias", axis=0)
 
 
-def _apart(draft: Draft, node: Node, bias: np.ndarray) -> list[Node]:
+def _add_bias(draft: Draft, node: Node, bias: np.ndarray) -> list[Node]:
     spatial = 0 if node.op_type == "Gemm" else len(draft.attributes(node)["kernel_shape"])
     added = draft.floats(f"{node.input[2]}.parted", bias.reshape(*bias.shape, *[1] * spatial))
     output, before = node.output[0], draft.fresh(f"{node.name}.unbiased")
@@ -192,14 +188,14 @@ def _apart(draft: Draft, node: Node, bias: np.ndarray) -> list[Node]:
     return [node, draft.node("Add", (before, added), output, f"{node.name}.bias")]
 
 
-# --- Keep float weights float in ONNX Runtime, which rounds those of layers with quantized inputs to 8 bits as it
-# loads.
-
 _TAKEN = ("Conv", "ConvTranspose", "Gemm")
 
 
 def keep_float_weights_(draft: Draft) -> None:
-    """Put the larger of an input and the lowest number there is, which is the input, before float weights."""
+    """Put max(input, lowest number), which changes nothing, before layers with float weights.
+
+    ONNX Runtime would round the float weights of layers with quantized inputs to 8 bits as it loads.
+    """
     makers = draft.makers()
 
     def rewrite(node: Node) -> list[Node]:
@@ -216,13 +212,14 @@ def keep_float_weights_(draft: Draft) -> None:
     draft.rebuild(rewrite)
 
 
-# --- Batch normalization taken into the steps and the bias of the convolution before it, its codes left as they are.
-
 _log = logging.getLogger(__name__)
 
 
 def fold_norms_(draft: Draft) -> list[str]:
-    """Fold every batch normalization that directly follows a quantized convolution; gives the layers folded."""
+    """Fold batch normalizations into the steps and bias of the quantized convolutions before them, keeping the codes.
+
+    Returns the layers folded.
+    """
     makers = draft.makers()
     folded = []
     for norm in [node for node in draft.graph.node if node.op_type == "BatchNormalization"]:

@@ -1,4 +1,4 @@
-"""An ONNX file that runs: by ONNX Runtime, by qonnx, or by anything else that takes arrays and gives arrays."""
+"""Call an ONNX file like the model it was made from, by ONNX Runtime, qonnx or any other runtime."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class OpenedGraph(Protocol):
     outputs: list[str]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """All outputs."""
+        """Return all outputs."""
 
 
 Runtime = Callable[[bytes | Path], OpenedGraph]
-"""What opens an ONNX file, or the content of one: `adapters.onnxruntime.Session`, `adapters.qonnx.QuantSession` …"""
+"""Opens an ONNX file, or the content of one: `adapters.onnxruntime.Session`, `QuantSession` …"""
 
 
 class TimedRuntime(Protocol):
-    """A runtime whose speed is of interest: it has a name, and runs on as many threads as it is told."""
+    """A runtime that can be timed: it has a name, and runs on a given number of threads."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that people know."""
 
     def __call__(self, model: bytes | Path, *, threads: int | None = None) -> OpenedGraph:
         """Open a file, or the content of one."""
@@ -44,7 +44,7 @@ class Executed(nn.Module):
         self.graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One output as a tensor, several as a tuple that also has them by name."""
+        """Return one output as a tensor, several by name, place and attribute."""
         outputs = [torch.from_numpy(array) for array in self.graph.run(arrays_for(self.graph, args, kwargs))]
         if len(outputs) == 1:
             return outputs[0]
@@ -64,6 +64,6 @@ class Outputs(dict[str, Tensor]):
 
 
 def arrays_for(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A model's arguments as arrays under the names of the graph's inputs; what the graph does not take is left out."""
+    """Return a model's arguments as arrays under the names of the graph's inputs, without those it does not take."""
     named = dict(zip(graph.inputs, args, strict=False)) | dict(kwargs)
     return {name: named[name].detach().cpu().numpy() for name in graph.inputs if name in named}

@@ -1,4 +1,4 @@
-"""Weights in an ONNX file as integers behind DequantizeLinear: written, read back, checked against the plan."""
+"""Write weights as integers behind DequantizeLinear, read them back, and check them against the plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CODES = ".codes"  # ends the name of a tensor of codes, which begins with its l
 
 
 def dequantize_weights_(draft: Draft, widths: tuple[int, ...], *, cast: bool = False) -> None:
-    """Store every weight as codes of one of these widths, and dequantize them where the weight was.
+    """Store every weight as codes of one of these widths, and put DequantizeLinear in its place.
 
-    `cast` makes bytes of narrower codes first: integer kernels take bytes.
+    `cast` first converts narrower codes to bytes, which integer kernels take.
     """
 
     def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
@@ -40,13 +40,13 @@ def dequantize_weights_(draft: Draft, widths: tuple[int, ...], *, cast: bool = F
             nodes += _as_matrix(draft, weight, codes)
             steps = weight.steps.flatten(1).mT if weight.steps.dim() else weight.steps
             weight, codes = replace(weight, steps=steps), nodes[-1].output[0]
-        return [*nodes, *_dequantized(draft, weight, codes, output)]
+        return [*nodes, *_dequantize(draft, weight, codes, output)]
 
     draft.replace("Weight", rewrite)
 
 
 def _as_matrix(draft: Draft, weight: Weight, codes: str) -> list[Node]:
-    """Codes (N, C, 1, 1) as (C, N), made once, as the file is loaded."""
+    """Return nodes that turn codes (N, C, 1, 1) into (C, N), computed once as the file is loaded."""
     shape = draft.constant(f"{weight.layer}.shape", np.array(weight.codes.shape[:2], dtype=np.int64))
     rows, matrix = draft.fresh(f"{weight.layer}.rows"), draft.fresh(f"{weight.layer}.matrix")
     return [
@@ -56,15 +56,15 @@ def _as_matrix(draft: Draft, weight: Weight, codes: str) -> list[Node]:
 
 
 def varying_axes(weight: Weight) -> list[int]:
-    """The axes along which a weight's steps differ."""
+    """Return the axes along which a weight's steps differ."""
     return [axis for axis, size in enumerate(weight.steps.shape) if size > 1]
 
 
-def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
-    """DequantizeLinear of stored codes; steps that vary along two axes are multiplied afterwards: it knows one axis."""
+def _dequantize(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
+    """Return DequantizeLinear of stored codes; as it knows one axis, steps that vary along two are multiplied later."""
     name, steps, varying = weight.layer, weight.steps, varying_axes(weight)
     if weight.size:
-        return _dequantized_groups(draft, weight, codes, output)
+        return _dequantize_groups(draft, weight, codes, output)
     if not varying:
         scale = draft.floats(f"{name}.step", steps.flatten()[0])
         return [draft.node("DequantizeLinear", (codes, scale), output, f"{name}.dequantize")]
@@ -79,8 +79,8 @@ def _dequantized(draft: Draft, weight: Weight, codes: str, output: str) -> list[
     ]
 
 
-def _dequantized_groups(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
-    """The same of a matrix whose rows have groups."""
+def _dequantize_groups(draft: Draft, weight: Weight, codes: str, output: str) -> list[Node]:
+    """Return DequantizeLinear of a matrix whose rows have groups."""
     rows_first = weight.codes.dim() == 2 and weight.codes.shape[0] == weight.steps.shape[0]
     if not rows_first or weight.codes.shape[1] % weight.size:
         raise InputError(
@@ -97,9 +97,9 @@ def _dequantized_groups(draft: Draft, weight: Weight, codes: str, output: str) -
 
 
 def give_zero_points_(draft: Draft) -> None:
-    """Give the weights of Gemm a zero point, which is 0: without one ONNX Runtime multiplies them in floats.
+    """Give the weights of Gemm a zero point of 0: without one ONNX Runtime multiplies in floats.
 
-    A linear layer of two dimensions, such as a classifier, is a Gemm. In floats it also dequantizes its weight in every
+    A linear layer of two dimensions, such as a classifier, is a Gemm. In floats it would dequantize its weight in every
     run.
     """
     makers = draft.makers()
@@ -114,7 +114,7 @@ def give_zero_points_(draft: Draft) -> None:
 
 
 def look_up_codes_(draft: Draft) -> None:
-    """Let an embedding look up bytes and dequantize those, not its whole table; runtimes gather no narrower codes."""
+    """Let an embedding look up bytes and dequantize only these; runtimes gather no narrower codes."""
     tables = _tables_to_look_up(draft)
 
     def rewrite(node: Node) -> list[Node]:
@@ -134,7 +134,7 @@ def look_up_codes_(draft: Draft) -> None:
 
 
 def _tables_to_look_up(draft: Draft) -> dict[str, Node]:
-    """The DequantizeLinear of each table that one Gather reads by rows, by its output; all rows share a step."""
+    """Return the DequantizeLinear, by output, of each table with one step that a single Gather reads by rows."""
     tensors = {tensor.name: tensor for tensor in draft.graph.initializer}
     stored = {name for name, tensor in tensors.items() if tensor.data_type in map(type_number, ("INT8", "INT16"))}
     gathered = stored | {node.output[0] for node in draft.graph.node if node.op_type == "Cast"}
@@ -153,7 +153,7 @@ def _tables_to_look_up(draft: Draft) -> dict[str, Node]:
 
 
 def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:
-    """The narrowest type that holds codes of so many bits."""
+    """Return the bits of the narrowest type that holds codes of so many bits."""
     fitting = [width for width in widths if width >= bits]
     if not fitting:
         raise InputError(f"layer {layer!r} has {bits} bits, and this target stores at most {widths[-1]}")
@@ -161,7 +161,7 @@ def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:
 
 
 def stored_codes(proto: Any, plan: Plan, path: Path) -> dict[str, Tensor]:
-    """The codes of every layer, checked against the range that the plan gives them."""
+    """Return the codes of every layer, checked against the range of its precision in the plan."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     codes: dict[str, Tensor] = {}
     for layer, precision in plan.precisions.items():

@@ -1,6 +1,6 @@
-"""packed: one safetensors file with the codes of the weights, bit by bit, and everything else as it is.
+"""packed: one safetensors file with bit-packed codes of the weights and all other tensors unchanged.
 
-The header holds the plan, the graph where there is one, how the model was quantized and its name in the zoo.
+The header holds the plan, the graph if known, the options of `quantize`, and the model's name in the zoo.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import named, parse_json, parsing
 from bitplan.core.records import Plan
+from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
 from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
@@ -34,6 +35,33 @@ from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.torch_tensors import TorchTensors, read_safetensors, write_tensors
 
 FORMAT = "1"
+
+
+@final
+@dataclass(frozen=True)
+class PackedForm(GroupedForm):
+    """Codes without gaps; scales, zero points, number of bits as float32. `size` 0 is one scale per weight (LSQ)."""
+
+    name: ClassVar[str] = "packed"
+    size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.size or self.zeros:
+            super().__post_init__()
+
+    @property
+    def method(self) -> str:
+        """Groups, or LSQ."""
+        return super().method if self.size else "lsq"
+
+    def place(self, row: int, bits: int) -> int:
+        """Return the bits themselves."""
+        return bits
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of codes, scales, zero points and the number of bits."""
+        scales = rows * self.groups(row) * (2 if self.zeros else 1) if self.size else 1
+        return -(-rows * row * bits // 8) + (scales + 1) * FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,6 +106,7 @@ _TIES = TypeAdapter(dict[str, str])
 class Packed(Exporter):
     """Safetensors with bit-packed weights; `load_packed` gives back the same model, bit for bit."""
 
+    form: ClassVar[type[PackedForm]] = PackedForm
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".safetensors"
 
@@ -105,19 +134,19 @@ class Packed(Exporter):
         write_tensors(tensors, path, header)
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the header, and every code."""
-        with _opened(path) as (tensors, header):
+        """Return the plan in the header, and every code."""
+        with _open_packed(path) as (tensors, header):
             plan = Plan.from_json(header["plan"])
             codes = _ALL_CODES.validate_json(header["packed"])
             found = {}
             for name, about in codes.items():
-                whole = _unpacked(tensors[name], about)
+                whole = _unpack(tensors[name], about)
                 found.update({layer: whole for layer in about.layers})
         return ReadBack(plan.precisions, {layer: found[layer] for layer in plan.precisions if layer in found})
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """A safetensors file whose header says that bitplan packed it, in whichever format."""
+        """Return True for a safetensors file whose header says that bitplan packed it."""
         try:
             _, header = map_with_texts(path)  # nothing but the header is read
         except FileError:
@@ -125,18 +154,18 @@ class Packed(Exporter):
         return is_own_packed(header)
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """As a copy of the model that is filled from the file: every output must be equal."""
+        """Return a copy of the model that is filled from the file: every output must be equal."""
         return Execution(load_packed(path, model).eval())
 
 
 def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool = False) -> nn.Module:
-    """The model in a packed file: outputs equal bit for bit those of the model that was exported.
+    """Return the model in a packed file; its outputs equal those of the exported model bit for bit.
 
-    Without `model` (a float model of the same kind, which stays as it is) the file must name a model of the zoo,
-    or with `trust` code to import.
+    `model` is a float model of the same kind, which stays unchanged. Without it the file must name a model of the zoo,
+    or, with `trust`, code to import.
     """
     source = Path(path)
-    with _opened(source) as (tensors, header):
+    with _open_packed(source) as (tensors, header):
         plan = Plan.from_json(header["plan"])
         codes = _ALL_CODES.validate_json(header["packed"])
         tied = _TIES.validate_json(header["tied"])
@@ -145,7 +174,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
             if about.computed:
                 del tensors[name]
                 continue
-            whole = _unpacked(tensors[name], about)
+            whole = _unpack(tensors[name], about)
             tensors[name] = about.values(whole, tensors).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
     base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
@@ -159,7 +188,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
 
 
 def predicted_bytes(model: nn.Module) -> int:
-    """What the tensors of a packed file take: the plan's bits for its weights, all other tensors as they are."""
+    """Return the bytes of the tensors in a packed file of this model."""
     tensors, tied = tensors_of(model)
     codes = _codes(model, tied)
     others = sum(t.numel() * t.element_size() for name, t in tensors.items() if name not in codes)
@@ -167,7 +196,7 @@ def predicted_bytes(model: nn.Module) -> int:
 
 
 def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
-    """For each weight stored as codes, under the name it has in the model's state: what unpacks it."""
+    """Return how to unpack each weight that is stored as codes, by its name in the model's state."""
     state = model.state_dict(keep_vars=True)
     names = {id(value): tied.get(name, name) for name, value in reversed(state.items())}
     quantizers, weights, integers = quantizers_of(model), weights_of(model), integer_weights(model)
@@ -190,7 +219,7 @@ def _codes(model: nn.Module, tied: Mapping[str, str]) -> dict[str, Codes]:
         name = names[id(weight)]
         _check_survives(layer, quantizer, weight, integers[layer])
         if name in found:
-            about = _shared(model, name, found[name], about)
+            about = _merge_shared(model, name, found[name], about)
         found[name] = about
     return found
 
@@ -201,20 +230,20 @@ def _in_groups(about: Codes, quantizer: GroupedWeight, names: Mapping[int, str])
 
 
 def _check_survives(layer: str, quantizer: WeightQuantizer, weight: Tensor, codes: Tensor) -> None:
-    """Refuse a weight whose type cannot hold what its codes stand for."""
+    """Raise if a weight's type cannot hold the values of its codes."""
     pinned = quantizer.pinned(weight)
     if not torch.equal(pinned.codes(pinned.values(codes).to(weight.dtype)), codes):
         raise InputError(f"layer {layer!r}: {quantizer.bits}-bit codes do not survive in {str(weight.dtype)[6:]}")
 
 
 def _steps_in_use(model: nn.Module) -> dict[str, Tensor]:
-    """The steps of every quantized weight, also of those that follow from the weight, which a file of codes lacks."""
+    """Return the steps of every quantized weight, also those computed from the weight, which the file lacks."""
     quantizers = quantizers_of(model)
     return {layer: quantizers[layer].weight.in_use(weight) for layer, weight in weights_of(model).items()}  # type: ignore[union-attr]
 
 
-def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
-    """One tensor that two layers quantize: stored once, if both do it alike."""
+def _merge_shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
+    """Return one entry for a tensor that two layers share; raise if they quantize it differently."""
     state = model.state_dict()
     named = (first.step, second.step), (first.zero, second.zero)  # which have no names where there are none
     equal = all(torch.equal(state[one], state[other]) if one and other else one == other for one, other in named)
@@ -226,7 +255,7 @@ def _shared(model: nn.Module, name: str, first: Codes, second: Codes) -> Codes:
     return replace(first, layers=(*first.layers, *second.layers))
 
 
-def _unpacked(packed: Tensor, about: Codes) -> Tensor:
+def _unpack(packed: Tensor, about: Codes) -> Tensor:
     return unpack(packed, about.bits, math.prod(about.shape)).view(about.shape)
 
 
@@ -243,8 +272,8 @@ def _compact(text: str) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
-    """The tensors and the header of a packed file; anything else is refused in one line."""
+def _open_packed(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
+    """Yield the tensors and the header of a packed file; raise for any other file."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
     with parsing(path, "a packed file", "export it again"):

@@ -1,4 +1,4 @@
-"""verify: run an exported file beside the model it was made from, and compare codes, outputs and scores."""
+"""verify: run an exported file beside its model and compare codes, outputs, scores and speed."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def verify(
 ) -> Verdict:
     """Compare an exported file with its model on a task's test split, or on batches of inputs.
 
-    `tolerance` is relative to the largest output of a batch. Batches are those that `calibrate_` takes; labels are left
-    out. With a task and no `limit` on the samples both scores are measured too. Where all differences begin at ties but
-    too few predictions are equal, the model is also compared with itself in double precision.
+    `tolerance` is relative to the largest output of a batch. Batches are those that `calibrate_` takes; labels are
+    ignored. With a task and no `limit` on the samples both scores are measured too. If all differences begin at ties
+    but too few predictions are equal, the model is also compared with itself in double precision.
     `speed` also measures size and time against the float network, with one sample and one thread.
     """
     source = Path(path)
     exporter = exporter_of(source)
-    in_file, own = exporter.read(source).codes, integer_weights(model)
-    equal = in_file.keys() == own.keys() and all(torch.equal(in_file[layer], own[layer].cpu()) for layer in own)
+    stored, codes = exporter.read(source).codes, integer_weights(model)
+    equal = stored.keys() == codes.keys() and all(torch.equal(stored[name], codes[name].cpu()) for name in codes)
     execution = exporter.opened(source, root_of(model))
     task: Any = data if isinstance(data, WithData) else None
     given = data if isinstance(data, WithData) else list(data)
@@ -68,13 +68,15 @@ def verify(
             _run(both, given, limit, batch_size)
         if not both.samples:
             raise InputError("there was no sample to compare: give at least one batch")
-        told: dict[str, Any] = {
-            "codes_equal": equal,
-            "layers": len(own),
-            "tolerance": tolerance,
-            "rounds": execution.rounds,
-        }
-        verdict = Verdict(file=str(path), **told, **both.counts(), **scores)
+        verdict = Verdict(
+            file=str(path),
+            codes_equal=equal,
+            layers=len(codes),
+            tolerance=tolerance,
+            rounds=execution.rounds,
+            **both.counts(),
+            **scores,
+        )
         if equal and not verdict.unexplained and not verdict.enough and not execution.rounds:
             control = _control(model, given, min(_CONTROLLED, both.samples), batch_size)
             verdict = verdict.model_copy(update=control)
@@ -82,21 +84,21 @@ def verify(
 
 
 def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
-    """How often a model predicts the same in double precision."""
+    """Return how often a model predicts the same in double precision."""
     both = _Both(model, Doubled(model), math.inf, None)
     _run(both, data, limit, batch_size)
     return {"control": both.predictions_equal / both.predictions, "control_samples": both.samples}
 
 
 class Doubled(nn.Module):
-    """A copy of a model that computes in double precision and answers in single."""
+    """A copy of a model that computes in double precision and returns single."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).double().eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Floating-point inputs become doubles, outputs floats."""
+        """Run the copy: float inputs become doubles, and outputs floats again."""
         args, kwargs = _cast((args, kwargs), torch.float32, torch.float64)
         return _cast(self.model(*args, **kwargs), torch.float64, torch.float32)
 
@@ -106,7 +108,7 @@ def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
 
 
 class _Both(nn.Module):
-    """Runs the model and the file on the same inputs, keeps count, and returns what the model said."""
+    """Runs the model and the file on the same inputs, counts differences, and returns the model's outputs."""
 
     def __init__(
         self, model: nn.Module, executed: nn.Module, tolerance: float, ties: TieFinder | None, axis: int = 1
@@ -121,27 +123,27 @@ class _Both(nn.Module):
         self.largest = 0.0
         self.example: Any = None  # the arguments of the first batch
 
-        @wraps(model.forward)  # whose arguments a batch is read by
+        @wraps(model.forward)  # tasks read a batch by the arguments of the model
         def run(*args: Any, **kwargs: Any) -> Any:
             return self._compare(args, {name: value for name, value in kwargs.items() if name != LABELS})
 
         vars(self)["forward"] = run
 
     def counts(self) -> dict[str, Any]:
-        """What a verdict says of the samples."""
+        """Return the counts for a verdict."""
         names = ("samples", "close", "ties", "unexplained", "predictions", "predictions_equal", "largest")
         return {name: getattr(self, name) for name in names}
 
     def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compare one batch; a model that is given labels would also give its loss, which no file has."""
+        """Compare one batch, without labels: with them a model may return its loss, which no file has."""
         self.example = self.example or kwargs or args
         outputs = self.model(*args, **kwargs)
-        mine, theirs = leaves(outputs), leaves(self.executed(*args, **kwargs))
-        shapes, wanted = ([tuple(value.shape) for value in values] for values in (theirs, mine))
+        expected, actual = leaves(outputs), leaves(self.executed(*args, **kwargs))
+        shapes, wanted = ([tuple(value.shape) for value in values] for values in (actual, expected))
         if shapes != wanted:
             raise InputError(f"the file gives outputs of shapes {shapes}, the model {wanted}: it is not this model's")
-        off = torch.zeros(len(mine[0]), dtype=torch.bool)
-        for own, other in zip(mine, theirs, strict=True):
+        off = torch.zeros(len(expected[0]), dtype=torch.bool)
+        for own, other in zip(expected, actual, strict=True):
             own = own.detach().cpu()
             error = (own - other).abs().flatten(1).amax(1) if own.dim() > 1 else (own - other).abs()
             scale = max(1e-6, float(own[own.isfinite()].abs().max())) if own.numel() else 1.0
@@ -153,11 +155,11 @@ class _Both(nn.Module):
                 self.predictions_equal += int(same.sum())
         self.samples += len(off)
         self.close += int((~off).sum())
-        self._look(off, args, kwargs)
+        self._find_ties(off, args, kwargs)
         return outputs
 
-    def _look(self, off: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Find out, for samples that are not close, whether the difference begins at a tie."""
+    def _find_ties(self, off: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Count the samples that are not close by whether their difference begins at a tie."""
         for place in off.nonzero().flatten().tolist():
             if self.tie_finder is None:
                 self.unexplained += 1
@@ -174,15 +176,15 @@ def _row(value: Any, place: int) -> Any:
 
 @contextmanager
 def _reference(model: nn.Module, *, float_inputs: bool) -> Iterator[None]:
-    """The model in inference mode; where the file keeps activations float, with its inputs left alone too."""
-    quiet = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if float_inputs else []
-    for quantizer in quiet:
+    """Put the model into inference mode, with its input quantizers off if the file keeps activations float."""
+    disabled = [m for m in model.modules() if isinstance(m, InputQuantizer) and m.enabled] if float_inputs else []
+    for quantizer in disabled:
         quantizer.enabled = False
     try:
         with inference(model), torch.no_grad():
             yield
     finally:
-        for quantizer in quiet:
+        for quantizer in disabled:
             quantizer.enabled = True
 
 
@@ -197,20 +199,18 @@ def _run(both: _Both, data: Any, limit: int | None, batch_size: int) -> None:
             run_batch(both, batch)
 
 
-# --- speed: how much smaller and faster an exported file is than the float network, in the same runtime.
-
 _log = logging.getLogger(__name__)
 _OPSET = 21
 _ROUNDS = 11
-_LEAST = 0.02  # seconds of a turn
+_LEAST = 0.02  # seconds of each turn
 
 
 def measure_speed(
     path: str | Path, model: nn.Module, example: Any, *, batch: int = 1, threads: int = 1, rounds: int = _ROUNDS
 ) -> Speed:
-    """Run an exported file and the float network in turn and compare bytes and times.
+    """Time an exported file and the float network interleaved, and return their bytes and times.
 
-    The float network is the model without its quantizers, written for the same runtime, which folds its batch norms.
+    The float network is the model without its quantizers in the same runtime, which folds its batch norms.
     """
     source = Path(path)
     runtime = exporter_of(source).opened(source, root_of(model)).runtime
@@ -238,7 +238,7 @@ def measure_speed(
 
 
 def write_float(model: nn.Module, example: Any, path: Path) -> None:
-    """The network without its quantizers as ONNX: float weights that lie on their grids, float activations."""
+    """Write the network without its quantizers as ONNX: the values of its codes as weights, float activations."""
     source = Source(plan_of(model), None, root_of(model), example)
     draft = Draft(source, _OPSET)
     draft.leave_inputs_float_()
@@ -258,21 +258,18 @@ def _timed_run(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, A
     return lambda: graph.run(arrays)
 
 
-# --- Timing in turn: what is compared runs side by side, so that whatever else the machine does falls on all alike.
-
-
 class Turns(NamedTuple):
-    """Of each contestant: seconds per run in every round, and how many runs a turn of it had."""
+    """The seconds per run in every round, and the runs per turn, of each timed function."""
 
     seconds: dict[str, list[float]]
     runs: dict[str, int]
 
 
 def in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int, *, least: float, threads: int) -> Turns:
-    """Run all of them in turn, round after round.
+    """Time functions interleaved, round after round, so that other load falls on all alike.
 
-    A turn takes at least `least` seconds: shorter ones measure the clock. With one thread the processor's time is
-    taken, which other programs change less; else the wall's.
+    A turn takes at least `least` seconds: shorter ones measure the clock. With one thread CPU time is measured, which
+    other programs change less, else wall time.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     runs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The tensors of a network as files hold them, by which the bytes of a target's file are counted before it is there."""
+"""Describe the tensors of a network, to count the bytes of a target's file before it is written."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bitplan.weights.torch_tensors import as_torch
 
 
 def file_cost(target: str, network: nn.Module | OpenedCheckpoint | str | Path, source: Path | None = None) -> FileCost:
-    """The cost that counts the bytes of a target's file: `price(file_cost("gguf", model), graph, choices)`.
+    """Return the cost that counts the bytes of a target's file: `price(file_cost("gguf", model), graph, choices)`.
 
     `target` is gguf, vllm, matmulnbits or packed, with options as in "vllm:size=64,zeros=true"; `source` is the GGUF
-    file that the network was read from, whose types stay where nothing is quantized.
+    file that the network was read from; unquantized tensors keep its types.
     """
     form = read_form(target)
     opened = open_checkpoint(network) if isinstance(network, str | Path) else network
@@ -35,8 +35,10 @@ def file_cost(target: str, network: nn.Module | OpenedCheckpoint | str | Path, s
 
 
 class Tensors(Mapping[str, Unquantized]):
-    """The tensors of a network by layer, or by their own name where they are no layer's weight; looked at when asked
-    for, since a checkpoint may be larger than memory."""
+    """The tensors of a network by layer, or by name if they are no layer's weight.
+
+    Each is read when it is asked for, since a checkpoint may be larger than memory.
+    """
 
     def __init__(self, found: dict[str, Callable[[], Unquantized]]) -> None:
         self._found = found
@@ -52,7 +54,7 @@ class Tensors(Mapping[str, Unquantized]):
 
 
 def _of_module(model: nn.Module, raw: Mapping[str, int]) -> dict[str, Callable[[], Unquantized]]:
-    """What its state holds, each tensor once."""
+    """Describe the tensors of a model's state, each once."""
     seen: set[tuple[int, torch.Size]] = set()
     found: dict[str, Callable[[], Unquantized]] = {}
     for name, tensor in model.state_dict().items():
@@ -71,7 +73,7 @@ def _of_tensor(tensor: Tensor, raw: int | None = None) -> Unquantized:
 
 
 def _of_file(opened: OpenedCheckpoint) -> dict[str, Callable[[], Unquantized]]:
-    """The float tensors of a file, of which networks are made as float32."""
+    """Describe the float tensors of a file, which are loaded as float32."""
     seen: set[int] = set()
     found: dict[str, Callable[[], Unquantized]] = {}
     for tensor in opened.tensors.values():
@@ -89,7 +91,7 @@ def _of_stored(tensor: Stored) -> Unquantized:
 
 
 def narrow_of(tensor: Tensor) -> torch.dtype:
-    """The narrowest float type that holds a tensor exactly, of float16, bfloat16 and its own."""
+    """Return the narrowest type that holds a tensor exactly: float16, bfloat16 or its own."""
     if not tensor.is_floating_point() or tensor.is_meta:
         return tensor.dtype
     exact = (kind for kind in (torch.float16, torch.bfloat16) if torch.equal(tensor.to(kind).to(tensor.dtype), tensor))

@@ -18,10 +18,10 @@ _TOKENS = 128
 
 
 def load_pretrained(path: str | Path) -> nn.Module:
-    """The network in a Hugging Face folder (config.json and safetensors) or in a GGUF file, in float32 and inference.
+    """Return the network of a Hugging Face folder or a GGUF file, in float32 for inference.
 
-    The class is the one that config.json names, of those that the installed transformers has; no code of the file is
-    run, and no pickle is read. What is quantized in a GGUF file becomes floats.
+    Its class is the one that config.json names, if the installed transformers has it. No code of the file runs, and no
+    pickle is read. Quantized tensors of a GGUF file become floats.
     """
     place = Path(path)
     if not place.exists():
@@ -40,13 +40,13 @@ def load_pretrained(path: str | Path) -> nn.Module:
 
 
 def built_pretrained(folder: str | Path) -> tuple[nn.Module, Any]:
-    """The network that a folder's config.json describes, with random weights, and an example of its input."""
+    """Return the network that a folder's config.json describes, with random weights, and an example of its input."""
     model = network_of(Path(folder), open_checkpoint(folder).bytes_held)
     return model, example_for(model)
 
 
 def example_for(model: nn.Module) -> dict[str, Tensor] | None:
-    """A row of tokens for a network that reads such; None for others."""
+    """Return a row of tokens for a network that reads tokens, else None."""
     config: Any = getattr(model, "config", None)
     if not getattr(config, "vocab_size", 0):
         return None

@@ -90,9 +90,6 @@ def resnet56() -> tuple[nn.Module, Tensor]:
     return _with_example(9)
 
 
-# --- ResNets for ImageNet as first published (He et al. 2016, "v1"): the stride is in the first 1×1 of a bottleneck.
-
-
 def resnet50_v1() -> tuple[nn.Module, Tensor]:
     """25.6 million parameters, 3.858 billion MACs at 224×224; weights of torchvision's fit, but are of v1.5."""
     return _v1("resnet50")
@@ -110,9 +107,6 @@ def _v1(name: str) -> tuple[nn.Module, Tensor]:
         if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d) and hasattr(block, "conv3"):
             first.stride, second.stride = second.stride, first.stride
     return model, torch.empty(1, 3, 224, 224, device="meta")
-
-
-# --- The residual block that bitplan's own small networks are made of.
 
 
 class Bottleneck(nn.Module):

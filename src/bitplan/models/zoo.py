@@ -17,9 +17,9 @@ from bitplan.core.trust import import_factory, names_code
 
 
 def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
-    """Build a model; also its example input, or None where the factory gives none.
+    """Build a model; return it with its example input, or None if the factory gives none.
 
-    `weightless` builds it on the meta device where it can: for tracing, in no time and no memory.
+    `weightless` builds it on the meta device if possible: for tracing, without time or memory.
     """
     made = _built(name, weightless)
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -29,7 +29,7 @@ def load_model(name: str, *, weightless: bool = False) -> tuple[nn.Module, Any]:
 
 
 def _built(name: str, weightless: bool) -> Any:
-    """What the factory of that name returns; its own errors are told with what it is."""
+    """Call the factory of that name; its errors are reported with the name."""
     factory = find_factory(name)
     _check_needs_nothing(name, factory)
     try:
@@ -56,12 +56,12 @@ def _check_needs_nothing(name: str, factory: Callable[..., Any]) -> None:
 
 
 def model_names() -> list[str]:
-    """Every name that `load_model` knows and that is installed (timm's have the prefix `timm/`)."""
+    """Return every installed name that `load_model` knows (timm's have the prefix `timm/`)."""
     return list(dict.fromkeys([*MODELS, *network_names()]))
 
 
 def find_factory(name: str) -> Callable[[], Any]:
-    """The function that builds the model of that name."""
+    """Return the function that builds the model of that name."""
     if names_code(name):
         return import_factory(name)
     factory: Callable[[], Any] | None = MODELS.get(name) if name in MODELS else find_network(name)
@@ -88,8 +88,6 @@ def _on_meta(factory: Callable[[], Any]) -> Any:
         return factory()
 
 
-# --- Networks of other libraries by name: torchvision's, and timm's as `timm/NAME`.
-
 Factory = Callable[[], Any]
 
 # What torchvision's networks were made for, where it is not 224×224.
@@ -104,7 +102,7 @@ _FAMILIES = (
 
 
 def network_names() -> list[str]:
-    """Every name that is installed."""
+    """Return every name of an installed library."""
     names: list[str] = []
     if torchvision.installed():
         names += torchvision.model_names()
@@ -114,14 +112,14 @@ def network_names() -> list[str]:
 
 
 def missing_libraries() -> list[str]:
-    """Those whose names are not known, since they are not installed."""
+    """Return the libraries that are not installed."""
     return [library.__name__.rpartition(".")[2] for library in (torchvision, timm) if not library.installed()]
 
 
 def find_network(name: str) -> Factory | None:
-    """The function that builds the network of that name with an example input; None where there is none.
+    """Return the function that builds the network of that name with an example input, or None for an unknown name.
 
-    Where the library is not installed that such a name is of, that is said.
+    Raises MissingExtra if the library of such names is not installed.
     """
     if name.startswith("timm/"):
         own = name.removeprefix("timm/")

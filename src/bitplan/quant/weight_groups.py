@@ -183,31 +183,6 @@ class Groups(Quantizer):
         return in_groups(weight, bits, blocks, zeros=self.zeros, digits=HALF if self.half else 0)
 
 
-@final
-@dataclass(frozen=True)
-class GgufBlocks(Quantizer):
-    """The blocks of GGUF's types: 256 inputs share a float16 step at 2 bits, 32 at 4, 5 and 8.
-
-    `zeros` gives blocks of 4 and 5 bits a zero point (Q4_1, Q5_1); their steps are so short that float16 holds their
-    products with zero points too. Codes of 3, 6 and 7 bits lie in the places of 4 and 8.
-    """
-
-    source: ClassVar[str] = "block types of llama.cpp's GGUF: TQ2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; ours: the fit"
-    rows: ClassVar[bool] = True
-    anew: ClassVar[bool] = True
-    weight_bits: ClassVar[Sequence[int]] = range(2, 9)
-
-    zeros: bool = False
-
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Steps with the least squared error; 2 bits in rows that no block of 256 fits have blocks of 32."""
-        channels = shared.channels or FIRST_AXIS
-        inputs = Grouping(1, channels).rows(weight).shape[1]
-        blocks = Grouping(256 if bits == 2 and inputs % 256 == 0 else 32, channels)
-        zeros = self.zeros and bits in (3, 4, 5)
-        return in_groups(weight, bits, blocks, zeros=zeros, digits=HALF - max(bits, 4) if zeros else HALF)
-
-
 def in_groups(weight: Tensor, bits: int, blocks: Grouping, *, zeros: bool, digits: int) -> GroupedWeight:
     """What quantizes a weight in groups, its levels fitted; of a weight without data they are not."""
     if weight.is_meta:

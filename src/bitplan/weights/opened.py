@@ -1,7 +1,6 @@
 """A file or folder of weights, opened without the code of its model: names, shapes and mapped tensors.
 
-This is the one door: what plans from a file and what loads weights into a model both open files here, so both take
-the same ones.
+Planning from a file and loading weights into a model both open files here, so both take the same ones.
 
     .safetensors                      mapped, never loaded whole (safetensors.py)
     .pth .pt .bin .th, any other      PyTorch's, by its weights-only loader (pickled.py)
@@ -33,13 +32,11 @@ from bitplan.weights.refusals import refuse_foreign, refuse_own_packed, refuse_p
 from bitplan.weights.safetensors import map_with_texts
 from bitplan.weights.tensors import FLOATS, Tensor
 
-# --- The index of a checkpoint in several files: which tensor lies in which.
-
 INDEX = "model.safetensors.index.json"
 
 
 def read_index(index: Path) -> dict[str, Path]:
-    """Each tensor's name and its file, which is there and lies beside the index."""
+    """Return the file of each tensor by name; every file must exist beside the index."""
     with parsing(index, "an index of shards", "download it again"):
         content = parse_json(read_text(index))
     listed = content.get("weight_map") if isinstance(content, dict) else None
@@ -61,7 +58,7 @@ def read_index(index: Path) -> dict[str, Path]:
 
 
 def lacking(index: Path, name: str, shard: Path) -> FileError:
-    """What to say of a tensor that is not where the index says."""
+    """Return the error for a tensor that is not where the index says."""
     return FileError(f"{index} says that {name!r} is in {shard.name}, but it is not; download both again")
 
 
@@ -73,7 +70,7 @@ _PARALLEL = "module."
 
 @dataclass(frozen=True)
 class OpenedCheckpoint:
-    """Where it lies, its tensors in order, and the plan if bitplan wrote it."""
+    """The path, the tensors in order, and the plan if bitplan wrote the file."""
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -81,17 +78,17 @@ class OpenedCheckpoint:
 
     @property
     def folder(self) -> Path:
-        """Where it lies, and what belongs to it."""
+        """The folder of the file."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
     def in_order(self) -> bool:
-        """Whether its tensors come in the order of the network's modules."""
+        """True if the tensors come in the order of the network's modules."""
         return keeps_order(self.tensors)
 
     @property
     def bytes_held(self) -> list[int]:
-        """The bytes of each of its tensors."""
+        """The bytes of each tensor."""
         return [tensor.data.nbytes for tensor in self.tensors.values()]
 
     def weight(self, layer: str) -> Tensor | None:
@@ -109,12 +106,12 @@ CheckpointLike = str | Path | OpenedCheckpoint
 
 
 def opened_as(checkpoint: CheckpointLike) -> OpenedCheckpoint:
-    """What it is once it is opened."""
+    """Return the checkpoint, opened if it is a path."""
     return checkpoint if isinstance(checkpoint, OpenedCheckpoint) else open_checkpoint(checkpoint)
 
 
 def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
-    """Open a file or folder; what prevents it is said in one line."""
+    """Open a file or folder of weights, or raise with the reason in one line."""
     place = Path(path)
     own = place.is_dir() and (place / ABOUT).exists()
     stored = _open_folder(place) if place.is_dir() else _open_file(place)
@@ -130,7 +127,7 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
 
 
 def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False) -> None:
-    """Refuse a checkpoint of ours whose file of tensors is not the one that was written; `sealed` must say its hash."""
+    """Raise if the tensors of bitplan's checkpoint are not those that it wrote; with `sealed` it must have a hash."""
     path = folder / TENSORS
     if not about.sha256 and not sealed:  # from before it was written down
         return
@@ -139,13 +136,13 @@ def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False
 
 
 def learned_step(layer: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """The weight step that a quantized layer learned, if the checkpoint has one."""
+    """Return the weight step that a quantized layer learned, or None."""
     steps = [tensors[key] for key in step_keys(layer) if key in tensors]
     return next((step for step in steps if step.dtype in FLOATS), None)
 
 
 def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether names come as modules give them, not sorted nor shuffled: weight, bias; 9, 10."""
+    """Return True if names come in the order of modules, not sorted nor shuffled: weight, bias; 9, 10."""
     names = list(tensors)
     if _sorted_within_types(tensors) or not (_weights_before_biases(names) and _numbers_rise(names)):
         return False
@@ -153,7 +150,7 @@ def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _sorted_within_types(tensors: Mapping[str, Tensor]) -> bool:
-    """As safetensors writes them."""
+    """Return True for the order in which safetensors writes names."""
     by_type: dict[str, list[str]] = {}
     for name, tensor in tensors.items():
         by_type.setdefault(tensor.dtype, []).append(name)
@@ -167,7 +164,7 @@ def _weights_before_biases(names: list[str]) -> bool:
 
 
 def _numbers_rise(names: list[str]) -> bool:
-    """Tell whether names that differ only in numbers come in the order of these."""
+    """Return True if names that differ only in numbers come in the order of the numbers."""
     families: dict[str, list[list[tuple[int, str]]]] = {}
     for name in names:
         numbers = [_by_value(number) for number in _NUMBER.findall(name)]
@@ -222,7 +219,7 @@ def _open_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _open_shards(index: Path) -> dict[str, Tensor]:
-    """Every tensor that the index lists, from the shard that it names."""
+    """Return every tensor that the index lists, from the shard that it names."""
     listed = read_index(index)
     shards = {shard: _open_file(shard) for shard in sorted(set(listed.values()))}
     for name, shard in listed.items():
@@ -232,12 +229,12 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By name, since safetensors usually keeps no order; PyTorch's files keep that of the modules."""
+    """Return the tensors sorted by name, unless the file keeps the order of the modules."""
     return tensors if keeps_order(tensors) else {name: tensors[name] for name in sorted(tensors, key=natural)}
 
 
 def _without_wrapper(name: str) -> str:
-    """One name without the wrappers in it; wrappers may be around wrappers."""
+    """Return a name without its wrappers, which may be nested."""
     name = uncompiled(name)
     while name.startswith(_PARALLEL):
         name = name.removeprefix(_PARALLEL)
@@ -245,7 +242,7 @@ def _without_wrapper(name: str) -> str:
 
 
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names that the model itself gives them."""
+    """Return the tensors under the names that the model itself gives them."""
     shorter = {name: uncompiled(name) for name in tensors}
     while shorter and all(name.startswith(_PARALLEL) for name in shorter.values()):
         shorter = {name: short.removeprefix(_PARALLEL) for name, short in shorter.items()}

@@ -29,7 +29,7 @@ _MARKS = ("Unsupported global: GLOBAL ", "Trying to load unsupported GLOBAL ", "
 
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
-    """Name → tensor; a zip archive is mapped, the older format loaded whole."""
+    """Return the tensors by name; a zip archive is mapped, the older format loaded whole."""
     with parsing(path, *_EXPECTED):
         tensors = _state_dict(path, _load(path))
         _check_sizes(path, tensors)
@@ -37,7 +37,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
 
 
 def read_pickle(path: Path) -> Any:
-    """All that a file holds beside tensors too, such as a plan in a checkpoint of Lightning's."""
+    """Return all of a file, not only tensors, such as a plan in a checkpoint of Lightning's."""
     with parsing(path, *_EXPECTED):
         return _load(path)
 
@@ -83,7 +83,7 @@ def _check_sizes(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _wanted(message: str) -> str:
-    """The function or class that a pickle asks for, as torch's loader names it."""
+    """Return the function or class that a pickle asks for, as torch's loader names it."""
     for line in message.splitlines():
         for mark in _MARKS:
             if mark in line:
@@ -92,10 +92,10 @@ def _wanted(message: str) -> str:
 
 
 def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
-    """The names and tensors of the network in a file, wherever a training script keeps them; the rest is left aside.
+    """Return the tensors of the network in a file by name, wherever a training script keeps them.
 
-    They are the one mapping of names to weights. Of several the one under a usual key is taken, or where all are copies
-    of one network (a running average is) the first, and that is said; else the file is refused, with what there is.
+    They are the only mapping of names to weights. If there are several, the one under a usual key is taken, or the
+    first if all are copies of one network (such as a running average), with a warning. Otherwise the file is refused.
     """
     found = _mappings(content, least=2) or _mappings(content, least=0)
     if not found:
@@ -118,10 +118,10 @@ def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
 def _mappings(
     content: Any, least: int, keys: Keys = (), seen: set[int] | None = None
 ) -> dict[Keys, dict[str, torch.Tensor]]:
-    """The mappings of names to tensors, one of which has so many dimensions, by the keys that lead to them.
+    """Return the mappings of names to tensors by the keys that lead to them; one tensor has `least` dimensions.
 
-    Two dimensions tell a network from what else is kept: means, scores, states of random numbers. A mapping may hold
-    itself, or another a thousand times: each is looked at once.
+    Two dimensions tell a network from means, scores and random states. A mapping may hold itself, or another a thousand
+    times: each is visited once.
     """
     seen = set() if seen is None else seen
     if not isinstance(content, Mapping) or _OPTIMIZER in content or len(keys) > _DEEPEST or id(content) in seen:
@@ -135,7 +135,7 @@ def _mappings(
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Size, ...]:
-    """Those of the weights, by which copies of one network are known, whatever stands before their names."""
+    """Return the sorted shapes of the weights, which are equal for copies of one network under any names."""
     return tuple(sorted(tensor.shape for tensor in tensors.values() if tensor.dim() > 1))
 
 

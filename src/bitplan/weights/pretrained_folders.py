@@ -1,4 +1,4 @@
-"""What Hugging Face's folders and GGUF files are told by; nothing of them is loaded, nor any library of theirs."""
+"""Recognize Hugging Face's folders and GGUF files without loading them or a library for them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bitplan.core.parsing import parse_json
 from bitplan.store.files import open_file, read_text
 
 CONFIG = "config.json"
-"""What says, in a folder of Hugging Face's, which network its tensors are of."""
+"""The file in a folder of Hugging Face's that names the network."""
 MAGIC = b"GGUF"
 
 
 def is_pretrained(path: str | Path) -> bool:
-    """Tell whether a folder says in its config.json which network of transformers' it holds, or a file is GGUF."""
+    """Return True for a folder whose config.json names a network of transformers', or a GGUF file."""
     place = Path(path)
     return says_network(place) if place.is_dir() else is_gguf(place)
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell whether a file is GGUF, by its name or its first bytes."""
+    """Return True for a GGUF file, by its name or its first bytes."""
     if path.suffix == ".gguf":
         return path.is_file()
     try:
@@ -43,7 +43,7 @@ def refuse_link_out(path: Path) -> None:
 
 
 def says_network(folder: Path) -> bool:
-    """Tell whether a folder has a configuration of transformers'."""
+    """Return True if a folder has a configuration of transformers'."""
     if not (folder / CONFIG).is_file():
         return False
     try:

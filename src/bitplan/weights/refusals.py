@@ -1,4 +1,4 @@
-"""Files that are not read, and the line that says why: packed formats, foreign ones, what cannot be opened."""
+"""Refuse files that cannot be read, with the reason: packed formats, foreign ones, unreadable files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _refuse_type(path: Path, weight: Tensor) -> None:
 
 
 def is_own_packed(texts: Mapping[str, str]) -> bool:
-    """Whether the header of a safetensors file says that bitplan packed it, in whichever format."""
+    """Return True if the header of a safetensors file says that bitplan packed it."""
     return "bitplan" in texts and "packed" in texts
 
 

@@ -15,9 +15,9 @@ from bitplan.adapters.gguf import floats_of, names_in_gguf, read_tensors
 from bitplan.adapters.torchvision import torchvision
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
-from bitplan.costs.files import FORMS, FileCost, aligned, read_form
+from bitplan.costs.files import FileCost, read_form, target_names
 from bitplan.models.file_tensors import file_cost
-from bitplan.plugins.llm.gguf import BITS, Coded, Gguf, codes_in
+from bitplan.plugins.llm.gguf import BLOCK_TYPES, Coded, Gguf, aligned, codes_in
 from bitplan.plugins.llm.vllm import Vllm
 from bitplan.quant.convert import quantizers_of, weights_of
 from texts import llama
@@ -77,25 +77,25 @@ def test_gguf_holds_the_codes_and_the_bytes_that_were_foretold(tmp_path, zeros, 
     assert back.codes.keys() == codes.keys()
     assert all(torch.equal(back.codes[name], codes[name]) for name in codes)
     kinds = {held[names[f"{name}.weight"]].kind for name in codes}
-    assert kinds <= set(BITS)
+    assert kinds <= set(BLOCK_TYPES)
     assert ("TQ2_0" in kinds) != zeros
 
 
-@pytest.mark.parametrize("kind", sorted(BITS))
+@pytest.mark.parametrize("kind", sorted(BLOCK_TYPES))
 def test_blocks_are_those_of_llama_cpp(kind):
     draw = np.random.default_rng(0)
-    bits, size = BITS[kind], 256 if kind == "TQ2_0" else 32
+    bits, size, *_ = BLOCK_TYPES[kind]
     codes = draw.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (3, 2 * size)).astype(np.int8)
     steps = draw.integers(1, 64, (3, 2)).astype(np.float32) / 1024
     zeros = draw.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (3, 2)).astype(np.float32) if kind[-1] == "1" else None
     whole = [None if one is None else np.repeat(one, size, 1) for one in (steps, zeros)]
     coded = Coded(codes, whole[0], whole[1], bits)
-    assert coded.holds(kind)
+    assert coded.fits(kind)
     blocks = coded.blocks(kind)
     expected = (codes - (0 if whole[1] is None else whole[1])) * whole[0]
     assert np.array_equal(gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind]), expected)
     assert np.array_equal(codes_in(blocks, kind, bits), codes)
-    assert not coded._replace(steps=whole[0] * np.float32(1.0001)).holds(kind)  # no float16
+    assert not coded._replace(steps=whole[0] * np.float32(1.0001)).fits(kind)  # no float16
 
 
 def test_llama_cpp_runs_the_file_as_pytorch_runs_the_network(tmp_path):
@@ -274,7 +274,8 @@ def test_smollm2_s_shapes(tmp_path):
 
 
 def test_forms_are_read_as_they_are_written():
-    for name in FORMS:
+    assert set(target_names()) == {"gguf", "matmulnbits", "packed", "vllm"}
+    for name in target_names():
         assert read_form(name).written == name
     assert read_form("vllm:size=64,zeros=true").written == "vllm:size=64,zeros=true"
     refused = {

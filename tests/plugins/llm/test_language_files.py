@@ -7,8 +7,8 @@ import torch
 
 import bitplan
 from bitplan.adapters.gguf import cut_of, read_tensors
-from bitplan.costs.files import aligned
 from bitplan.gains import time_estimate
+from bitplan.plugins.llm.gguf import aligned
 from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}

@@ -1,13 +1,13 @@
-"""gguf: a language model for llama.cpp, with the codes as they were trained, each weight in a type that holds them."""
+"""GGUF for llama.cpp: the bytes of its blocks, the quantizer that makes their codes, and the exporter."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -31,25 +31,122 @@ from bitplan.adapters.transformers import CUT
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.precision import LEFT_ALONE_BITS
 from bitplan.core.records import Plan
-from bitplan.costs.files import BLOCKS, BLOCKS_WITH_ZEROS
+from bitplan.costs.files import FLOAT_BYTES, Form, Unquantized
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.models.file_tensors import narrow_of
 from bitplan.plugins.llm.llama import LlamaFile
 from bitplan.quant.convert import integer_weights, quantizers_of, weights_of
-from bitplan.quant.quantizers import why_no_multiples
-from bitplan.quant.weight_groups import GroupedWeight
+from bitplan.quant.methods import Quantizer
+from bitplan.quant.quantizers import WeightQuantizer, why_no_multiples
+from bitplan.quant.scales import Shared
+from bitplan.quant.weight_groups import FIRST_AXIS, HALF, GroupedWeight, Grouping, in_groups
 from bitplan.weights.pretrained_folders import is_gguf
 
-# --- gguf: a language model for llama.cpp, with the codes as they were trained, each weight in a type that holds
-# them.
+if TYPE_CHECKING:
+    from bitplan.quant.methods import Options
 
 _log = logging.getLogger(__name__)
 _PLAN = "bitplan.plan"
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # whose tensors are the network's own, but for what llama turns
-_TURNED = {"attn_q": "head_count", "attn_k": "head_count_kv"}
-_FLOATS = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")  # their tensors are stored as they are, but for llama's queries and keys
+_HEAD_COUNTS = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+_FLOAT_TYPES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+_LLAMA_LIKE = ("llama", "mistral")  # model types of transformers that are llama in GGUF
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # llama.cpp's kinds of tokens
 _SHOWN = 4
+_ALIGNMENT = 32  # tensors begin at multiples of so many bytes
+_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --format gguf:origin=FILE.gguf"
+
+
+class BlockType(NamedTuple):
+    """A type of GGUF: the bits of its codes, the weights and the bytes of a block, and if it has zero points."""
+
+    bits: int
+    size: int
+    bytes: int
+    has_zeros: bool = False
+
+
+BLOCK_TYPES = {
+    "TQ2_0": BlockType(2, 256, 66),
+    "Q4_0": BlockType(4, 32, 18),
+    "Q4_1": BlockType(4, 32, 20, has_zeros=True),
+    "Q5_0": BlockType(5, 32, 22),
+    "Q5_1": BlockType(5, 32, 24, has_zeros=True),
+    "Q8_0": BlockType(8, 32, 34),
+}
+
+
+def aligned(size: int) -> int:
+    """Return the bytes of a tensor with the padding before the next one."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+@final
+@dataclass(frozen=True)
+class GgufForm(Form):
+    """llama.cpp's blocks: Q8_0, Q5_0, Q4_0, and TQ2_0 if rows are multiples of 256; `zeros` takes Q4_1 and Q5_1."""
+
+    name: ClassVar[str] = "gguf"
+    zeros: bool = False
+
+    @property
+    def method(self) -> str:
+        """`GgufBlocks` with the same zero points."""
+        return "gguf:zeros=true" if self.zeros else "gguf"
+
+    def _type_for(self, row: int, bits: int) -> BlockType | None:
+        """Return the narrowest type whose blocks fill rows of this length."""
+        lacking = {2: False, 8: False}  # these bits have one type each, without zero points
+        types = [kind for kind in BLOCK_TYPES.values() if kind.has_zeros == lacking.get(kind.bits, self.zeros)]
+        return next((kind for kind in types if kind.bits >= bits and row % kind.size == 0), None)
+
+    def place(self, row: int, bits: int) -> int:
+        """Return the bits of the narrowest type whose blocks fill rows of this length."""
+        kind = self._type_for(row, bits)
+        return LEFT_ALONE_BITS if kind is None else kind.bits
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of the blocks and the padding behind them."""
+        kind = self._type_for(row, bits)
+        assert kind is not None
+        return aligned(rows * (row // kind.size) * kind.bytes)
+
+    def left(self, tensor: Unquantized) -> int:
+        """Return the bytes as in the file that it comes from; vectors are float32, as llama.cpp wants them."""
+        if len(tensor.shape) < 2:
+            return aligned(tensor.size * FLOAT_BYTES)
+        return aligned(tensor.size * tensor.narrow if tensor.raw is None else tensor.raw)
+
+    def why_not(self, row: int) -> str:
+        """Say that blocks have 32 weights."""
+        return f"blocks of gguf have 32 weights, of which rows of {row} are no multiple"
+
+
+@final
+@dataclass(frozen=True)
+class GgufBlocks(Quantizer):
+    """The blocks of GGUF's types: 256 inputs share a float16 step at 2 bits, 32 at 4, 5 and 8.
+
+    `zeros` gives blocks of 4 and 5 bits a zero point (Q4_1, Q5_1); their steps are so short that float16 holds their
+    products with zero points too. Codes of 3, 6 and 7 bits lie in the places of 4 and 8.
+    """
+
+    source: ClassVar[str] = "block types of llama.cpp's GGUF: TQ2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; ours: the fit"
+    rows: ClassVar[bool] = True
+    anew: ClassVar[bool] = True
+    weight_bits: ClassVar[Sequence[int]] = range(2, 9)
+
+    zeros: bool = False
+
+    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+        """Steps with the least squared error; 2 bits in rows that no block of 256 fits have blocks of 32."""
+        channels = shared.channels or FIRST_AXIS
+        inputs = Grouping(1, channels).rows(weight).shape[1]
+        blocks = Grouping(256 if bits == 2 and inputs % 256 == 0 else 32, channels)
+        zeros = self.zeros and bits in (3, 4, 5)
+        return in_groups(weight, bits, blocks, zeros=zeros, digits=HALF - max(bits, 4) if zeros else HALF)
 
 
 @final
@@ -57,13 +154,14 @@ _SHOWN = 4
 class Gguf(Exporter):
     """GGUF with codes in Q8_0, Q5_0, Q4_0, Q4_1, Q5_1 and TQ2_0, steps and all, as llama.cpp runs them.
 
-    `origin` is the GGUF file that the network was read from, or another of the same network: its header and tokenizer
-    are taken, and its types where nothing is quantized. Without one, both are made of the checkpoint's folder. `widen`
-    stores what no such type holds in a wider one, or as floats.
+    `origin` is the GGUF file that the network was read from, or another of the same network. Its header and tokenizer
+    are taken, and its types for tensors that are not quantized. Without it, both come from the checkpoint's folder.
+    `widen` stores weights that fit no such type in a wider one, or as floats.
     """
 
     origin: str = ""
     widen: bool = False
+    form: ClassVar[type[GgufForm]] = GgufForm
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".gguf"
 
@@ -71,66 +169,65 @@ class Gguf(Exporter):
         """Write every tensor of the network, and in the header the plan."""
         model = source.model
         assert model is not None
-        header, given = self._header(source), self._given()
-        names = _TensorNames(header, model)
-        coded = _coded(model)
-        kinds = _kinds(coded, widen=self.widen)
+        header = self._header(source)
+        originals = read_tensors(Path(self.origin)) if self.origin else {}
+        state = _unique_tensors(model)
+        names = _TensorNames(header, list(state))
+        coded = _read_codes(model)
+        types = _choose_types(coded, widen=self.widen)
         tensors = {}
-        for name, value in _state(model):
-            own, layer = names[name], layer_of(name)
-            turned = names.turned(own, value)
-            kind = kinds.get(layer)
-            if kind is None:
-                tensors[own] = _left(turned, given.get(own))
+        for name, value in state.items():
+            stored_name, layer = names[name], layer_of(name)
+            if layer in types:
+                order = names.reorder(stored_name, torch.arange(len(value))).numpy()
+                blocks = coded[layer].reordered(order).blocks(types[layer])
+                tensors[stored_name] = GgufTensor(types[layer], tuple(value.shape), blocks)
             else:
-                rows = names.turn(own, torch.arange(len(value))).numpy()
-                moved = coded[layer].moved(rows)
-                tensors[own] = GgufTensor(kind, tuple(value.shape), moved.blocks(kind))
+                rows = names.reorder(stored_name, value.detach().cpu())
+                tensors[stored_name] = _store_floats(rows, originals.get(stored_name))
         plan = json.dumps(json.loads(source.plan.to_json()))
         write_gguf(path, header | {_PLAN: text_entry(plan)}, tensors)
 
     def _header(self, source: Source) -> dict[str, Entry]:
         if self.origin:
-            place = Path(self.origin)
-            if not place.is_file() or not is_gguf(place):
+            origin = Path(self.origin)
+            if not origin.is_file() or not is_gguf(origin):
                 raise FileError(f"origin={self.origin} is no GGUF file, whose header could be taken")
-            check_gguf(place)
-            header = read_header(place)
-            return {key: entry for key, entry in header.items() if not key.startswith(("split.", "bitplan."))}
+            check_gguf(origin)
+            entries = read_header(origin)
+            return {key: entry for key, entry in entries.items() if not key.startswith(("split.", "bitplan."))}
         config = getattr(source.model, "config", None)
         if not hasattr(config, "model_type"):
             raise InputError(
                 f"gguf holds language models of transformers', and {source.plan.model} has no configuration of one, so "
                 "every layer of it lacks a name there: export it as packed or onnx"
             )
-        return header_of(config, source.folder, source.plan.model)
-
-    def _given(self) -> Mapping[str, GgufTensor]:
-        return read_tensors(Path(self.origin)) if self.origin else {}
+        return _make_header(config, source.folder, source.plan.model)
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the header, and the codes of every weight that has some."""
+        """Return the plan in the header, and the codes of the quantized weights."""
         with parsing(path, "a GGUF file as bitplan writes it", "export it again"):
-            header, held = read_header(path), read_tensors(path)
+            header, tensors = read_header(path), read_tensors(path)
             if _PLAN not in header:
                 raise FileError(f"{path} is a GGUF file, but not one that bitplan wrote")
             plan = Plan.from_json(header[_PLAN].value)
-            names = _TensorNames(header, None, [f"{layer}.weight" for layer in plan.precisions])
+            names = _TensorNames(header, [f"{layer}.weight" for layer in plan.precisions])
             codes = {}
             for layer, precision in plan.precisions.items():
-                own = names.found.get(f"{layer}.weight", "")
-                if own in held and held[own].kind in BITS and precision.quantizes_weights:
-                    found = codes_in(held[own].data, held[own].kind, precision.weight_bits)
-                    codes[layer] = names.turn(own, torch.from_numpy(found), back=True)
+                stored_name = names.stored.get(f"{layer}.weight", "")
+                tensor = tensors.get(stored_name)
+                if tensor is not None and tensor.kind in BLOCK_TYPES and precision.quantizes_weights:
+                    rows = torch.from_numpy(codes_in(tensor.data, tensor.kind, precision.weight_bits))
+                    codes[layer] = names.reorder(stored_name, rows, back=True)
         return ReadBack(plan.precisions, codes)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """A GGUF file whose header has a plan."""
+        """Return True for a GGUF file whose header has a plan."""
         return path.is_file() and is_gguf(path) and _PLAN in read_header(path)
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """By llama.cpp, which rounds what layers read to 8 bits, so that outputs are near and not equal."""
+        """Run it by llama.cpp, which rounds the inputs of layers to 8 bits, so outputs are near and not equal."""
         why = "llama.cpp rounds activations to 8 bits and keeps keys and values in float16"
         return Execution(_LlamaRun(path), float_inputs=True, rounds=why, axis=-1)
 
@@ -144,7 +241,7 @@ class _LlamaRun(nn.Module):
         self._file: LlamaFile | None = None
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Row by row; a longer one opens the file anew."""
+        """Run row by row; a longer row opens the file again."""
         if self._file is None or self._file.tokens < input_ids.shape[1]:
             if self._file is not None:
                 self._file.close()
@@ -154,31 +251,29 @@ class _LlamaRun(nn.Module):
 
 
 class _TensorNames:
-    """The names of a network's tensors in the file, and how llama.cpp turns the rows of queries and keys."""
+    """The names of a network's tensors in the file, and the order of rows there."""
 
-    def __init__(self, header: Mapping[str, Entry], model: nn.Module | None, names: list[str] | None = None) -> None:
+    def __init__(self, header: Mapping[str, Entry], names: Sequence[str]) -> None:
+        self.header = header
         self.architecture = str(header["general.architecture"].value)
         if self.architecture not in _ARCHITECTURES:
             raise InputError(
                 f"the network is a {self.architecture} in GGUF, whose tensors may be changed there: bitplan writes "
                 f"{', '.join(_ARCHITECTURES)}"
             )
-        self.header = header
-        asked = names if model is None else [name for name, _ in _state(model)]
-        self.found = names_in_gguf(self.architecture, self._number("block_count"), asked or [])
+        self.stored = names_in_gguf(self.architecture, self._number("block_count"), names)
 
     def __getitem__(self, name: str) -> str:
-        if name not in self.found:
+        if name not in self.stored:
             raise InputError(f"no tensor of a {self.architecture} in GGUF is known for {name!r}")
-        return self.found[name]
+        return self.stored[name]
 
-    def turned(self, own: str, value: Tensor) -> Tensor:
-        """A tensor as the file has it."""
-        return self.turn(own, value.detach().cpu())
+    def reorder(self, stored_name: str, rows: Tensor, *, back: bool = False) -> Tensor:
+        """Return the rows of queries and keys in the file's order.
 
-    def turn(self, own: str, rows: Tensor, *, back: bool = False) -> Tensor:
-        """Rows of queries and keys: Hugging Face keeps the features of a head in halves, llama.cpp in pairs."""
-        key = _TURNED.get(own.split(".")[-2] if own.startswith("blk.") else "")
+        Hugging Face keeps the features of a head in halves, llama.cpp in pairs.
+        """
+        key = _HEAD_COUNTS.get(stored_name.split(".")[-2] if stored_name.startswith("blk.") else "")
         if key is None or self.architecture != "llama":
             return rows
         heads = self._number(f"attention.{key}")
@@ -192,93 +287,205 @@ class _TensorNames:
         return entry.value
 
 
-def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the network itself, each once: a tied one under its first name."""
+def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the network without its quantizers; a tied one stands under its first name."""
+    tensors: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, value in model.state_dict().items():
         place = (value.data_ptr(), value.shape)
         if layer_of_quantizer(name) is None and not (value.numel() and place in seen):
             seen.add(place)
-            yield name, value
+            tensors[name] = value
+    return tensors
 
 
-def _coded(model: nn.Module) -> dict[str, Coded]:
-    """The codes of every quantized weight with its steps and zero points."""
-    quantizers, weights, found = quantizers_of(model), weights_of(model), {}
+def _read_codes(model: nn.Module) -> dict[str, Coded]:
+    """Return the codes of every quantized weight with its steps and zero points."""
+    quantizers, weights = quantizers_of(model), weights_of(model)
+    coded: dict[str, Coded] = {}
     for layer, codes in integer_weights(model).items():
         quantizer, weight = quantizers[layer].weight, weights[layer]
         assert quantizer is not None
-        zero = quantizer.zero if isinstance(quantizer, GroupedWeight) else None
-        why = "" if isinstance(quantizer, GroupedWeight) else why_no_multiples(quantizer)
+        why, zeros = "", None
+        if not isinstance(quantizer, GroupedWeight):
+            why = why_no_multiples(quantizer)
+        elif quantizer.zero is not None:
+            zeros = quantizer.blocks.spread(quantizer.zero, weight).cpu().numpy()
         if why or weight.dim() != 2:
             raise InputError(f"layer {layer!r} has no place in GGUF: {why or f'its weight is {tuple(weight.shape)}'}")
         steps = quantizer.steps_for(weight).expand(weight.shape)
-        spread = None if zero is None else quantizer.blocks.spread(zero, weight)  # type: ignore[union-attr, operator]
-        zeros = None if spread is None else spread.cpu().numpy()
-        found[layer] = Coded(codes.cpu().numpy(), steps.cpu().numpy(), zeros, quantizer.bits)
-    return found
+        coded[layer] = Coded(codes.cpu().numpy(), steps.cpu().numpy(), zeros, quantizer.bits)
+    return coded
 
 
-def _kinds(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
-    """The type of every quantized weight; one that no type of its bits holds is refused by name, or widened aloud."""
-    kinds: dict[str, str] = {}
-    odd: list[str] = []
-    for layer, one in coded.items():
-        fitting = sorted((BITS[kind], kind) for kind in BITS if one.holds(kind))
+def _choose_types(coded: Mapping[str, Coded], *, widen: bool) -> dict[str, str]:
+    """Return the type of every quantized weight; raise if no type of its bits holds it exactly, unless `widen`."""
+    types: dict[str, str] = {}
+    widened: list[str] = []
+    for layer, weight in coded.items():
+        fitting = sorted((kind.bits, name) for name, kind in BLOCK_TYPES.items() if weight.fits(name))
         if fitting:
-            kinds[layer] = fitting[0][1]
-        if not fitting or fitting[0][0] != one.bits:
-            odd.append(f"{layer} at {one.bits} bits in rows of {one.codes.shape[1]} as {kinds.get(layer, 'floats')}")
-    shown = "; ".join(odd[:_SHOWN]) + (f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else "")
-    if odd and not widen:
+            types[layer] = fitting[0][1]
+        if not fitting or fitting[0][0] != weight.bits:
+            row = weight.codes.shape[1]
+            widened.append(f"{layer} at {weight.bits} bits in rows of {row} as {types.get(layer, 'floats')}")
+    shown = "; ".join(widened[:_SHOWN]) + (f" and {len(widened) - _SHOWN} more" if len(widened) > _SHOWN else "")
+    if widened and not widen:
         raise InputError(
             f"GGUF has no type that holds exactly: {shown}. Quantize for it (bitplan plan … --target gguf, or "
             "--quantizer gguf), or give --widen (widen=True) to store them so"
         )
-    if odd:
+    if widened:
         _log.warning("widened for gguf: %s", shown)
-    return kinds
+    return types
 
 
-def _left(value: Tensor, given: GgufTensor | None) -> GgufTensor:
-    """A tensor without codes: as the source has it, where that is the same; vectors are float32."""
-    if given is not None and given.shape == tuple(value.shape):
-        same = torch.from_numpy(np.array(floats_of(given)))
-        if torch.equal(same, value.float()):
-            return given
+def _store_floats(value: Tensor, original: GgufTensor | None) -> GgufTensor:
+    """Return a tensor without codes: the original if it has the same values, else in the narrowest exact type."""
+    if original is not None and original.shape == tuple(value.shape) and _holds(original, value):
+        return original
     kind = torch.float32 if value.dim() < 2 else narrow_of(value.float())
-    made = value.to(kind).contiguous()
-    if kind == torch.bfloat16:
-        return GgufTensor("BF16", tuple(value.shape), made.view(torch.uint8).numpy())
-    return GgufTensor(_FLOATS[kind], tuple(value.shape), made.numpy())
+    stored = value.to(kind).contiguous()
+    data = stored.view(torch.uint8) if kind == torch.bfloat16 else stored  # numpy has no bfloat16
+    return GgufTensor(_FLOAT_TYPES[kind], tuple(value.shape), data.numpy())
 
 
-# --- What a GGUF file says of its network: sizes by a configuration of Hugging Face's, and the tokenizer beside it.
-LLAMA_LIKE = ("llama", "mistral")
-"""Kinds of networks of transformers' that are llama in GGUF: their queries and keys are turned."""
-_NORMAL, _CONTROL, _OWN, _UNUSED = 1, 3, 4, 5  # kinds of tokens in llama.cpp
-_ADVICE = "make a GGUF file of it by llama.cpp's convert_hf_to_gguf.py and give that, --format gguf:origin=FILE.gguf"
+def _holds(tensor: GgufTensor, values: Tensor) -> bool:
+    return torch.equal(torch.from_numpy(np.array(floats_of(tensor))), values.float())
 
 
-def header_of(config: Any, folder: Path | None, name: str) -> dict[str, Entry]:
-    """The entries for a network of transformers' with this configuration, its tokenizer from its folder."""
+# Blocks: a row of weights is a row of blocks, each with a float16 step.
+
+Bytes = NDArray[np.uint8]
+_SHIFTS = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(4, 1)
+
+
+class Coded(NamedTuple):
+    """A weight as codes (rows, row), a step for each, a zero point for each or None, and the bits of a code."""
+
+    codes: NDArray[np.int8]
+    steps: NDArray[np.float32]
+    zeros: NDArray[np.float32] | None
+    bits: int
+
+    def fits(self, name: str) -> bool:
+        """Return True if a type holds it exactly: whole blocks, each with one step and zero point in float16."""
+        kind = BLOCK_TYPES[name]
+        if kind.bits < self.bits or self.codes.shape[1] % kind.size or kind.has_zeros != (self.zeros is not None):
+            return False
+        for values in (self.steps,) if self.zeros is None else (self.steps, self.zeros):
+            blocks = split_blocks(values, kind.size)
+            if (blocks != blocks[..., :1]).any():
+                return False
+        if not _is_half(split_blocks(self.steps, kind.size)[..., 0]):
+            return False
+        return self.zeros is None or _is_half(self._minima(kind.size))
+
+    def _minima(self, size: int) -> NDArray[np.float32]:
+        """Return the value of the lowest code in each block, which types with zero points store."""
+        assert self.zeros is not None
+        steps, zeros = split_blocks(self.steps, size)[..., 0], split_blocks(self.zeros, size)[..., 0]
+        return -(zeros + 2 ** (self.bits - 1)) * steps
+
+    def reordered(self, order: NDArray[np.int64]) -> Coded:
+        """Return the weight with its rows in this order."""
+        zeros = None if self.zeros is None else self.zeros[order]
+        return Coded(self.codes[order], self.steps[order], zeros, self.bits)
+
+    def blocks(self, name: str) -> Bytes:
+        """Return the bytes of every row (rows, bytes)."""
+        kind = BLOCK_TYPES[name]
+        codes, steps = split_blocks(self.codes, kind.size).astype(np.int16), split_blocks(self.steps, kind.size)[..., 0]
+        if name == "TQ2_0":
+            parts = [_pack_pairs(1 - codes), _half_bytes(-steps)]
+        elif name == "Q8_0":
+            parts = [_half_bytes(steps), codes.astype(np.int8).view(np.uint8)]
+        else:
+            unsigned: Bytes = (codes + _lowest(kind, self.bits)).astype(np.uint8)
+            parts = [_half_bytes(steps)]
+            if kind.has_zeros:
+                parts.append(_half_bytes(self._minima(kind.size)))
+            if kind.bits == 5:
+                parts.append(np.packbits(unsigned >> 4, axis=-1, bitorder="little"))  # the fifth bits in 4 bytes
+            parts.append(_pack_nibbles(unsigned & np.uint8(15)))
+        return np.concatenate(parts, -1).reshape(len(codes), -1)
+
+
+def codes_in(blocks: Bytes, name: str, bits: int) -> NDArray[np.int8]:
+    """Return the codes in rows of blocks (rows, bytes), for a weight of so many bits."""
+    kind = BLOCK_TYPES[name]
+    blocks = blocks.reshape(len(blocks), -1, kind.bytes)
+    if name == "TQ2_0":
+        shifted = blocks[..., : kind.size // 4].reshape(*blocks.shape[:2], -1, 1, 32) >> _SHIFTS
+        codes = 1 - (shifted & 3).astype(np.int16)
+    elif name == "Q8_0":
+        codes = blocks[..., 2:].view(np.int8).astype(np.int16)
+    else:
+        nibbles = blocks[..., -16:]
+        unsigned = np.concatenate([nibbles & 15, nibbles >> 4], -1).astype(np.int16)
+        if kind.bits == 5:
+            fifth = np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little")
+            unsigned += fifth.astype(np.int16) << 4
+        codes = unsigned - _lowest(kind, bits)
+    return codes.reshape(len(blocks), -1).astype(np.int8)
+
+
+def _lowest(kind: BlockType, bits: int) -> int:
+    """Return the distance of the lowest code from 0: types with zero points count from the weight's own bits."""
+    return 2 ** ((bits if kind.has_zeros else kind.bits) - 1)
+
+
+def _pack_pairs(unsigned: NDArray[np.int16]) -> Bytes:
+    """(…, 256) of 0 to 3 → 64 bytes: four rows of 32 in a byte's pairs of bits, twice."""
+    quarters = unsigned.astype(np.uint8).reshape(*unsigned.shape[:-1], -1, 4, 32) << _SHIFTS
+    packed: Bytes = np.bitwise_or.reduce(quarters, axis=-2).reshape(*unsigned.shape[:-1], -1)
+    return packed
+
+
+def _pack_nibbles(unsigned: Bytes) -> Bytes:
+    """(…, 32) of 0 to 15 → 16 bytes: the first half low, the second high."""
+    packed: Bytes = unsigned[..., :16] | unsigned[..., 16:] << np.uint8(4)
+    return packed
+
+
+def _half_bytes(values: NDArray[np.float32]) -> Bytes:
+    """(…) → the two bytes of each as float16."""
+    return np.ascontiguousarray(values[..., None].astype("<f2")).view(np.uint8)
+
+
+def _is_half(values: NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((values.astype(np.float16).astype(np.float32) == values).all())
+
+
+def split_blocks(values: NDArray[Any], size: int) -> NDArray[Any]:
+    """(rows, row) → (rows, blocks, size)."""
+    return values.reshape(len(values), -1, size)
+
+
+# The header: sizes from a configuration of Hugging Face's, and the tokenizer beside it.
+
+
+def _make_header(config: Any, folder: Path | None, name: str) -> dict[str, Entry]:
+    """Return the entries for a network of transformers' with this configuration and the tokenizer of its folder."""
     kind = getattr(config, "model_type", None)
-    if kind not in LLAMA_LIKE:
+    if kind not in _LLAMA_LIKE:
         raise InputError(f"the sizes of a {kind or 'network'} are not known for GGUF, only llama's: {_ADVICE}")
-    told = _sizes(config) | _tokenizer(folder, config.vocab_size, getattr(config, CUT, None))
+    entries = {"general.name": name} | _sizes(config)
+    entries |= _tokenizer_entries(folder, config.vocab_size, getattr(config, CUT, None))
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    for attribute, called in ids.items():
+    for attribute, gguf_name in ids.items():
         value = getattr(config, attribute, None)
         if type(value) is int:
-            told[f"tokenizer.ggml.{called}_token_id"] = value
-    return {key: entry_of(value) for key, value in ({"general.name": name} | told).items()}
+            entries[f"tokenizer.ggml.{gguf_name}_token_id"] = value
+    return {key: entry_of(value) for key, value in entries.items()}
 
 
 def _sizes(config: Any) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
-    scaled = rope.get("rope_type", "default")
-    if scaled != "default" or "rope_theta" not in rope:
-        raise InputError(f"its positions are scaled ({scaled}), which needs more than its sizes: {_ADVICE}")
+    scaling = rope.get("rope_type", "default")
+    if scaling != "default" or "rope_theta" not in rope:
+        raise InputError(f"its positions are scaled ({scaling}), which needs more than its sizes: {_ADVICE}")
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     sizes: dict[str, Any] = {
@@ -298,175 +505,58 @@ def _sizes(config: Any) -> dict[str, Any]:
     return {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in sizes.items()}
 
 
-def _tokenizer(folder: Path | None, words: int, cut: str | None) -> dict[str, Any]:
-    """Byte pairs as llama.cpp has them; of other tokenizers the file says nothing, and is run on tokens.
+def _tokenizer_entries(folder: Path | None, words: int, pre_tokenizer: str | None) -> dict[str, Any]:
+    """Return the entries of a byte-pair tokenizer; for others the file has none, and is run on tokens.
 
-    `cut` is how a text is cut before, as the GGUF file said that the network was read from.
+    `pre_tokenizer` is llama.cpp's name from the GGUF file that the network was read from.
     """
     path = None if folder is None else folder / TOKENIZER
-    none = {"tokenizer.ggml.model": "no_vocab"}
+    without_tokenizer = {"tokenizer.ggml.model": "no_vocab"}
     if path is None or not path.is_file():
         _log.warning("there is no %s beside the network, so the GGUF file has no tokenizer", TOKENIZER)
-        return none
+        return without_tokenizer
     text = tokenizer_text(path.parent)
     with parsing(path, "a tokenizer", "fetch it again"):
         content = parse_json(text)
-        model, before = content["model"], _steps(content.get("pre_tokenizer"))
-        if model.get("type") != "BPE" or not any(step["type"] == "ByteLevel" for step in before):
+        model, steps = content["model"], _pre_tokenizer_steps(content.get("pre_tokenizer"))
+        if model.get("type") != "BPE" or not any(step["type"] == "ByteLevel" for step in steps):
             _log.warning("%s is no tokenizer of byte pairs, so the GGUF file has none: %s", path, _ADVICE)
-            return none
-        tokens, kinds = _tokens(model["vocab"], content.get("added_tokens") or [], words)
-        merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
-    told = {
+            return without_tokenizer
+        tokens, kinds = _list_tokens(model["vocab"], content.get("added_tokens") or [], words)
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    entries = {
         "model": "gpt2",
-        "pre": cut or _cut(before),
+        "pre": pre_tokenizer or _name_pre_tokenizer(steps),
         "tokens": tokens,
         "token_type": kinds,
         "merges": merges or [""],
+        "add_bos_token": False,
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in told.items()} | {"tokenizer.ggml.add_bos_token": False}
+    return {f"tokenizer.ggml.{key}": value for key, value in entries.items()}
 
 
-def _tokens(vocabulary: Mapping[str, int], added: list[dict[str, Any]], words: int) -> tuple[list[str], list[int]]:
-    tokens, kinds = [f"[PAD{place}]" for place in range(words)], [_UNUSED] * words
-    told = {place: (token, _NORMAL) for token, place in vocabulary.items()}
-    told |= {one["id"]: (one["content"], _CONTROL if one.get("special") else _OWN) for one in added}
-    for place, (token, kind) in told.items():
-        if place < words:
-            tokens[place], kinds[place] = token, kind
+def _list_tokens(vocabulary: Mapping[str, int], added: list[dict[str, Any]], words: int) -> tuple[list[str], list[int]]:
+    """Return the text and the kind of each token; numbers without a token are padding."""
+    tokens, kinds = [f"[PAD{number}]" for number in range(words)], [_UNUSED] * words
+    entries = {number: (token, _NORMAL) for token, number in vocabulary.items()}
+    entries |= {token["id"]: (token["content"], _CONTROL if token.get("special") else _USER_DEFINED) for token in added}
+    for number, (token, kind) in entries.items():
+        if number < words:
+            tokens[number], kinds[number] = token, kind
     return tokens, kinds
 
 
-def _steps(before: Any) -> list[dict[str, Any]]:
-    """The steps of a pre-tokenizer."""
-    if before is None:
+def _pre_tokenizer_steps(pre_tokenizer: Any) -> list[dict[str, Any]]:
+    if pre_tokenizer is None:
         return []
-    steps: list[dict[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
-    return steps
+    return pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
 
 
-def _cut(before: list[dict[str, Any]]) -> str:
-    """llama.cpp's name of how a text is cut before pairs are joined."""
-    patterns = [str(step.get("pattern")) for step in before if step["type"] == "Split"]
+def _name_pre_tokenizer(steps: list[dict[str, Any]]) -> str:
+    """Return llama.cpp's name of the way a text is split before pairs are merged."""
+    patterns = [str(step.get("pattern")) for step in steps if step["type"] == "Split"]
     if any(r"\p{N}{1,3}" in pattern for pattern in patterns):
         return "llama-bpe"
     if patterns:
         return "qwen2"
-    return "smollm" if any(step["type"] == "Digits" for step in before) else "gpt-2"
-
-
-# --- Codes in the blocks of GGUF's types, and back: a row of weights is a row of blocks, each with a float16 step.
-
-Bytes = NDArray[np.uint8]
-BITS = {kind: bits for table in (BLOCKS, BLOCKS_WITH_ZEROS) for bits, (kind, _, _) in table.items()}
-"""Type → the bits of its codes."""
-SIZES = {kind: (size, each) for table in (BLOCKS, BLOCKS_WITH_ZEROS) for kind, size, each in table.values()}
-"""Type → weights and bytes of a block."""
-
-
-class Coded(NamedTuple):
-    """A weight as codes (rows, row), a step for each, and a zero point for each where there are any."""
-
-    codes: NDArray[np.int8]
-    steps: NDArray[np.float32]
-    zeros: NDArray[np.float32] | None
-    bits: int
-
-    def holds(self, kind: str) -> bool:
-        """Whether a type holds it exactly: rows of whole blocks, one step and one zero point in each, float16 both."""
-        size, _ = SIZES[kind]
-        with_zeros = kind.endswith("_1")
-        if BITS[kind] < self.bits or self.codes.shape[1] % size or with_zeros != (self.zeros is not None):
-            return False
-        each = [self.steps] if self.zeros is None else [self.steps, self.zeros]
-        if any((cut(one, size) != cut(one, size)[..., :1]).any() for one in each):
-            return False
-        steps = cut(self.steps, size)[..., 0]
-        if not _is_half(steps):
-            return False
-        return self.zeros is None or _is_half(self._lowest(size))
-
-    def _lowest(self, size: int) -> NDArray[np.float32]:
-        """m of types with zero points: what the code of all zeros stands for."""
-        assert self.zeros is not None
-        steps, zeros = cut(self.steps, size)[..., 0], cut(self.zeros, size)[..., 0]
-        return -(zeros + 2 ** (self.bits - 1)) * steps
-
-    def moved(self, rows: NDArray[np.int64]) -> Coded:
-        """The same with its rows in this order."""
-        zeros = None if self.zeros is None else self.zeros[rows]
-        return Coded(self.codes[rows], self.steps[rows], zeros, self.bits)
-
-    def blocks(self, kind: str) -> Bytes:
-        """The bytes of every row."""
-        size, _ = SIZES[kind]
-        codes, steps = cut(self.codes, size).astype(np.int16), cut(self.steps, size)[..., 0]
-        rows = len(codes)
-        if kind == "TQ2_0":
-            made = np.concatenate([_pairs_of_bits(1 - codes), _half(-steps)], -1)
-        elif kind == "Q8_0":
-            made = np.concatenate([_half(steps), codes.astype(np.int8).view(np.uint8)], -1)
-        else:
-            lowest = 2 ** (self.bits - 1) if kind.endswith("_1") else 2 ** (BITS[kind] - 1)
-            whole = (codes + lowest).astype(np.uint8)
-            parts = [_half(steps)]
-            parts += [_half(self._lowest(size))] if kind.endswith("_1") else []
-            parts += [_fifth_bits(whole)] if BITS[kind] == 5 else []
-            made = np.concatenate([*parts, _nibbles(whole & 15)], -1)
-        return made.reshape(rows, -1)
-
-
-def codes_in(blocks: Bytes, kind: str, bits: int) -> NDArray[np.int8]:
-    """The codes in rows of blocks (rows, bytes), of a weight that has so many bits."""
-    size, each = SIZES[kind]
-    cut_up = blocks.reshape(len(blocks), -1, each)
-    if kind == "TQ2_0":
-        spread = cut_up[..., : size // 4].reshape(*cut_up.shape[:2], -1, 1, 32) >> _SHIFTS
-        found = 1 - (spread & 3).astype(np.int16)
-    elif kind == "Q8_0":
-        found = cut_up[..., 2:].view(np.int8).astype(np.int16)
-    else:
-        lowest = 2 ** (bits - 1) if kind.endswith("_1") else 2 ** (BITS[kind] - 1)
-        nibbles = cut_up[..., -16:]
-        whole = np.concatenate([nibbles & 15, nibbles >> 4], -1).astype(np.int16)
-        if BITS[kind] == 5:
-            fifth = np.unpackbits(cut_up[..., -20:-16], axis=-1, bitorder="little")
-            whole += fifth.astype(np.int16) << 4
-        found = whole - lowest
-    return found.reshape(len(blocks), -1).astype(np.int8)
-
-
-_SHIFTS = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(4, 1)
-
-
-def _pairs_of_bits(whole: NDArray[np.int16]) -> Bytes:
-    """(…, 256) of 0 to 3 → 64 bytes: four rows of 32 in a byte's pairs of bits, twice."""
-    quarters = whole.astype(np.uint8).reshape(*whole.shape[:-1], -1, 4, 32) << _SHIFTS
-    joined: Bytes = np.bitwise_or.reduce(quarters, axis=-2).reshape(*whole.shape[:-1], -1)
-    return joined
-
-
-def _nibbles(whole: Bytes) -> Bytes:
-    """(…, 32) of 0 to 15 → 16 bytes: the first half low, the second high."""
-    joined: Bytes = whole[..., :16] | whole[..., 16:] << np.uint8(4)
-    return joined
-
-
-def _fifth_bits(whole: Bytes) -> Bytes:
-    """(…, 32) → the fifth bits in 4 bytes."""
-    return np.packbits(whole >> 4, axis=-1, bitorder="little")
-
-
-def _half(values: NDArray[np.float32]) -> Bytes:
-    """(…) → the two bytes of each as float16."""
-    return np.ascontiguousarray(values[..., None].astype("<f2")).view(np.uint8)
-
-
-def _is_half(values: NDArray[np.float32]) -> bool:
-    with np.errstate(over="ignore"):
-        return bool((values.astype(np.float16).astype(np.float32) == values).all())
-
-
-def cut(values: NDArray[Any], size: int) -> NDArray[Any]:
-    """(rows, row) → (rows, blocks, size)."""
-    return values.reshape(len(values), -1, size)
+    return "smollm" if any(step["type"] == "Digits" for step in steps) else "gpt-2"

@@ -1,7 +1,9 @@
-"""vllm: a folder of Hugging Face's with packed codes, as the library compressed-tensors, transformers and vLLM read it.
+"""Language models for vLLM: the bytes of its checkpoints, and two exporters.
 
-Codes, steps and zero points are those of the network, not found again: format `pack-quantized`, one quantization config
-with a group for each precision. vLLM runs q/k/v and gate/up as one, so these must agree.
+`compressed-tensors` writes a recipe: the `quantization_config` that llm-compressor, transformers and vLLM read. `vllm`
+writes a folder of Hugging Face's with packed codes. Codes, scales and zero points are those of the network; the format
+is `pack-quantized`, with one config group for each precision. vLLM runs q/k/v and gate/up as one layer, so these must
+agree.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bitplan.core.naming import layer_of, layer_of_quantizer
 from bitplan.core.parsing import parse_json, parsing
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.core.records import TENSORS
+from bitplan.costs.files import GroupedForm, Unquantized
 from bitplan.exporters.base import Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, unpack
 from bitplan.models.file_tensors import narrow_of
@@ -47,26 +50,70 @@ from bitplan.store.files import read_text
 from bitplan.weights.pretrained_folders import CONFIG, says_network
 from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
-# --- compressed-tensors: the `quantization_config` that llm-compressor, transformers and vLLM read.
+_log = logging.getLogger(__name__)
+_METHOD, _FORMAT = "compressed-tensors", "pack-quantized"
+_SIGN = "bitplan"  # by this key of config.json verify knows the folder
 
-_NAME = "compressed-tensors"
-_EIGHT = Precision.parse("w8a8")
+
+@final
+@dataclass(frozen=True)
+class VllmForm(GroupedForm):
+    """Codes packed into words of 32 bits, float16 scales, zero points packed across rows."""
+
+    name: ClassVar[str] = "vllm"
+    choices: ClassVar[str] = "w4a16,w8a16"
+    tables: ClassVar[bool] = False
+    size: int = 128
+
+    @property
+    def method(self) -> str:
+        """Groups whose scales are float16."""
+        return f"{super().method},half=true"
+
+    def place(self, row: int, bits: int) -> int:
+        """Return the bits, up to 8 in rows of whole groups."""
+        return bits if bits <= 8 and row % self.size == 0 else LEFT_ALONE_BITS
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of codes, scales and zero points, and of the shape (two words of 64 bits)."""
+        zeros = _word_bytes(rows * bits) * self.groups(row) if self.zeros else 0
+        return rows * _word_bytes(row * bits) + rows * self.groups(row) * 2 + zeros + 16
+
+    def left(self, tensor: Unquantized) -> int:
+        """Return the bytes in the narrowest float that holds it."""
+        return tensor.size * tensor.narrow
+
+    def why_not(self, row: int) -> str:
+        """Name the group size that rows of this length would fill."""
+        sizes = [size for size in (128, 64, 32, 16) if row % size == 0]
+        take = f": take --target vllm:size={sizes[0]}" if sizes else ""
+        return f"groups have {self.size} weights, of which rows of {row} are no multiple{take}"
+
+
+def _word_bytes(bits: int) -> int:
+    """Return the bytes of whole words of 32 bits that hold so many bits."""
+    return -(-bits // 32) * 4
 
 
 def fused(name: str) -> str | None:
-    """What vLLM runs as one: q/k/v, gate/up, and all experts of a block; their schemes must be equal."""
+    """Return the name of the layer that vLLM runs several as (q/k/v, gate/up, all experts of a block), or None.
+
+    Their schemes must be equal.
+    """
     experts = re.match(r"(.*\.experts)\.\d+\.", name)
     if experts:
         return experts[1]
-    found = re.fullmatch(r"(.*\.)((?P<qkv>[qkv])|gate|up)_proj", name)
-    if not found:
+    projection = re.fullmatch(r"(.*\.)((?P<qkv>[qkv])|gate|up)_proj", name)
+    if not projection:
         return None
-    if found["qkv"] and re.search(r"encoder_attn|cross_?attn", name):  # its keys and values read another tensor
-        return None if found["qkv"] == "q" else f"{found[1]}kv_proj"
-    return found[1] + ("qkv_proj" if found["qkv"] else "gate_up_proj")
+    parent, qkv = projection[1], projection["qkv"]
+    if qkv and re.search(r"encoder_attn|cross_?attn", name):  # its keys and values read another tensor
+        return None if qkv == "q" else f"{parent}kv_proj"
+    return parent + ("qkv_proj" if qkv else "gate_up_proj")
 
 
-CONFIG_TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=fused)
+CONFIG_TARGET = Expressible(_METHOD, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=fused)
+TARGET = Expressible("vllm", weight_bits=lambda part: range(2, 9), kinds=("linear",), one=fused)
 
 
 @final
@@ -85,7 +132,7 @@ class CompressedTensors(RecipeExporter):
             if not part.precision.left_alone:
                 groups[part.precision, self._in_groups(part)].append(literal(part.name))
         config = {
-            "quant_method": _NAME,
+            "quant_method": _METHOD,
             "config_groups": {
                 f"group_{index}": self._scheme(precision, in_groups, names)
                 for index, ((precision, in_groups), names) in enumerate(groups.items())
@@ -95,8 +142,8 @@ class CompressedTensors(RecipeExporter):
         write_json(path, {"quantization_config": config})
 
     def _in_groups(self, part: Part) -> bool:
-        """Rows that cannot be cut, and w8a8 (whose kernels want it so), have one step per output channel."""
-        return part.precision != _EIGHT and grouped(part, self.group_size)
+        """Return False for rows that groups do not divide, and w8a8: its kernels want one scale per output channel."""
+        return part.precision != Precision.parse("w8a8") and grouped(part, self.group_size)
 
     def _scheme(self, precision: Precision, in_groups: bool, names: list[str]) -> dict[str, Any]:
         weights = {"num_bits": precision.weight_bits, "type": "int", "symmetric": True, "dynamic": False}
@@ -116,29 +163,20 @@ class CompressedTensors(RecipeExporter):
         }
 
     def read(self, path: Path) -> ReadBack:
-        """The precisions of the groups, and 16 bits for what is ignored."""
-        with reading(path, _NAME):
+        """Return the precisions of the groups, and 16 bits for ignored layers."""
+        with reading(path, _METHOD):
             config = read_json(path)["quantization_config"]
-            found = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
+            precisions = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
             for group in config["config_groups"].values():
                 inputs = group["input_activations"]
                 act = inputs["num_bits"] if inputs else LEFT_ALONE_BITS
                 precision = Precision(weight_bits=group["weights"]["num_bits"], act_bits=act)
-                found |= {unliteral(name): precision for name in group["targets"]}
-        return ReadBack(found)
-
-
-# --- vllm: a folder of Hugging Face's with packed codes, as the library compressed-tensors, transformers and vLLM
-# read it.
-
-_log = logging.getLogger(__name__)
-_METHOD, _FORMAT = "compressed-tensors", "pack-quantized"
-_SIGN = "bitplan"  # by which verify knows the folder
-TARGET = Expressible("vllm", weight_bits=lambda part: range(2, 9), kinds=("linear",), one=fused)
+                precisions |= {unliteral(name): precision for name in group["targets"]}
+        return ReadBack(precisions)
 
 
 class _Layout(NamedTuple):
-    """What the layers of one config group share; a size of 0 is one step for each row."""
+    """Bits, group size and zero points that the layers of one config group share; size 0 is one scale for each row."""
 
     bits: int
     size: int
@@ -146,9 +184,9 @@ class _Layout(NamedTuple):
 
     @property
     def scheme(self) -> dict[str, Any]:
-        """As compressed-tensors writes it."""
-        told: dict[str, Any] = {"num_bits": self.bits, "type": "int", "symmetric": not self.zeros, "dynamic": False}
-        return told | ({"strategy": "group", "group_size": self.size} if self.size else {"strategy": "channel"})
+        """The entry of compressed-tensors."""
+        entry: dict[str, Any] = {"num_bits": self.bits, "type": "int", "symmetric": not self.zeros, "dynamic": False}
+        return entry | ({"strategy": "group", "group_size": self.size} if self.size else {"strategy": "channel"})
 
 
 @final
@@ -156,10 +194,11 @@ class _Layout(NamedTuple):
 class Vllm(Exporter):
     """A checkpoint of packed codes for vLLM and transformers: linear layers, weights only.
 
-    `widen` stores linked layers that differ in the wider of their places, and leaves float what has none.
+    `widen` stores linked layers that differ at the wider precision, and leaves layers without a place float.
     """
 
     widen: bool = False
+    form: ClassVar[type[VllmForm]] = VllmForm
     needs_model: ClassVar[bool] = True
     folder: ClassVar[bool] = True
 
@@ -178,7 +217,7 @@ class Vllm(Exporter):
         tensors = _tensors(model, layouts)
         content = config.to_dict() | {
             "quantization_config": _config(parts, layouts),
-            "dtype": _widest(tensors),
+            "dtype": _compute_type(tensors),
             _SIGN: json.loads(source.plan.to_json()),
         }
         (path / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -187,22 +226,22 @@ class Vllm(Exporter):
             (path / TOKENIZER).write_text(tokenizer_text(source.folder), encoding="utf-8")
 
     def read(self, path: Path) -> ReadBack:
-        """The precisions of the config groups, and every code."""
+        """Return the precisions of the config groups, and every code."""
         with parsing(path / CONFIG, "a configuration as bitplan writes it", "export it again"):
             config = parse_json(read_text(path / CONFIG))["quantization_config"]
-            found = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
+            precisions = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
             tensors, _ = read_safetensors(path / TENSORS)
             codes = {}
             for group in config["config_groups"].values():
                 bits = group["weights"]["num_bits"]
                 for name in map(unliteral, group["targets"]):
-                    found[name] = Precision.weights_only(bits)
-                    codes[name] = _unpacked(tensors, name, bits)
-        return ReadBack(found, codes)
+                    precisions[name] = Precision.weights_only(bits)
+                    codes[name] = _unpack_words(tensors, name, bits)
+        return ReadBack(precisions, codes)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """A folder whose configuration has such a quantization and our plan."""
+        """Return True for a folder whose configuration has such a quantization and our plan."""
         if not says_network(path):
             return False
         try:
@@ -212,8 +251,8 @@ class Vllm(Exporter):
 
 
 def _layouts(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, _Layout]:
-    """How the weight of every layer lies that has a place there; one whose levels have none is refused by name."""
-    quantizers, weights, found = quantizers_of(model), weights_of(model), {}
+    """Return the layout of every quantized weight; raise for a layer whose levels the format cannot hold."""
+    quantizers, weights, layouts = quantizers_of(model), weights_of(model), {}
     for name, weight in weights.items():
         quantizer, part = quantizers[name].weight, parts[name]
         if not part.precision.quantizes_weights:
@@ -230,17 +269,17 @@ def _layouts(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, _Layout]:
             raise InputError(
                 f"layer {name!r} has no place in a checkpoint for vllm: {why}; plan … --target vllm:size=…"
             )
-        found[name] = _Layout(part.precision.weight_bits, size, zeros)
-    _check_fused(found)
-    return found
+        layouts[name] = _Layout(part.precision.weight_bits, size, zeros)
+    _check_fused(layouts)
+    return layouts
 
 
 def _check_fused(layouts: Mapping[str, _Layout]) -> None:
-    """Refuse layers that vLLM runs as one and that lie differently."""
+    """Raise for layers that vLLM runs as one and whose layouts differ."""
     first: dict[str, str] = {}
     for name, layout in layouts.items():
-        one = fused(name)
-        other = first.setdefault(one, name) if one else name
+        fused_name = fused(name)
+        other = first.setdefault(fused_name, name) if fused_name else name
         if layouts[other] != layout:
             raise InputError(f"vllm runs {other} and {name} as one, and they differ: {layouts[other]} and {layout}")
 
@@ -270,12 +309,12 @@ def _config(parts: Mapping[str, Part], layouts: Mapping[str, _Layout]) -> dict[s
 
 
 def _tensors(model: nn.Module, layouts: Mapping[str, _Layout]) -> dict[str, Tensor]:
-    """What the file holds: codes with what belongs to them, and all else in the narrowest type that has its values."""
+    """Return the tensors of the file: codes with their scales, and all others in the narrowest exact type."""
     quantizers, codes, weights = quantizers_of(model), integer_weights(model), weights_of(model)
     half = all(_is_half(_steps(quantizers[name].weight, weights[name], layouts[name])) for name in layouts)
     if not half:
         _log.warning("steps are no float16 numbers, so they take 32 bits each: quantize with groups:…,half=true")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, value in model.state_dict().items():
         layer, place = layer_of(name), (value.data_ptr(), value.shape)
@@ -284,26 +323,28 @@ def _tensors(model: nn.Module, layouts: Mapping[str, _Layout]) -> dict[str, Tens
         seen.add(place)
         if layer in layouts:
             kind = torch.float16 if half else torch.float32
-            found |= _packed(layer, codes[layer], quantizers[layer].weight, weights[layer], layouts[layer], kind)
+            tensors |= _pack_layer(layer, codes[layer], quantizers[layer].weight, weights[layer], layouts[layer], kind)
             continue
-        whole = quantizers[layer].weight.values(codes[layer]) if layer in codes else value  # type: ignore[union-attr]
-        found[name] = whole.detach().cpu().to(narrow_of(whole.detach().cpu())).contiguous()
-    return found
+        if layer in codes:
+            value = quantizers[layer].weight.values(codes[layer])  # type: ignore[union-attr]
+        value = value.detach().cpu()
+        tensors[name] = value.to(narrow_of(value)).contiguous()
+    return tensors
 
 
-def _packed(
+def _pack_layer(
     name: str, codes: Tensor, quantizer: Any, weight: Tensor, layout: _Layout, kind: torch.dtype
 ) -> dict[str, Tensor]:
-    """The tensors of one layer."""
-    found = {
-        f"{name}.weight_packed": _words(codes.cpu(), layout.bits),
+    """Return the tensors of one layer."""
+    tensors = {
+        f"{name}.weight_packed": _pack_words(codes.cpu(), layout.bits),
         f"{name}.weight_scale": _steps(quantizer, weight, layout).to(kind),
         f"{name}.weight_shape": torch.tensor(codes.shape, dtype=torch.int64),
     }
     if layout.zeros:
         zero = quantizer.zero.detach().cpu().to(torch.int8)
-        found[f"{name}.weight_zero_point"] = _words(zero.t().contiguous(), layout.bits).t().contiguous()
-    return found
+        tensors[f"{name}.weight_zero_point"] = _pack_words(zero.t().contiguous(), layout.bits).t().contiguous()
+    return tensors
 
 
 def _steps(quantizer: WeightQuantizer | None, weight: Tensor, layout: _Layout) -> Tensor:
@@ -318,24 +359,24 @@ def _is_half(steps: Tensor) -> bool:
     return torch.equal(steps.half().float(), steps)
 
 
-def _words(codes: Tensor, bits: int) -> Tensor:
+def _pack_words(codes: Tensor, bits: int) -> Tensor:
     """Signed codes (rows, row) → int32 (rows, words), without gaps in a row, the first in the lowest bits."""
     rows, row = codes.shape
-    filled = F.pad(codes, (0, -row % 32))
-    packed = pack(filled, bits).view(rows, -1).view(torch.int32)
+    padded = F.pad(codes, (0, -row % 32))
+    packed = pack(padded, bits).view(rows, -1).view(torch.int32)
     return packed[:, : -(-row * bits // 32)].contiguous()
 
 
-def _unpacked(tensors: Mapping[str, Tensor], name: str, bits: int) -> Tensor:
+def _unpack_words(tensors: Mapping[str, Tensor], name: str, bits: int) -> Tensor:
     packed = tensors[f"{name}.weight_packed"]
     rows, row = tensors[f"{name}.weight_shape"].tolist()
-    filled = F.pad(packed, (0, -(-row // 32) * bits - packed.shape[1])).contiguous()
-    codes = unpack(filled.view(torch.uint8).flatten(), bits, rows * -(-row // 32) * 32)
+    padded = F.pad(packed, (0, -(-row // 32) * bits - packed.shape[1])).contiguous()
+    codes = unpack(padded.view(torch.uint8).flatten(), bits, rows * -(-row // 32) * 32)
     return codes.view(rows, -1)[:, :row].contiguous()
 
 
-def _widest(tensors: Mapping[str, Tensor]) -> str:
-    """The type that a network of these is computed in."""
+def _compute_type(tensors: Mapping[str, Tensor]) -> str:
+    """Return the name of the type that a network of these tensors is computed in."""
     kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if torch.float32 in kinds or kinds == {torch.float16, torch.bfloat16}:
         return "float32"

@@ -47,7 +47,7 @@ _NEVER = ("ffn_gate_inp",)  # llama-quantize leaves it as it is
 
 
 def tensor_of(layer: str) -> str | None:
-    """The tensor of a layer in a GGUF file, without ".weight": for llama and what is built like it, and GPT-2."""
+    """Return the tensor of a layer in a GGUF file, without ".weight", for llama-like models and GPT-2, or None."""
     if _OWN.fullmatch(layer):
         return layer
     block = _BLOCK.fullmatch(layer)
@@ -58,7 +58,7 @@ def tensor_of(layer: str) -> str | None:
 
 
 def _types(part: Part) -> dict[int, str]:
-    """The types that a row of this length can have; of an unknown length, those of most models."""
+    """Return the types that rows of this length can have; for an unknown length, those of most models."""
     if (tensor_of(part.name) or "").endswith(_NEVER) or part.row % 32:
         return {LEFT_ALONE_BITS: "f16"}
     return _BLOCKS_32 if part.row % 256 else _BLOCKS_256
@@ -97,7 +97,7 @@ class LlamaCpp(RecipeExporter):
         return _types(part)[part.precision.weight_bits]
 
     def read(self, path: Path) -> ReadBack:
-        """The precisions of the types, by the names of tensors in GGUF."""
+        """Return the precisions of the types, by the names of tensors in GGUF."""
         found: dict[str, Precision] = {}
         for line in read_text(path).split():
             pattern, _, kind = line.partition("=")

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from bitplan.adapters.onnx import onnx
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import InputError
-from bitplan.core.precision import Precision
+from bitplan.core.precision import LEFT_ALONE_BITS, Precision
+from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, unpack
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, is_ours, reading_plan, type_number
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, exporter_in, is_ours, reading_plan, type_number
 from bitplan.exporters.onnx_running import Executed
 from bitplan.exporters.onnx_weights import check_range, dequantize_weights_, storage, stored_codes
 
@@ -41,6 +42,29 @@ _TURNED = ".inputs_first"  # ends the name of a product whose weight the model h
 
 @final
 @dataclass(frozen=True)
+class MatMulForm(GroupedForm):
+    """Blocks of 16, 32, 64 … inputs, the last one padded; float32 scales, packed zero points."""
+
+    name: ClassVar[str] = "matmulnbits"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 16 or self.size & (self.size - 1):
+            raise InputError(f"{self.name}: a block is 16, 32, 64, 128 … inputs, not {self.size}")
+
+    def place(self, row: int, bits: int) -> int:
+        """Return 2, 4 or 8 bits."""
+        return next((wide for wide in _WIDTHS if wide >= bits), LEFT_ALONE_BITS)
+
+    def taken(self, rows: int, row: int, bits: int) -> int:
+        """Return the bytes of blocks, scales and zero points."""
+        wide, groups = self.place(row, bits), self.groups(row)
+        zeros = rows * -(-groups * wide // 8) if self.zeros else 0
+        return rows * groups * (self.size * wide // 8 + FLOAT_BYTES) + zeros
+
+
+@final
+@dataclass(frozen=True)
 class MatMulNBits(Exporter):
     """ONNX for transformers, weights only: smaller and faster in ONNX Runtime; `widen` leaves planned inputs float.
 
@@ -51,6 +75,7 @@ class MatMulNBits(Exporter):
     block_size: int = 0
     accuracy_level: int = 0
     widen: bool = False
+    form: ClassVar[type[MatMulForm]] = MatMulForm
     needs_model: ClassVar[bool] = True
     suffix: ClassVar[str] = ".onnx"
 
@@ -61,7 +86,7 @@ class MatMulNBits(Exporter):
             raise InputError(f"the accuracy level is 0 (the runtime's own) to 4 (8-bit), not {self.accuracy_level}")
 
     def write(self, source: Source, path: Path) -> None:
-        """Capture the graph and put the operator in the place of every product with a quantized weight."""
+        """Capture the graph and replace every product with a quantized weight by the operator."""
         self._check_inputs(source)
         draft = Draft(source, _OPSET, groups=True)
         draft.leave_inputs_float_()
@@ -71,7 +96,7 @@ class MatMulNBits(Exporter):
         draft.save(source, path, exporter=_NAME)
 
     def _check_blocks(self, draft: Draft) -> None:
-        """Refuse groups that the operator has no blocks for."""
+        """Raise for groups that the operator has no blocks for."""
         for weight in draft.weights.values():
             size = weight.size
             if size and (size < 16 or size & (size - 1) or self.block_size not in (0, size)):
@@ -79,7 +104,7 @@ class MatMulNBits(Exporter):
                 raise InputError(f"layer {weight.layer!r} has groups of {size} inputs, and matmulnbits has {asked}")
 
     def _check_inputs(self, source: Source) -> None:
-        """Refuse a plan that quantizes inputs, or say that they stay float."""
+        """Raise if the plan quantizes inputs, or warn that they stay float."""
         planned = [name for name, precision in source.plan.precisions.items() if precision.quantizes_inputs]
         if not planned:
             return
@@ -92,7 +117,7 @@ class MatMulNBits(Exporter):
         _log.warning("the inputs of %d layers stay float, where the plan quantizes them", len(planned))
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the file, whose inputs are all float there, and the codes of both kinds of layers."""
+        """Return the plan in the file, whose inputs are all float, and the codes of both kinds of layers."""
         with reading_plan(path) as (proto, plan):
             codes = stored_codes(proto, plan, path)
             tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -113,16 +138,15 @@ class MatMulNBits(Exporter):
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """An ONNX file that says so, or that says nothing and has the operator."""
-        dialect = dialect_of(path)
-        return dialect is not None and dialect.is_for(_NAME, otherwise="MatMulNBits" in dialect.operators)
+        """Return True for an ONNX file that names this exporter."""
+        return exporter_in(path) == _NAME
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """By ONNX Runtime; its activations are float, so no difference can begin at a tie."""
+        """Run it by ONNX Runtime; its activations are float, so no difference can begin at a tie."""
         return Execution(Executed(Session(path)), float_inputs=True, runtime=Session)
 
     def _multiply_by_codes_(self, draft: Draft) -> None:
-        """Put the operator in the place of MatMul and Gemm; a weight that several of them read is stored once."""
+        """Replace MatMul and Gemm by the operator; a weight that several of them read is stored once."""
         markers, turned = _weights_by_value(draft)
         stored: dict[tuple[str, bool], list[str]] = {}  # layer, rows_first → the names of codes, scales, zero points
 
@@ -148,14 +172,14 @@ class MatMulNBits(Exporter):
         draft.rebuild(rewrite)
 
     def _block(self, weight: Weight, inputs: int) -> int:
-        """The block size that was asked for, or the fastest: no larger than the inputs fill, or padding would count."""
+        """Return the block size that the user asked for, or the fastest that the inputs fill: padding costs time."""
         if weight.size or self.block_size:
             return weight.size or self.block_size
         largest = _FASTEST[storage(weight.bits, _WIDTHS, weight.layer)]
         return next((size for size in (256, 128, 64) if size <= largest and inputs % size == 0), 32)
 
     def _attributes(self, weight: Weight, rows_first: bool) -> dict[str, int]:
-        """The operator's attributes: N outputs, K inputs."""
+        """Return the operator's attributes: N outputs, K inputs."""
         outputs, inputs = weight.codes.shape if rows_first else weight.codes.t().shape
         return {
             "N": outputs,
@@ -166,7 +190,7 @@ class MatMulNBits(Exporter):
         }
 
     def _store(self, draft: Draft, weight: Weight, rows_first: bool) -> list[str]:
-        """Codes (N, blocks, bytes), scales (N, blocks), packed zero points; what fills up the last block is code 0."""
+        """Store codes (N, blocks, bytes), scales (N, blocks), packed zero points; code 0 pads the last block."""
         codes = weight.codes if rows_first else weight.codes.t()
         steps = weight.steps if rows_first or weight.size or weight.steps.dim() < 2 else weight.steps.t()
         rows, inputs = codes.shape
@@ -192,25 +216,25 @@ def _look_up(draft: Draft, node: Node, table: Weight, stored: list[str]) -> list
     """Rows of a table of bytes (words, blocks, size), dequantized as they are looked up."""
     name, ids, nodes = table.layer, node.input[1], []
 
-    def step(kind: str, inputs: list[str], called: str, **about: Any) -> str:
-        output = draft.fresh(f"{name}.{called}")
-        nodes.append(draft.node(kind, inputs, output, f"{name}.{called}", **about))
+    def add_node(kind: str, inputs: list[str], suffix: str, **about: Any) -> str:
+        output = draft.fresh(f"{name}.{suffix}")
+        nodes.append(draft.node(kind, inputs, output, f"{name}.{suffix}", **about))
         return output
 
-    def rows_of(tensor: str, called: str, *, as_floats: bool) -> str:
-        found = step("Gather", [tensor, ids], f"{called}_rows", axis=0)
-        return step("Cast", [found], f"{called}_floats", to=type_number("FLOAT")) if as_floats else found
+    def gather_rows(tensor: str, suffix: str, *, as_floats: bool) -> str:
+        rows = add_node("Gather", [tensor, ids], f"{suffix}_rows", axis=0)
+        return add_node("Cast", [rows], f"{suffix}_floats", to=type_number("FLOAT")) if as_floats else rows
 
     last = draft.constant(f"{name}.last_axis", np.array([-1], np.int64))
-    codes = rows_of(stored[0], "codes", as_floats=True)
+    codes = gather_rows(stored[0], "codes", as_floats=True)
     if len(stored) > 2:
-        zero = step("Unsqueeze", [rows_of(stored[2], "zeros", as_floats=True), last], "zero")
+        zero = add_node("Unsqueeze", [gather_rows(stored[2], "zeros", as_floats=True), last], "zero")
     else:
         zero = draft.floats(f"{name}.middle", 128.0)
-    steps = step("Unsqueeze", [rows_of(stored[1], "steps", as_floats=False), last], "step_rows")
-    values = step("Mul", [step("Sub", [codes, zero], "multiples"), steps], "values")
+    steps = add_node("Unsqueeze", [gather_rows(stored[1], "steps", as_floats=False), last], "step_rows")
+    values = add_node("Mul", [add_node("Sub", [codes, zero], "multiples"), steps], "values")
     shape = draft.constant(f"{name}.row", np.array([0] * (draft.rank(ids) or 2) + [-1], np.int64))
-    whole = step("Reshape", [values, shape], "filled")
+    whole = add_node("Reshape", [values, shape], "filled")
     width, padded = table.codes.shape[1], table.steps.shape[1] * table.size
     if width == padded:
         nodes[-1].output[0] = node.output[0]
@@ -221,7 +245,7 @@ def _look_up(draft: Draft, node: Node, table: Weight, stored: list[str]) -> list
 
 
 def _weights_by_value(draft: Draft) -> tuple[dict[str, Weight], dict[str, Weight]]:
-    """The weights by the values that hold them, as they are stored and as transposed matrices."""
+    """Return the weights by the values that hold them, as they are stored and as transposed matrices."""
     markers = [node for node in draft.graph.node if is_ours(node, "Weight")]
     stored = {node.output[0]: draft.weights[draft.attributes(node)["layer"]] for node in markers}
     turned: dict[str, Weight] = {}
@@ -236,7 +260,7 @@ def _weights_by_value(draft: Draft) -> tuple[dict[str, Weight], dict[str, Weight
 def _factor(
     draft: Draft, node: Node, markers: dict[str, Weight], turned: dict[str, Weight]
 ) -> tuple[Weight | None, bool]:
-    """The weight that a node multiplies by, and whether its rows are outputs; None where the operator cannot do it."""
+    """Return the weight that a node multiplies by, or None if the operator cannot, and True if its rows are outputs."""
     if node.op_type == "MatMul":
         if node.input[1] in turned:
             return turned[node.input[1]], True
@@ -257,13 +281,13 @@ def _matrix(weight: Weight | None) -> Weight | None:
 
 
 def _codes_of_table(tensors: Mapping[str, Any], layer: str) -> Tensor:
-    """The codes of a table of bytes whose rows its blocks fill."""
+    """Return the codes of a table of bytes whose blocks fill its rows."""
     whole = torch.from_numpy(onnx().numpy_helper.to_array(tensors[layer + BLOCKS]).astype(np.int16)).flatten(1) - 128
     return whole.to(torch.int8)
 
 
 def _codes_of(node: Node, tensor: Any) -> Tensor:
-    """The codes behind a product, in the model's own layout."""
+    """Return the codes behind a product, in the model's own layout."""
     about = {attribute.name: attribute.i for attribute in node.attribute}
     rows, blocks, _ = tensor.dims
     raw = torch.frombuffer(bytearray(onnx().numpy_helper.to_array(tensor).tobytes()), dtype=torch.uint8)

@@ -21,7 +21,7 @@ _TAKEN = ("group_size", "bits", "mode")
 
 
 def _path(name: str) -> str:
-    """The module in mlx-lm: that of the checkpoint, but experts are stacked in `switch_mlp`."""
+    """Return the module in mlx-lm: that of the checkpoint, but experts are stacked in `switch_mlp`."""
     expert = _EXPERT.fullmatch(name)
     return f"{expert[1]}.switch_mlp.{_PROJECTIONS.get(expert[2], expert[2])}" if expert else name
 
@@ -64,7 +64,7 @@ class Mlx(RecipeExporter):
         return {"group_size": size, "bits": part.precision.weight_bits}
 
     def read(self, path: Path) -> ReadBack:
-        """The precisions of the entries, by MLX's names; false is 16 bits."""
+        """Return the precisions of the entries, by MLX's names; false is 16 bits."""
         with reading(path, _NAME):
             entries = read_json(path)["quantization"]
             found = {

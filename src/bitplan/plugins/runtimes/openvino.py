@@ -28,13 +28,11 @@ from bitplan.exporters.onnx_forms import (
     quantize_in_bytes_,
     read_back,
 )
-from bitplan.exporters.onnx_graph import Draft, Node, dialect_of
+from bitplan.exporters.onnx_graph import Draft, Node, exporter_in
 from bitplan.exporters.onnx_passes import fold_norms_
 from bitplan.exporters.onnx_running import Executed
 from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
 from bitplan.quant.lsq import FLOOR
-
-# --- openvino: an ONNX file in the form that OpenVINO executes in integers, run by OpenVINO itself.
 
 _NAME = "openvino"
 _OPSET = 21
@@ -50,7 +48,7 @@ class OpenVino(Exporter):
     suffix: ClassVar[str] = ".onnx"
 
     def write(self, source: Source, path: Path) -> None:
-        """Capture the graph, say it in words that OpenVINO takes for integers, check and write."""
+        """Capture the graph, rewrite it so that OpenVINO computes integers, check and write."""
         draft = Draft(source, _OPSET)
         fold_norms_(draft)
         name_float_products(draft, "OpenVINO", lacking=())
@@ -64,27 +62,26 @@ class OpenVino(Exporter):
         OpenVinoSession(path)  # refuses here what it cannot run
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the file, after checking the graph against it, and the codes."""
+        """Return the plan in the file, after checking the graph against it, and the codes."""
         return read_back(path)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """An ONNX file that says so."""
-        dialect = dialect_of(path)
-        return dialect is not None and dialect.is_for(_NAME, otherwise=False)
+        """Return True for an ONNX file that names this exporter."""
+        return exporter_in(path) == _NAME
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """By OpenVINO, every quantized activation tapped."""
+        """Run it by OpenVINO and compare every quantized activation."""
         return Execution(
             Executed(OpenVinoSession(path)), ties=Taps(path, model, OpenVinoSession), runtime=OpenVinoSession
         )
 
 
 def _round_in_floats_(draft: Draft) -> None:
-    """Quantize by float operations where OpenVINO 2026.4 would compute something near, and say nothing.
+    """Quantize by float operations where OpenVINO 2026.4 silently computes something else.
 
-    These are activations of more than 8 bits, and those that are only added up: it makes one kernel of a convolution,
-    the addition behind it and the next quantizer, in which an operand's own quantizer is missing.
+    These are activations of more than 8 bits, and those that are only added: OpenVINO fuses a convolution, the
+    addition behind it and the next quantizer into one kernel that lacks the quantizer of the other operand.
     """
 
     def rewrite(node: Node, about: dict[str, Any]) -> list[Node]:
@@ -107,16 +104,16 @@ def _round_in_floats_(draft: Draft) -> None:
 
 
 def _add_nothing_(draft: Draft) -> None:
-    """Add a number that changes no sum to products without a bias that a quantizer and something else read.
+    """Add a tiny number, which changes no sum, to products without a bias that a quantizer and another node read.
 
-    OpenVINO 2026.4 multiplies an integer sum by both steps where it is read; where a quantizer and something else read
-    it, and nothing was added, it multiplies twice. A zero it would leave out.
+    OpenVINO 2026.4 multiplies an integer sum by both steps when it is read. If two nodes read it and nothing was added,
+    it multiplies twice. An added zero would be removed.
     """
     makers = draft.makers()
     values = [node.input[0] for node in draft.graph.node if node.op_type == "QuantizeLinear"]
     shared = {value for value in values if len(draft.readers(value)) > 1 or draft.is_output(value)}
-    found = [_bare_product(draft, value, makers) for value in shared]
-    bare = {node.name for node in found if node is not None}
+    products = [_bare_product(draft, value, makers) for value in shared]
+    bare = {node.name for node in products if node is not None}
 
     def rewrite(node: Node) -> list[Node]:
         if node.name not in bare:
@@ -129,7 +126,7 @@ def _add_nothing_(draft: Draft) -> None:
 
 
 def _bare_product(draft: Draft, value: str, makers: Mapping[str, Node]) -> Node | None:
-    """The product of quantized values that a value comes from by scaling, moving or cutting off, nothing added."""
+    """Return the product of quantized values that a value comes from with nothing added, or None."""
     node = makers.get(value)
     while node is not None:
         if any(name in makers and makers[name].op_type == "DequantizeLinear" for name in node.input[:2]):
@@ -142,11 +139,8 @@ def _bare_product(draft: Draft, value: str, makers: Mapping[str, Node]) -> Node 
     return None
 
 
-# --- OpenVINO: run an ONNX file on the CPU.
-
-
 class OpenVinoSession:
-    """A model that OpenVINO executes; the same face as ONNX Runtime's `Session`."""
+    """A model that OpenVINO executes on the CPU, with the interface of ONNX Runtime's `Session`."""
 
     name = "OpenVINO"
 
@@ -178,7 +172,7 @@ class OpenVinoSession:
             raise FileError(f"OpenVINO cannot run {what} ({line})") from None
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
-        """All outputs."""
+        """Return all outputs."""
         try:
             self._request.infer(by_name(inputs, self.inputs))
         except Exception as error:  # of shapes or types that the graph does not take
@@ -187,13 +181,13 @@ class OpenVinoSession:
         return [np.array(tensor.data) for tensor in self._request.output_tensors]
 
     def profiled(self) -> list[tuple[str, float]]:
-        """The nodes of the last run, in the order in which they ran, and their seconds; opened with `profile`."""
+        """Return the nodes of the last run in their order with their seconds; needs `profile`."""
         nodes = [node for node in self._request.profiling_info if node.status == node.Status.EXECUTED]
         return [(node.node_name, node.real_time.total_seconds()) for node in nodes]
 
 
 def _refuse_narrow(graph: Any, what: str) -> None:
-    """Refuse integers of 2 bits, of which OpenVINO only says that an element type is unknown."""
+    """Refuse integers of 2 bits: OpenVINO would only say that an element type is unknown."""
     narrow = [onnx().TensorProto.DataType.Value(name) for name in ("INT2", "UINT2")]
     found = [tensor.name for tensor in graph.initializer if tensor.data_type in narrow]
     if found:

@@ -25,10 +25,8 @@ from bitplan.core.parsing import first_line
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.divergence import Taps
-from bitplan.exporters.onnx_graph import Draft, Node, Weight, dialect_of, reading_plan
+from bitplan.exporters.onnx_graph import Draft, Node, Weight, exporter_in, reading_plan
 from bitplan.exporters.onnx_running import Executed
-
-# --- qonnx: `Quant` nodes with the bit width as an input, for FINN and hls4ml.
 
 _NAME = "qonnx"
 _DOMAIN = "qonnx.custom_op.general"
@@ -46,19 +44,19 @@ class Qonnx(Exporter):
     suffix: ClassVar[str] = ".onnx"
 
     def write(self, source: Source, path: Path) -> None:
-        """Capture the graph, put a Quant in the place of every quantizer, check and write."""
+        """Capture the graph, replace every quantizer by a Quant, check and write."""
         if self.batch < 0:
             raise InputError(f"the batch is a number of samples, or 0 for any, not {self.batch}")
         draft = Draft(source, _OPSET)
-        draft.replace("Weight", lambda node, about: _weight(draft, draft.weights[about["layer"]], node))
-        draft.replace("Quantize", lambda node, about: _input(draft, node, about))
+        draft.replace("Weight", lambda node, about: _quantize_weight(draft, draft.weights[about["layer"]], node))
+        draft.replace("Quantize", lambda node, about: _quantize_input(draft, node, about))
         if self.batch:
             _fix_batch_(draft, self.batch)
         draft.proto.opset_import.append(onnx().helper.make_opsetid(_DOMAIN, 1))
         draft.save(source, path, exporter=_NAME)
 
     def read(self, path: Path) -> ReadBack:
-        """The plan in the file, after checking every Quant against it, and the codes."""
+        """Return the plan in the file, after checking every Quant against it, and the codes."""
         with reading_plan(path) as (proto, plan):
             tensors = {tensor.name: onnx().numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
             codes: dict[str, Tensor] = {}
@@ -72,44 +70,43 @@ class Qonnx(Exporter):
                 if node.name.endswith(_WEIGHT):
                     layer = node.name.removesuffix(_WEIGHT)
                     codes[layer] = _codes(tensors[node.input[0]], scale)
-                _check(plan, node.name, bits, path)
+                _check_bits(plan, node.name, bits, path)
         return ReadBack(plan.precisions, codes)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """An ONNX file that says so, or that says nothing and has `Quant` nodes."""
-        found = dialect_of(path)
-        return found is not None and found.is_for(_NAME, otherwise="Quant" in found.operators)
+        """Return True for an ONNX file that names this exporter."""
+        return exporter_in(path) == _NAME
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """By the qonnx package, every quantized activation tapped."""
+        """Run it by the qonnx package and compare every quantized activation."""
         return Execution(Executed(QuantSession(path)), ties=Taps(path, model, QuantSession))
 
 
 def _codes(weight: np.ndarray, scale: np.ndarray) -> Tensor:
-    """The codes of a weight; a step that would make it larger by broadcasting is none of its own."""
+    """Return the codes of a weight; refuse a step that does not broadcast to its shape."""
     if np.broadcast_shapes(weight.shape, scale.shape) != weight.shape or not np.all(scale > 0):
         raise InputError("a step does not fit its weight, or is not positive")
     return torch.from_numpy(np.round(weight / scale).astype(np.int32))
 
 
-def _weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
+def _quantize_weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
     if weight.layer in draft.written:
         return [draft.node("Identity", (draft.written[weight.layer],), node.output[0], node.name)]
     draft.written[weight.layer] = node.output[0]
     name = weight.layer
     values = draft.floats(inside(name, OWN_WEIGHT), weight.codes * weight.steps)
     steps = weight.steps if weight.steps.numel() > 1 else weight.steps.flatten()[0]
-    return [_quant(draft, values, node.output[0], f"{name}{_WEIGHT}", steps, weight.bits, signed=True)]
+    return [_quant_node(draft, values, node.output[0], f"{name}{_WEIGHT}", steps, weight.bits, signed=True)]
 
 
-def _input(draft: Draft, node: Node, about: Mapping[str, Any]) -> list[Node]:
+def _quantize_input(draft: Draft, node: Node, about: Mapping[str, Any]) -> list[Node]:
     bits = code_bits(about["low"], about["high"])
     name = draft.fresh(about["path"])  # a layer may run twice
-    return [_quant(draft, node.input[0], node.output[0], name, about["scale"], bits, signed=about["low"] < 0)]
+    return [_quant_node(draft, node.input[0], node.output[0], name, about["scale"], bits, signed=about["low"] < 0)]
 
 
-def _quant(draft: Draft, value: str, output: str, name: str, scale: Any, bits: int, *, signed: bool) -> Node:
+def _quant_node(draft: Draft, value: str, output: str, name: str, scale: Any, bits: int, *, signed: bool) -> Node:
     step = draft.floats(f"{name}.scale", scale)
     inputs = (value, step, draft.floats(f"{name}.zero", 0.0), draft.floats(f"{name}.bits", float(bits)))
     flags = {"signed": int(signed), "narrow": 0, "rounding_mode": "ROUND"}
@@ -117,14 +114,14 @@ def _quant(draft: Draft, value: str, output: str, name: str, scale: Any, bits: i
 
 
 def _fix_batch_(draft: Draft, batch: int) -> None:
-    """Give the free dimension its size wherever it is the first of an input or output."""
+    """Fix the batch dimension of all inputs and outputs."""
     for value in (*draft.graph.input, *draft.graph.output):
         for place, size in enumerate(value.type.tensor_type.shape.dim):
             if not place and size.dim_param:
                 size.dim_value = batch
 
 
-def _check(plan: Plan, name: str, bits: int, path: Path) -> None:
+def _check_bits(plan: Plan, name: str, bits: int, path: Path) -> None:
     """Raise if a Quant has other bits than the plan gives its layer."""
     of_weight, of_input = name.endswith(_WEIGHT), name.endswith(f".{INPUT_QUANTIZER}")
     layer = name.removesuffix(_WEIGHT) if of_weight else layer_of_quantizer(name) if of_input else None
@@ -134,8 +131,6 @@ def _check(plan: Plan, name: str, bits: int, path: Path) -> None:
     if bits != (precision.weight_bits if of_weight else precision.act_bits):
         raise FileError(f"{path}: {name} has {bits} bits, the plan says {precision}")
 
-
-# --- qonnx: run an ONNX file with `Quant` nodes, node by node.
 
 _STANDARD = ("", "ai.onnx")
 _QUANT = ("qonnx.custom_op.general", "Quant")
@@ -159,7 +154,7 @@ class QuantSession:
         self._ready: tuple[dict[str, tuple[int, ...]], Any] | None = None
 
     def run(self, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
-        """All outputs."""
+        """Return all outputs."""
         from qonnx.core.onnx_exec import execute_onnx
 
         named = by_name(inputs, self.inputs)
@@ -172,7 +167,7 @@ class QuantSession:
         return [outputs[name] for name in self.outputs]
 
     def _prepared(self, shapes: dict[str, tuple[int, ...]]) -> Any:
-        """The model with its inputs fixed to these shapes; kept for as long as they stay the same."""
+        """Return the model with its inputs fixed to these shapes; the last one is kept."""
         if self._ready is not None:
             ready_shapes, ready_model = self._ready
             if ready_shapes == shapes:

@@ -1,4 +1,4 @@
-"""What recipes share: every layer as a target sees it; what it cannot express is refused by name, or widened aloud."""
+"""The base of recipes: layers as a target sees them, refused by name or widened if it cannot express them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _BY_NAME = (
 
 
 class RecipeExporter(Exporter):
-    """What all recipes share: a small text that starts in a way of its own, which another tool executes."""
+    """A recipe: a small text that another tool executes, recognized by its first bytes."""
 
     suffix: ClassVar[str] = ".json"
     starts_with: ClassVar[bytes] = b"{"
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """A file that reads as such a recipe."""
+        """Return True if the file reads as such a recipe."""
         try:
             with parsing(path, "a recipe", "export it again"), open_file(path) as file:
                 begins = file.read(len(cls.starts_with)) == cls.starts_with  # nothing large is read whole
@@ -53,7 +53,7 @@ class RecipeExporter(Exporter):
             return False
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
-        """Nothing executes it here."""
+        """Raise: bitplan does not execute recipes."""
         name = EXPORTERS.name_of(self)
         raise InputError(
             f"{path} is a recipe for {name}, which {name} executes and bitplan does not: make the network there and "
@@ -63,7 +63,7 @@ class RecipeExporter(Exporter):
 
 @dataclass(frozen=True)
 class Part:
-    """A layer of a plan; its kind is "" and the length of a row of its weight 0 where nothing says it."""
+    """A layer of a plan: its kind, or "", and the length of a row of its weight, or 0 if unknown."""
 
     name: str
     precision: Precision
@@ -73,9 +73,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Expressible:
-    """What a target can express: bits of weights (16 is always possible) and of activations beside them.
+    """The bits of weights (16 is always possible) and activations that a target can express.
 
-    Layers for which `one` gives the same text are one thing in the target, so they need one precision.
+    Layers with the same text from `one` are one layer in the target, so they need one precision.
     """
 
     name: str
@@ -85,15 +85,15 @@ class Expressible:
     one: Callable[[str], str | None] = lambda name: None
 
     def fit(self, part: Part) -> Precision:
-        """The lowest precision at or above the part's that the target has for it."""
-        weights = self.weight_bits(part) if self._knows(part) else ()
+        """Return the lowest precision of the target at or above the part's."""
+        weights = self.weight_bits(part) if self._accepts(part) else ()
         weight = _at_least(part.precision.weight_bits, weights)
         acts = self.act_bits if weight < LEFT_ALONE_BITS else ()  # beside float weights only float
         return Precision(weight_bits=weight, act_bits=_at_least(part.precision.act_bits, acts))
 
     def why(self, part: Part) -> str:
-        """Say why the target does not have this precision for the part."""
-        if not self._knows(part):
+        """Say why the target lacks this precision for the part."""
+        if not self._accepts(part):
             article = "an" if part.kind[0] in "aeiou" else "a"
             return f"{article} {part.kind}"
         fitted, asked = self.fit(part), part.precision
@@ -103,19 +103,18 @@ class Expressible:
         beside = "" if asked.quantizes_weights else " beside float weights"
         return f"{asked.act_bits}-bit activations{beside}"
 
-    def _knows(self, part: Part) -> bool:
-        """Whether the target quantizes layers of this kind; one of no known kind is given the benefit of the doubt."""
+    def _accepts(self, part: Part) -> bool:
+        """Return True if the target quantizes layers of this kind, or the kind is unknown."""
         return part.kind in ("", *self.kinds)
 
 
 def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
-    """The layers at the precisions that the target will have; products are left out.
+    """Return the layers, without products, at the precisions that the target will have.
 
-    Linked layers, and those that are one thing in the target, stay at one precision: where one of them must
-    be widened, all are.
+    Linked layers, and those that are one layer in the target, keep one precision: if one must be widened, all are.
     """
     parts = {part.name: part for part in _parts(source)}
-    fitted, reasons = _fitted(parts, source.plan, target)
+    fitted, reasons = _fit_parts(parts, source.plan, target)
     changed = {name: (parts[name].precision, fitted[name], why) for name, why in reasons.items()}
     if changed and not widen:
         raise InputError(_refusal(target.name, changed))
@@ -126,8 +125,10 @@ def fit(source: Source, target: Expressible, *, widen: bool) -> list[Part]:
     return [replace(part, precision=fitted[name]) for name, part in parts.items() if part.kind != "product"]
 
 
-def _fitted(parts: Mapping[str, Part], plan: Plan, target: Expressible) -> tuple[dict[str, Precision], dict[str, str]]:
-    """The precision that the target will have for each part, and why, where it is not the plan's."""
+def _fit_parts(
+    parts: Mapping[str, Part], plan: Plan, target: Expressible
+) -> tuple[dict[str, Precision], dict[str, str]]:
+    """Return the target's precision of each part, and the reason for each that is not the plan's."""
     fitted: dict[str, Precision] = {}
     reasons: dict[str, str] = {}
     for name, part in parts.items():
@@ -135,45 +136,45 @@ def _fitted(parts: Mapping[str, Part], plan: Plan, target: Expressible) -> tuple
         if fitted[name] != part.precision:
             reasons[name] = target.why(part)
     families = [(link, "linked with") for link in plan.links]
-    families += [(names, "one in the target with") for names in _same(parts, target.one)]
+    families += [(names, "one in the target with") for names in _merged_layers(parts, target.one)]
     while _lift_once_(fitted, reasons, families, parts, target):
         pass  # a layer may be in two families: lifting one can lift the other
     return fitted, reasons
 
 
 def grouped(part: Part, size: int) -> bool:
-    """Tell whether the rows of a weight can be cut into groups of that size, as far as is known."""
+    """Return True if groups of that size divide the rows of a weight, or their length is unknown."""
     if size < 1:
         raise InputError(f"group_size must be at least 1, not {size}")
     return part.row % size == 0
 
 
 def literal(name: str) -> str:
-    """A name for a target that takes names of classes and "re:" patterns too: itself, where it can be neither."""
+    """Return a name for a target that also takes class names and "re:" patterns: itself if it can be neither."""
     plain = ("." in name or name == name.lower()) and not name.startswith("re:") and name != "_default"
     return name if plain else f"re:{re.escape(name)}\\Z"
 
 
 def unliteral(written: str) -> str:
-    """The name that `literal` wrote."""
+    """Return the name that `literal` wrote."""
     if not written.startswith("re:"):
         return written
     return re.sub(r"\\(.)", r"\1", written.removeprefix("re:").removesuffix("\\Z"), flags=re.DOTALL)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON; `export` makes sure that the file is whole or not there."""
+    """Write a value as JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Return the value in a JSON file."""
     with parsing(path, "JSON", "export it again"):
         return parse_json(read_text(path))
 
 
 def reading(path: Path, target: str) -> AbstractContextManager[None]:
-    """Say in one line that a file is not a recipe of that target."""
+    """Turn errors inside the block into one line: the file is not a recipe of that target."""
     return parsing(path, f"a recipe for {target} as bitplan writes it", "export it again")
 
 
@@ -196,7 +197,7 @@ def _parts(source: Source) -> list[Part]:
 
 
 def _kind_by_name(name: str, kind: str) -> str:
-    """What the name of a layer tells beyond its kind, which is "linear" or, where nothing said it, ""."""
+    """Return a kind that the name of a layer tells beyond "linear" or ""."""
     if is_product(name):
         return "product"
     patterns = _BY_NAME if kind else (*_BY_NAME, ("embedding", Names().embedding))
@@ -225,11 +226,11 @@ def _from_graph(graph: Graph | None, plan: Plan) -> dict[str, tuple[str, int]]:
 def _from_model(model: nn.Module | None, plan: Plan) -> dict[str, tuple[str, int]]:
     if model is None:
         return {}
-    return {name: _of_site(site) for name, site in find_sites(model, plan.precisions, plan.uses).items()}
+    return {name: _describe_site(site) for name, site in find_sites(model, plan.precisions, plan.uses).items()}
 
 
-def _of_site(site: Site) -> tuple[str, int]:
-    """The kind of a layer and the length of a row of its weight, which other tools cut into groups."""
+def _describe_site(site: Site) -> tuple[str, int]:
+    """Return the kind of a layer and the length of a row of its weight, which other tools cut into groups."""
     weight, layer_type = site.weight, type_at(site)
     if weight is None:
         return "product", 0
@@ -239,13 +240,13 @@ def _of_site(site: Site) -> tuple[str, int]:
     return layer_type.kind, int(weight.shape[inputs])
 
 
-def _same(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:
-    """The layers that are one thing in the target, those of each thing together."""
+def _merged_layers(names: Iterable[str], one: Callable[[str], str | None]) -> list[tuple[str, ...]]:
+    """Return the groups of layers that are one layer in the target."""
     members_of: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        thing = one(name)
-        if thing is not None:
-            members_of[thing].append(name)
+        merged = one(name)
+        if merged is not None:
+            members_of[merged].append(name)
     return [tuple(members) for members in members_of.values() if len(members) > 1]
 
 
@@ -256,7 +257,7 @@ def _lift_once_(
     parts: Mapping[str, Part],
     target: Expressible,
 ) -> bool:
-    """Give each family the highest precision of its members; tell whether that changed anything."""
+    """Give each family the highest precision of its members; return True if that changed anything."""
     changed = False
     for names, how in families:
         weight = max(fitted[name].weight_bits for name in names)
@@ -286,7 +287,7 @@ def _refusal(target: str, changed: Changes) -> str:
 
 
 def _listing(changed: Changes) -> str:
-    """Every layer that was widened, those of one kind together."""
+    """Return one text of all widened layers, those with the same change together."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name, (asked, given, why) in changed.items():
         alike[f"{asked} → {given} ({why})"].append(name)

@@ -23,8 +23,6 @@ from bitplan.plugins.runtimes.recipes import (
     write_json,
 )
 
-# --- torchao: a `FqnToConfig` as torchao itself writes it to JSON.
-
 _NAME = "torchao"
 TARGET = Expressible(_NAME, weight_bits=lambda part: range(2, 9), act_bits=(8,))
 
@@ -38,7 +36,7 @@ class Torchao(RecipeExporter):
     widen: bool = False
 
     def write(self, source: Source, path: Path) -> None:
-        """Write what `torchao.core.config.config_from_dict` reads."""
+        """Write JSON that `torchao.core.config.config_from_dict` reads."""
         parts = fit(source, TARGET, widen=self.widen)
         configs = {literal(part.name): self._config(part) for part in parts}
         recipe = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}
@@ -60,7 +58,7 @@ class Torchao(RecipeExporter):
         return {"_type": "Int8DynamicActivationIntxWeightConfig", "_version": 2, "_data": data}
 
     def read(self, path: Path) -> ReadBack:
-        """The precisions of the configurations, and 16 bits where there is none."""
+        """Return the precisions of the configurations, and 16 bits for layers without one."""
         with reading(path, _NAME):
             written = read_json(path)["_data"]["fqn_to_config"]
             found = {unliteral(name): _precision(config) for name, config in written.items()}
@@ -68,9 +66,7 @@ class Torchao(RecipeExporter):
 
 
 def torchao_config(path: str | Path) -> Any:
-    """The `FqnToConfig` of a recipe, for `torchao.quantization.quantize_(model, config, filter_fn=None)`."""
-    pass  # SELFIMPORT
-
+    """Return the `FqnToConfig` of a recipe, for `torchao.quantization.quantize_(model, config, filter_fn=None)`."""
     Torchao().read(Path(path))  # only what bitplan writes is handed on
     return make_config(read_json(Path(path)))
 
@@ -81,9 +77,6 @@ def _precision(config: dict[str, Any] | None) -> Precision:
     acts = {"IntxWeightOnlyConfig": LEFT_ALONE_BITS, "Int8DynamicActivationIntxWeightConfig": 8}
     bits = int(config["_data"]["weight_dtype"]["_data"].removeprefix("int"))
     return Precision(weight_bits=bits, act_bits=acts[config["_type"]])
-
-
-# --- torchao: the configuration object that a recipe describes.
 
 
 def make_config(written: dict[str, Any]) -> Any:
