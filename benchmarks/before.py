@@ -47,7 +47,6 @@ class Line(NamedTuple):
 
 LINES = (
     Line("step", "ResNet-18 w4a4, 64 images of 32 × 32, a training step", of="FP32"),
-    Line("fused", "ResNet-18 w4a4, 64 images of 32 × 32, a training step, fused", of="FP32"),
     Line("calibrate", "calibrating ResNet-18 again with 4 × 64 images, by LSQ and by FAQ"),
     Line("eight", "ResNet-50 at eight budgets, selected"),
     Line("select 1", "1,000 layers × 4, one budget, selected"),

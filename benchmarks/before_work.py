@@ -40,11 +40,11 @@ def taken(work: Callable[[], Any]) -> Answer:
 
 
 @cache
-def trainers(fused: bool) -> tuple[Trainer, Trainer]:
+def trainers() -> tuple[Trainer, Trainer]:
     """ResNet-18 in FP32 and at w4a4, which were warmed up."""
     model = network("resnet18", 10)
     plan = bitplan.Plan.uniform(bitplan.trace(model, BATCH[:1]), "w4a4")
-    quantized = bitplan.quantize(model, plan, fused=fused)
+    quantized = bitplan.quantize(model, plan)
     made = trainer(model, model.parameters()), trainer(quantized, bitplan.parameter_groups(quantized, lr=1e-3))
     for _ in range(3):
         for one in made:
@@ -52,9 +52,9 @@ def trainers(fused: bool) -> tuple[Trainer, Trainer]:
     return made
 
 
-def step(*, fused: bool) -> Answer:
+def step() -> Answer:
     """The medians of seven steps, FP32's and a quantized one's in turn."""
-    floats, ours = trainers(fused)
+    floats, ours = trainers()
     rounds = [(floats.step(), ours.step()) for _ in range(7)]
     of, figure = (sorted(seconds)[len(rounds) // 2] for seconds in zip(*rounds, strict=True))
     return {"figure": figure, "of": of}
@@ -220,8 +220,7 @@ def _first(batches: Any) -> Tensor:
 
 
 TASKS: dict[str, Callable[[], Answer]] = {
-    "step": lambda: step(fused=False),
-    "fused": lambda: step(fused=True),
+    "step": step,
     "calibrate": calibrating,
     "eight": eight_budgets,
     "select 1": lambda: selecting(1000, "w2a2,w3a3,w4a4,w8a8", "70%"),

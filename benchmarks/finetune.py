@@ -103,15 +103,14 @@ def bare(model: nn.Module, task: Noise, tick: Tick, *, channels_last: bool) -> N
 
 
 def networks() -> Iterator[tuple[str, nn.Module, Noise]]:
-    """A ResNet-20: in float, with LSQ, and with LSQ fused."""
+    """Yield a ResNet-20 in float and with LSQ."""
     model, example = bitplan.load_model("resnet20")
     task = Noise(torch.randn(BATCH * STEPS, 3, 32, 32), torch.randint(0, 10, (BATCH * STEPS,)))
     yield "resnet20 float", model, task
     plan = bitplan.Plan.uniform(bitplan.trace(model, example, rules=bitplan.Rules(narrow=0)), "w4a4")
-    for fused in (False, True):
-        quantized = bitplan.quantize(model, plan, fused=fused)
-        bitplan.calibrate_(quantized, [task.images[:BATCH]])
-        yield f"resnet20 w4a4{' fused' if fused else ''}", quantized, task
+    quantized = bitplan.quantize(model, plan)
+    bitplan.calibrate_(quantized, [task.images[:BATCH]])
+    yield "resnet20 w4a4", quantized, task
 
 
 def finetuned(model: nn.Module, task: Noise, tick: Tick) -> None:

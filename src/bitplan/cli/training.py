@@ -67,7 +67,6 @@ def quantize(
     finish: Annotated[str, typer.Option(help="Of weights as they are: round, compensate (GPTQ), or tune.")] = "round",
     percentile: Annotated[float | None, typer.Option(help="For faq and pact: of magnitudes, such as 99.99.")] = None,
     per_channel: Annotated[bool | None, typer.Option(help="One weight step per output channel.")] = None,
-    fused: Annotated[bool | None, typer.Option(help="Quantize in one compiled loop on a CPU.")] = None,
     integer: Annotated[bool | None, typer.Option(help="Make a network that integer kernels compute exactly.")] = None,
     unreached: Unreached = "raise",
     weights: Weights = None,
@@ -97,7 +96,7 @@ def quantize(
     rules = read_rules(to or "", first=first, last=last, narrow=narrow, fix=fix, free=free)
     chosen = _planned(network, rules, plan, to or "")
     method = method or _method_for(chosen.target)
-    told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel, "fused": fused}
+    told: dict[str, Any] = {"method": method, "percentile": percentile, "per_channel": per_channel}
     unseen = network.example if integer and chosen.integers is None else None  # by which an older plan is completed
     made = quantize_model(network.model, chosen, example=unseen, integer=integer, **told)
     _finish_(made, (task, task_option, data, network), finish, samples, seed=None if plain else seed, warn=warn)

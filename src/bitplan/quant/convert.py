@@ -46,26 +46,35 @@ def quantize(
     forward: Forward | None = None,
     **options: Unpack[Told],
 ) -> nn.Module:
-    """A quantized copy of a model; the given one stays as it was.
+    """Return a quantized copy of a model; the given model stays as it was.
 
-    Every layer of a plan that was made from a trace of the model then runs quantized. Of a plan from elsewhere, a file
-    of weights or a text, nobody knows: `example`, an input as `trace` takes it, proves it here, or else the first run
-    does, with an error that names the layers which would run in float (`quant/proof.py`).
+    ```python
+    graph = bitplan.trace(model, example)
+    quantized = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"), batches=batches)
+    ```
 
-    Of a model that is quantized already, weights, learned steps and options are kept, and a step is
-    multiplied by 2^(b1−b2) where its precision changes. Bits of 16 leave a tensor alone. Input steps are set
-    by `calibrate_`, or else by the first training batch. Options, with their defaults: `per_channel` (False:
-    one step per weight tensor), `method` ("lsq", which learns steps; `bitplan list quantizers` shows all, and
-    "pact:decay=0.0002" gives one its own options), `percentile` (99.9, of magnitudes, at which faq and PACT begin),
-    `features` ("sample" or "batch": what N in the gradient scale of an input step counts), `fused` (False; True
-    quantizes in one compiled loop on a CPU), `integer` (False; True makes a network that integer kernels compute
-    exactly: biases and the shifts of batch norms on the grid of products, 8 bits before residual additions and before
-    float layers that read an integer convolution; docs/decisions/integer-training.md).
+    If the plan was made from a trace of the model, every layer of it runs quantized. A plan from a file of weights or a
+    text must be proven: with `example`, an input as `trace` takes it, right here, else by the first run. The error
+    names the layers that would run in float (`quant/proof.py`).
 
-    For those who will not train it: `batches`, as `calibrate_` takes them with `forward`, set the input steps at once.
-    `finish="compensate"` then rounds weights so that errors in a layer's outputs make up for each other on them
-    (`compensate_`), and "tune" trains them for a short while after that (`tune_`); "round" rounds each by itself.
-    Weights of 4, 3 and 2 bits want `method="groups"` for it.
+    If the model is quantized already, its weights, learned scales and options are kept. A scale is multiplied by
+    2^(b1−b2) if its precision changes. 16 bits leave a tensor in float. Input scales are set by `calibrate_`, or else by
+    the first training batch.
+
+    Options:
+
+    - `per_channel` (False): one scale per output channel of a weight instead of one per weight.
+    - `method` ("lsq", which learns scales): `bitplan list quantizers` shows all; "pact:decay=0.0002" sets its options.
+    - `percentile` (99.9): the percentile of magnitudes at which faq and PACT begin.
+    - `features` ("sample" or "batch"): what N in the gradient scale of an input scale counts.
+    - `integer` (False): make a network that integer kernels compute exactly. Biases and the shifts of batch norms are
+      rounded to the grid of products. Residual additions, and float layers that read an integer convolution, get 8 bits
+      (docs/decisions/integer-training.md).
+
+    For a network that will not be trained: `batches`, as `calibrate_` takes them with `forward`, set the input scales at
+    once. `finish="compensate"` then rounds weights so that errors in a layer's outputs cancel on them (`compensate_`).
+    "tune" trains them for a short while after that (`tune_`), and "round" rounds each weight by itself. Weights of 4, 3
+    and 2 bits want `method="groups"`.
     """
     check_finish(finish, batches)
     quantized = copied(model)

@@ -58,7 +58,7 @@ class Quantizer(ABC):
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
         """What quantizes an activation that the layer `name` reads: as LSQ does, unless a method says otherwise."""
-        return InputQuantizer(bits, name, features=options.features, fused=options.fused, masked=masked)
+        return InputQuantizer(bits, name, features=options.features, masked=masked)
 
     @property
     def name(self) -> str:
@@ -139,7 +139,6 @@ class Options:
     method: str = "lsq"
     percentile: float = 99.9
     features: Features = "sample"
-    fused: bool = False
     integer: bool = field(default=False, repr=False)  # told apart in fingerprints, which hold what is shown
 
     def __post_init__(self) -> None:
@@ -160,7 +159,6 @@ class Told(TypedDict, total=False):
     method: str | None
     percentile: float | None
     features: Features | None
-    fused: bool | None
     integer: bool | None
 
 
@@ -253,7 +251,7 @@ class LearnedSteps(Quantizer):
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
         """A learned step, at first 2·mean|w|/√Qp."""
-        return WeightQuantizer(bits, weight_step(weight, bits, shared), fused=options.fused)
+        return WeightQuantizer(bits, weight_step(weight, bits, shared))
 
 
 # --- FAQ: steps are set once, at a percentile of magnitudes, and stay; only weights are fine-tuned.
@@ -286,9 +284,8 @@ class Faq(Quantizer):
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
         """A step that is a percentile of |w| over Qp."""
         step = weight_step(weight, bits, shared, options.percentile)
-        return WeightQuantizer(bits, step, learned=False, fused=options.fused)
+        return WeightQuantizer(bits, step, learned=False)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
         """The same of inputs."""
-        told = {"features": options.features, "fused": options.fused, "masked": masked}
-        return FixedInput(bits, name, percentile=options.percentile, **told)
+        return FixedInput(bits, name, percentile=options.percentile, features=options.features, masked=masked)

@@ -104,10 +104,9 @@ class WeightQuantizer(QuantizingModule):
     grouped: ClassVar[bool] = False
     """Whether groups of inputs have steps of their own, so that only whole weights are quantized."""
 
-    def __init__(self, bits: int, step: Tensor, *, learned: bool = True, fused: bool = False) -> None:
+    def __init__(self, bits: int, step: Tensor, *, learned: bool = True) -> None:
         super().__init__()
         self.bits = bits
-        self.fused = fused
         self.enabled = True
         self.step = nn.Parameter(step.detach().clone(), requires_grad=learned)
         self.first_step: Callable[[Tensor], Tensor] | None = None
@@ -130,7 +129,7 @@ class WeightQuantizer(QuantizingModule):
             elements = weight.numel() if numel is None else numel
             scale = gradient_scale(elements // max(1, self.step.numel()), high)
             if step.dim() <= weight.dim():
-                return lsq(weight, step, low, high, scale, fused=self.fused)
+                return lsq(weight, step, low, high, scale)
             return lsq(_grouped(weight, step), step, low, high, scale).view(weight.shape)
 
     @uncompiled
@@ -222,7 +221,6 @@ class InputQuantizer(QuantizingModule):
         name: str,
         *,
         features: Features = "sample",
-        fused: bool = False,
         masked: bool = False,
         learned: bool = True,
     ) -> None:
@@ -230,7 +228,6 @@ class InputQuantizer(QuantizingModule):
         self.bits = bits
         self.name = name
         self.features = features
-        self.fused = fused
         self.masked = masked
         self.enabled = True
         self.observation: Observation | None = None
@@ -274,7 +271,7 @@ class InputQuantizer(QuantizingModule):
         if self.features == "sample" and v.dim() > 1:
             count //= max(1, v.shape[0])
         scale = gradient_scale(count, high)
-        return lsq(v, self.step, low, high, scale, fused=self.fused, masked=self.masked)
+        return lsq(v, self.step, low, high, scale, masked=self.masked)
 
     @torch.no_grad()
     def codes(self, v: Tensor) -> Tensor:
