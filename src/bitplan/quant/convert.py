@@ -68,13 +68,13 @@ def quantize(
     - `percentile` (99.9): the percentile of magnitudes at which faq and PACT begin.
     - `features` ("sample" or "batch"): what N in the gradient scale of an input scale counts.
     - `integer` (False): make a network that integer kernels compute exactly. Biases and the shifts of batch norms are
-      rounded to the grid of products. Residual additions, and float layers that read an integer convolution, get 8 bits
-      (docs/decisions/integer-training.md).
+      rounded to the grid of products. Residual additions, and float layers that read an integer convolution, get
+      8 bits (docs/decisions/integer-training.md).
 
-    For a network that will not be trained: `batches`, as `calibrate_` takes them with `forward`, set the input scales at
-    once. `finish="compensate"` then rounds weights so that errors in a layer's outputs cancel on them (`compensate_`).
-    "tune" trains them for a short while after that (`tune_`), and "round" rounds each weight by itself. Weights of 4, 3
-    and 2 bits want `method="groups"`.
+    For a network that will not be trained, `batches` set the input scales at once; `calibrate_` explains them and
+    `forward`. `finish="compensate"` then rounds weights so that errors in a layer's outputs cancel (`compensate_`).
+    "tune" trains them for a short while after that (`tune_`), and "round" rounds each weight by itself. Weights of
+    4, 3 and 2 bits want `method="groups"`.
     """
     check_finish(finish, batches)
     quantized = copied(model)
