@@ -254,7 +254,7 @@ NETWORKS = [
     ("quantize digits_resnet --to w4a4 --method lqs -o out", "unknown quantizer 'lqs'", "did you mean lq or lsq?"),
     ("quantize digits_resnet --to w4a4 --method pact:deacy=1 -o out", "option of pact 'deacy'", "did you mean decay?"),
     ("quantize digits_resnet --to w4a4 --method ternary -o out", "no 4 bits for weights", "it has 2, 8; take"),
-    ("quantize digits_resnet --to w4a4 --method pact --integer -o out", "pact has no steps that stay", "faq or lsq"),
+    ("quantize digits_resnet --to w4a4 --method pact --integer -o out", "pact has no scales that stay", "faq or lsq"),
     (
         "quantize digits_resnet --to w4a4 --method lsq --percentile 9 -o out",
         "--percentile is for --method faq",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
@@ -33,7 +31,7 @@ from bitplan.core.naming import (
 )
 from bitplan.core.records import Graph, Layer, Link, Use, Uses
 from bitplan.core.rules import Rules
-from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
+from bitplan.forward.operations import Key, ModuleCall, Observer, Product, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import Ends, apply_rules
@@ -139,8 +137,10 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
 
 
 def _place(watch: Watch) -> str:
-    path, module = watch.where
-    return f"{path} ({type(module).__name__})" if path else type(module).__name__
+    """Name the module that runs; after an error, the one in which it happened."""
+    call = watch.calls[-1]
+    name = type(call.module).__name__
+    return f"{call.path} ({name})" if call.path else name
 
 
 def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
@@ -178,21 +178,12 @@ class SeenLayer:
     uses: dict[Use, None] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class _ModuleCall:
-    """A running call of a module, and how often it has called each function."""
-
-    path: str
-    module: nn.Module
-    functions: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True)
 class _Origin:
     """How a tensor was made from parameters: computed, or only moved about; and within which calls of modules."""
 
     computed: bool
-    within: tuple[_ModuleCall, ...]
+    within: tuple[ModuleCall, ...]
 
 
 class _Flow:
@@ -243,7 +234,7 @@ class _Flow:
         return Ends(frozenset(self._first or self._called[:1]), heads or frozenset(self._called[-1:]))
 
 
-class Watch:
+class Watch(Observer):
     """The layers of one forward pass, in the order of their first call."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], *, few_steps: bool = False) -> None:
@@ -257,53 +248,42 @@ class Watch:
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
             self.values.add_parameter(parameter, name)
-        self._stack: list[_ModuleCall] = [_ModuleCall("", model)]
         self._function = _UNSEEN
         self._moves = False
         self._product_name = ""
         self._softmaxes: set[str] = set()
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._enter(path), prepend=True)
-            module.register_forward_hook(self._leave, always_call=False)
-
-    def __enter__(self) -> Watch:
-        self._modes = (_Functions(self), Operations(self.run_operation))
-        for mode in self._modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+        super().__init__(model)
 
     @property
     def ends(self) -> Ends:
         """The layers that read the network's input, and its heads."""
         return self._flow.ends
 
-    @property
-    def where(self) -> tuple[str, nn.Module]:
-        """The module being run: path and module. After an error, the one it happened in."""
-        return self._stack[-1].path, self._stack[-1].module
-
-    def _enter(self, path: str) -> Any:
-        def enter(module: nn.Module, _: Any) -> None:
-            self._stack.append(_ModuleCall(path, module))
-
-        return enter
-
-    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        while len(self._stack) > 1 and self._stack.pop().module is not module:
-            pass  # calls that ended in an error which the model caught
+    def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; one that hides its products is opened, as a quantized network opens it."""
+        if func is F.multi_head_attention_forward:
+            with self.functions:
+                return open_attention(*args, **kwargs)
+        if func in OPENED:
+            with self.functions:
+                return OPENED[func](self.products, *args, **kwargs)
+        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
+            equation, (result, *operands) = operands_of_einsum(args)
+            with self.functions:
+                for pair, operand in zip(pairs_of_einsum(equation, len(operands) + 1), operands, strict=True):
+                    result = torch.einsum(pair, result, operand)
+            return result
+        with self._calling(func, args, kwargs):
+            return func(*args, **kwargs)
 
     @contextmanager
-    def calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    def _calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """A function of torch is called from Python; its operations follow.
 
         Calls are counted as `quant/call_interception.py` counts them when the network runs (`core/naming.py`).
         """
         name = function_name(getattr(func, "__name__", str(func)))
-        call = self._stack[-1]
+        call = self.calls[-1]
         self._function, self._moves = name, func in MOVES or func in MULTIPLICATIONS
         self._product_name = inside(call.path, product_name(name, call.functions[name]))
         call.functions[name] += not self._given_weight(func, args, kwargs)
@@ -335,7 +315,7 @@ class Watch:
 
     def _note_softmax(self) -> None:
         """It follows a product of the module that calls it, or that has a module of torch's do so."""
-        for call in reversed(self._stack):
+        for call in reversed(self.calls):
             if any(inside(call.path, function) in self.layers for function in call.functions):
                 self._softmaxes.add(call.path)
                 return
@@ -349,7 +329,7 @@ class Watch:
             self.touched |= self.values.sources(tensor)
         products = product_of(operation, arguments, output)
         is_layer = any([self._note(product) for product in products])
-        path = self._stack[-1].path
+        path = self.calls[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
         multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
         origin = self._origin(inputs, moves=self._moves and not multiplies)
@@ -364,7 +344,7 @@ class Watch:
         """How what is made now comes from parameters, if it does."""
         before = [origin for origin in map(self.values.origin, inputs) if origin is not None]
         computed = not moves or any(origin.computed for origin in before)
-        within = tuple(self._stack)
+        within = tuple(self.calls)
         for origin in before:
             shared = zip(within, origin.within, strict=False)
             within = tuple(mine for mine, _ in takewhile(lambda both: both[0] is both[1], shared))
@@ -385,7 +365,7 @@ class Watch:
         kind = "attention" if self._function == ATTENTION else "product"
         seen = self._layer(self._product_name, product, 0, kind)
         seen.macs += product.macs * self._times
-        seen.uses[Use(module=self._stack[-1].path, function=self._function_of(product))] = None
+        seen.uses[Use(module=self.calls[-1].path, function=self._function_of(product))] = None
         return True
 
     def _function_of(self, product: Product) -> str:
@@ -400,7 +380,7 @@ class Watch:
     def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[SeenLayer]:
         """The layers that have this weight: one, which is or is computed from parameters, or several put together."""
         sources = sorted(self.values.sources(weight))
-        origin = self.values.origin(weight) or _Origin(False, tuple(self._stack))
+        origin = self.values.origin(weight) or _Origin(False, tuple(self.calls))
         if origin.computed:  # of a matrix with a low-rank update: the matrix
             largest = max(sources, key=lambda name: self._sizes[name])
             size = self._sizes[largest] if len(sources) == 1 else weight.numel()
@@ -408,7 +388,7 @@ class Watch:
         else:
             parts = {name: self._sizes[name] for name in sources}
         layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
-        shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
+        shared = [call for call, own in zip(origin.within, self.calls, strict=False) if call is own]
         use = Use(module=shared[-1].path, function=self._function_of(product), computed=origin.computed)
         for seen, (name, size) in zip(layers, parts.items(), strict=True):
             seen.parameter = name
@@ -453,31 +433,6 @@ class Watch:
         elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
             seen.kind, seen.in_features = product.kind, product.in_features
         return seen
-
-
-class _Functions(TorchFunctionMode):
-    """Sees calls of torch functions, before they are taken apart into operations."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
-            with self:
-                return open_attention(*args, **(kwargs or {}))
-        if func in OPENED:
-            with self:
-                return OPENED[func](self._watch.products, *args, **(kwargs or {}))
-        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
-            equation, operands = operands_of_einsum(args)
-            result = operands[0]
-            with self:
-                for pair, operand in zip(pairs_of_einsum(equation, len(operands)), operands[1:], strict=True):
-                    result = torch.einsum(pair, result, operand)
-            return result
-        with self._watch.calling(func, args, kwargs or {}):
-            return func(*args, **(kwargs or {}))
 
 
 # --- Linked layers: those that read the same tensor.

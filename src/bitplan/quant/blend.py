@@ -15,8 +15,8 @@ from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.convert import plan_of, quantize, quantizers_of
 from bitplan.quant.lsq import MASK
-from bitplan.quant.methods import Quantizers
 from bitplan.quant.proof import take_proof_off_
+from bitplan.quant.sites import Quantizers
 
 SHARES = "bitplan_shares"
 """What the first blend of a model has inside it: how much of each choice all groups have."""

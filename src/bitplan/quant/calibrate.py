@@ -14,9 +14,9 @@ from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.forward.batches import run_batch
 from bitplan.quant.convert import Forward, is_quantized, quantizers_of
-from bitplan.quant.methods import Quantizers
 from bitplan.quant.proof import Unreached, complain
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.sites import Quantizers
 
 
 def calibrate_(

@@ -67,7 +67,7 @@ class Owner(Adopted):
         return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        calls, stack = _Calls(self), _stack()
+        calls, stack = CallInterceptor(self), _stack()
         args, kwargs = calls.entered(args, kwargs)
         stack.append(calls)
         try:
@@ -90,14 +90,14 @@ class Bystander(Adopted):
             stack.pop()
 
 
-class _Handed(NamedTuple):
+class TrackedWeight(NamedTuple):
     """What a tensor holds: the weights of these calls, quantized already, or what was computed from that of one."""
 
     calls: tuple[WeightedCall, ...]
     quantized: bool
 
 
-class _Calls(TorchFunctionMode):
+class CallInterceptor(TorchFunctionMode):
     """Sees the calls of one run of an owner's forward, also those inside the modules that it calls."""
 
     _active: ClassVar[threading.local] = threading.local()
@@ -114,8 +114,8 @@ class _Calls(TorchFunctionMode):
         self._adds = bool(sums)
         calls = [site for site in self._sites.values() if isinstance(site, WeightedCall)]
         calls += vars(owner).get(BORROWED, [])
-        self._sources = {source: _Handed((call,), quantized=False) for call in calls for source in call.sources}
-        self._weights: dict[Tensor, _Handed] = {}
+        self._sources = {source: TrackedWeight((call,), quantized=False) for call in calls for source in call.sources}
+        self._weights: dict[Tensor, TrackedWeight] = {}
         self._constants: dict[Tensor, None] = {}
         self._follows_all = any(call.computed is not False for call in calls)
         self._made: dict[tuple[WeightedCall, bool], Tensor] = {}
@@ -195,7 +195,7 @@ class _Calls(TorchFunctionMode):
             new = {place: copy_for_bmm(operand) for place, operand in new.items()}
         return call_without_saving(func, *replaced(args, new), **kwargs)
 
-    def _is_computed_by(self, about: Multiplication, held: _Handed, other: Tensor) -> bool:
+    def _is_computed_by(self, about: Multiplication, held: TrackedWeight, other: Tensor) -> bool:
         """Tell whether a weight is still being computed, as by a spectral norm: multiplied by what no data made."""
         by_layers = about.name in LAYER_FUNCTIONS  # which may also be given learned queries
         return held.calls[0].computed is not False and not by_layers and self._is_constant(other)
@@ -210,7 +210,7 @@ class _Calls(TorchFunctionMode):
         multiply = partial(F.linear, weight=quantized, bias=bias)  # all steps use this weight, so it is kept
         return lambda x: call_without_saving(multiply, see(x))
 
-    def _weight(self, operand: Any) -> _Handed | None:
+    def _weight(self, operand: Any) -> TrackedWeight | None:
         """What an operand holds of the weights of calls."""
         if not isinstance(operand, Tensor):
             return None
@@ -219,7 +219,7 @@ class _Calls(TorchFunctionMode):
             held = self._sources.get(operand._base)
         return held
 
-    def _operand(self, operand: Tensor, held: _Handed) -> Tensor:
+    def _operand(self, operand: Tensor, held: TrackedWeight) -> Tensor:
         """The operand with quantized values."""
         if held.quantized:
             return operand
@@ -247,18 +247,18 @@ class _Calls(TorchFunctionMode):
             named = dict(zip(kwargs, _mapped(kwargs.values(), self._as_quantized), strict=True))
             out = func(*_mapped(args, self._as_quantized), **named)
             calls = tuple(dict.fromkeys(call for weight in held for call in weight.calls))
-            self._weights.update((made, _Handed(calls, quantized=True)) for made in _tensors((out,)))
+            self._weights.update((made, TrackedWeight(calls, quantized=True)) for made in _tensors((out,)))
             return out
         out = func(*args, **kwargs)
         if self._follows_all:
             self._note(held, given, args[:1] if out is None else (out,))  # without a result, what was written to
         return out
 
-    def _note(self, held: list[_Handed], given: list[Tensor], made: Arguments) -> None:
+    def _note(self, held: list[TrackedWeight], given: list[Tensor], made: Arguments) -> None:
         """Remember what was computed from a weight and from nothing that depends on data; and from nothing at all."""
         calls = [call for weight in held for call in weight.calls if call.computed is not False]
         if calls and all(self._is_constant(tensor) or not tensor.is_floating_point() for tensor in given):
-            self._weights.update((each, _Handed((calls[0],), quantized=False)) for each in _tensors(made))
+            self._weights.update((each, TrackedWeight((calls[0],), quantized=False)) for each in _tensors(made))
         elif not calls and all(map(self._is_constant, given)):
             self._constants.update((each, None) for each in _tensors(made))
 
@@ -292,11 +292,11 @@ def _mapped(values: Iterable[Any], change: Callable[[Any], Any]) -> Arguments:
     return tuple(_mapped(value, change) if type(value) in (list, tuple) else change(value) for value in values)
 
 
-def _stack() -> list[_Calls | None]:
-    active = _Calls._active
+def _stack() -> list[CallInterceptor | None]:
+    active = CallInterceptor._active
     if not hasattr(active, "stack"):
         active.stack = [None]
-    stack: list[_Calls | None] = active.stack
+    stack: list[CallInterceptor | None] = active.stack
     return stack
 
 

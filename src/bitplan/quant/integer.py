@@ -13,19 +13,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, inside
 from bitplan.core.records import Addition, Integers
+from bitplan.forward.operations import Functions
 from bitplan.quant.call_interception import own_
 from bitplan.quant.calls import AdditionCall, WeightedCall
 from bitplan.quant.integer_places import argument_names
 from bitplan.quant.layers import Adopted, adopt_, family, release_
 from bitplan.quant.lsq import FLOOR
-from bitplan.quant.methods import NONE, Factory
+from bitplan.quant.methods import Factory
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
 from bitplan.quant.scales import LARGEST, grid_of, rounded, settle_bias_
-from bitplan.quant.sites import Site
+from bitplan.quant.sites import NONE, Site
 
 _log = logging.getLogger(__name__)
 _BITS = 8
@@ -138,23 +138,13 @@ class NormLayer(Adopted):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the base's forward while its normalization is ours."""
-        with _Normalizing(self):
+        with Functions(self._call_function):
             return super().forward(*args, **kwargs)
 
+    def _call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._normalize_on_grid(*args, **kwargs) if func is F.batch_norm else func(*args, **kwargs)
 
-class _Normalizing(TorchFunctionMode):
-    """Puts `normalized` in the place of torch's function."""
-
-    def __init__(self, norm: NormLayer) -> None:
-        super().__init__()
-        self._norm = norm
-
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.batch_norm:
-            return self.normalized(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def normalized(  # the signature is torch's
+    def _normalize_on_grid(  # the signature is torch's
         self,
         x: Tensor,  # (B, channels, …)
         running_mean: Tensor | None,
@@ -166,10 +156,9 @@ class _Normalizing(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         """Normalize as torch does, with a positive scale and a shift on the grid."""
-        norm = self._norm
-        grid = _grid(norm)
+        grid = _grid(self)
         with unseen():
-            scale = _scale(norm, grid)
+            scale = _scale(self, grid)
         if grid is None or (training and x.numel() <= x.shape[1]):  # one value is no batch, which torch refuses
             return F.batch_norm(x, running_mean, running_var, scale, bias, training, momentum, eps)
         with unseen():
@@ -177,12 +166,12 @@ class _Normalizing(TorchFunctionMode):
                 out, mean, inverse = torch.native_batch_norm(
                     x, scale, bias, running_mean, running_var, True, momentum, eps
                 )
-                shift = _correction(norm, grid, scale, mean, inverse)
+                shift = _correction(self, grid, scale, mean, inverse)
                 return out.add_(shift.to(out.dtype).view(-1, *[1] * (x.dim() - 2)))
             assert running_mean is not None
             assert running_var is not None
             assert bias is not None
-            shift = _correction(norm, grid, scale, running_mean, (running_var + eps).rsqrt())
+            shift = _correction(self, grid, scale, running_mean, (running_var + eps).rsqrt())
             return F.batch_norm(x, running_mean, running_var, scale, bias + shift.to(bias.dtype), False, momentum, eps)
 
 

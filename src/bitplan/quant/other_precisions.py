@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import device_of
 from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
-from bitplan.quant.methods import Factory, Quantizers, read_method
+from bitplan.quant.methods import Factory, read_method
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, root_of, sites_of
+from bitplan.quant.sites import PLAN, Quantizers, root_of, sites_of
 
 Switched = WeightQuantizer | InputQuantizer
 Some = TypeVar("Some", WeightQuantizer, InputQuantizer)

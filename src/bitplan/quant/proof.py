@@ -28,10 +28,9 @@ from bitplan.core.records import Plan
 from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow, arguments_of
 from bitplan.quant.calls import AttentionCall, sources_of
-from bitplan.quant.install import call_at, quantizers_at
 from bitplan.quant.integer import additions_of, operands_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, Site, quantized_layers, root_of, sites_of
+from bitplan.quant.sites import PLAN, Site, call_at, quantized_layers, quantizers_at, root_of, sites_of
 
 Unreached = Literal["raise", "warn"]
 """What to do about layers of a plan that are never run: an error, or a warning where a task does not use them."""
@@ -105,16 +104,16 @@ def prove_run(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
     shadow = Shadow(root)
     try:
         copied = shadow.arguments((args, kwargs))
-        return _Witness(_in_mode(shadow.model, root, training)).watch(shadow.running(), *copied)
+        return PlanVerifier(_set_mode(shadow.model, root, training)).watch(shadow.running(), *copied)
     except Exception:  # it decides by values, or an operation knows the shapes of fewer types than it computes
         if any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
             raise
         model, (args, kwargs) = copy.deepcopy(root), copy.deepcopy((args, kwargs))
         with torch.random.fork_rng(devices=[]):
-            return _Witness(_in_mode(model, root, training)).watch(nullcontext(), args, kwargs)
+            return PlanVerifier(_set_mode(model, root, training)).watch(nullcontext(), args, kwargs)
 
 
-def _in_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
+def _set_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
     """A copy in the mode asked for; where its original is in that mode, module by module as that is."""
     copied.train(training)
     if root.training == training:
@@ -138,7 +137,7 @@ def take_proof_off_(root: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedLayer:
     """What the two operands of a layer are called where they are as planned, in pairs.
 
     `own` are the names of what no other layer multiplies: its weight, as planned or not, or both of a product's.
@@ -149,7 +148,7 @@ class _Planned:
     own: frozenset[str]
 
 
-class _Witness:
+class PlanVerifier:
     """Follows marks through a forward pass of a copy that is the witness's own."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -159,12 +158,12 @@ class _Witness:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
             self._values.add_parameter(parameter, name)
-        self._layers = [_described(site, names) for site in sites_of(model).values()]
-        self._known: dict[str, list[_Planned]] = {}
+        self._layers = [_plan_layer(site, names) for site in sites_of(model).values()]
+        self._known: dict[str, list[_PlannedLayer]] = {}
         for layer in self._layers:
             for name in layer.own:
                 self._known.setdefault(name, []).append(layer)
-        self._rows: dict[Key, list[_Planned]] = {}
+        self._rows: dict[Key, list[_PlannedLayer]] = {}
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
         sums = {name: operands_of(call) for name, call in additions_of(model).items()}
@@ -220,7 +219,7 @@ class _Witness:
         for layer in dict.fromkeys(layer for name in first | second for layer in self._known.get(name, ())):
             if product.kind == "embedding" and layer.own & second:
                 self._judge_rows(layer, product, outputs)
-            elif any(_meet(pair, first, second) for pair in layer.pairs):
+            elif any(_is_pair(pair, first, second) for pair in layer.pairs):
                 self._quantized[layer.name] += 1
             elif self._takes_part(layer, product, first, second):
                 self._in_float[layer.name] += 1
@@ -236,13 +235,15 @@ class _Witness:
         self._halves.update(name for name, some in found.items() if some and name not in whole)
         return bool(whole)
 
-    def _judge_rows(self, layer: _Planned, product: Product, outputs: list[Tensor]) -> None:
+    def _judge_rows(self, layer: _PlannedLayer, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
         else:
             self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
 
-    def _takes_part(self, layer: _Planned, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
+    def _takes_part(
+        self, layer: _PlannedLayer, product: Product, first: frozenset[str], second: frozenset[str]
+    ) -> bool:
         """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
         for operand, others, other in ((first, second, product.second), (second, first, product.first)):
             if operand & layer.own and (
@@ -252,24 +253,24 @@ class _Witness:
         return False
 
 
-def _described(site: Site, names: Mapping[int, str]) -> _Planned:
+def _plan_layer(site: Site, names: Mapping[int, str]) -> _PlannedLayer:
     both, call = quantizers_at(site), call_at(site)
     if site.kind == "product":
         operands = [_mark_of(quantizer) for quantizer in both.inputs]
         if isinstance(call, AttentionCall):
             query, key, _, weights, value = operands
-            return _Planned(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
-        return _Planned(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
+            return _PlannedLayer(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
+        return _PlannedLayer(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
     assert site.parameter is not None
     raw = frozenset(names[id(source)] for source in sources_of(site.module, split(site.parameter)[1]))
     inputs = _mark_of(both.inputs[0]) if both.inputs else ""
     if both.weight is None:  # only what it reads is quantized
-        return _Planned(site.layer, tuple((name, inputs) for name in raw), raw)
+        return _PlannedLayer(site.layer, tuple((name, inputs) for name in raw), raw)
     weight = _mark_of(both.weight)
-    return _Planned(site.layer, ((weight, inputs),), raw | {weight})
+    return _PlannedLayer(site.layer, ((weight, inputs),), raw | {weight})
 
 
-def _meet(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:
+def _is_pair(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:
     """Tell whether two operands are a layer's, in either order; an input that is left alone has no name."""
     one, other = pair
     return (one in first and (not other or other in second)) or (one in second and (not other or other in first))
