@@ -181,7 +181,7 @@ def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
     return {layer.name: layer.model_copy(update=shared) for layer in others}
 
 
-# --- Which layer of a file is the first and which the last, where its order or its shapes tell.
+# Which layer of a file is the first and which the last, where its order or its shapes tell.
 
 IMAGE = 4
 """The most channels that an image has."""

@@ -153,7 +153,7 @@ def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer_of(name) for name in never))
 
 
-# --- Watch a forward pass and note every layer: by the tensors it multiplies, not by the class of a module.
+# Watch a forward pass and note every layer: by the tensors it multiplies, not by the class of a module.
 
 aten = torch.ops.aten
 
@@ -435,7 +435,7 @@ class Watch(Observer):
         return seen
 
 
-# --- Linked layers: those that read the same tensor.
+# Linked layers: those that read the same tensor.
 
 
 def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]) -> tuple[Link, ...]:
@@ -466,7 +466,7 @@ def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]
     )
 
 
-# --- Which uses of layers a graph tells: those that `quantize` would not find by the names of layers alone.
+# Which uses of layers a graph tells: those that `quantize` would not find by the names of layers alone.
 
 
 def told_uses(model: nn.Module, watch: Watch) -> Uses:

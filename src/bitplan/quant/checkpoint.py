@@ -205,7 +205,7 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-# --- Weights that others published into a float model: which tensor is which, and a check that all of them fit.
+# Weights that others published into a float model: which tensor is which, and a check that all of them fit.
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
 # Parts of checkpoints that nothing depends on here: of BERT's what looks at [CLS], the heads of pretraining and a
@@ -363,7 +363,7 @@ def _check_settings(model: nn.Module, source: Path) -> None:
             raise FileError(f"{path} says {setting} {theirs[setting]!r}, the model has {own!r}: build the model so")
 
 
-# --- A model's fingerprint: short hashes of what it is and of its weights, for files that belong to one model alone.
+# A model's fingerprint: short hashes of what it is and of its weights, for files that belong to one model alone.
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels, fit
 from bitplan.store.files import whole_file
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
-# --- Layers whose weights are finished, kept in a folder: a killed run of hours goes on with those that it lacks.
+# Layers whose weights are finished, kept in a folder: a killed run of hours goes on with those that it lacks.
 
 _WEIGHT, _SHARE, _OF = "weight", "share", "of"
 
@@ -100,7 +100,7 @@ def _hash(tree: Any) -> str:
     return hash_of_tensors(tensors)
 
 
-# --- Error-compensated rounding of a matrix (GPTQ, Frantar et al. 2022): what rounding an input's weights spoils in
+# Error-compensated rounding of a matrix (GPTQ, Frantar et al. 2022): what rounding an input's weights spoils in
 # the outputs, the weights of the inputs after it make good.
 
 DAMPING = 0.01
@@ -194,7 +194,7 @@ def _factor(moments: Tensor, damping: float) -> Tensor:
     return torch.linalg.cholesky(inverse, upper=True)
 
 
-# --- The finish of a quantized network that nobody trains: its weights rounded, or rounded so that errors make up
+# The finish of a quantized network that nobody trains: its weights rounded, or rounded so that errors make up
 # for each other (`quant/ptq.py`), layer after layer, each behind what was already quantized in front of it.
 
 _log = logging.getLogger(__name__)

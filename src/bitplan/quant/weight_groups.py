@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bitplan.quant.methods import Options
 
 
-# --- Steps per group of inputs, fitted to the weights: what keeps weights of 4, 3 and 2 bits usable without
+# Steps per group of inputs, fitted to the weights: what keeps weights of 4, 3 and 2 bits usable without
 # training.
 
 
@@ -216,7 +216,7 @@ def in_groups(weight: Tensor, bits: int, blocks: Grouping, *, zeros: bool, digit
     return GroupedWeight(bits, blocks, fit(blocks.cut(weight), bits, zeros=zeros, digits=digits), digits)
 
 
-# --- A weight cut into groups of inputs, each with a step of its own, and the steps that fit them.
+# A weight cut into groups of inputs, each with a step of its own, and the steps that fit them.
 
 _TRIED = 24  # steps that are tried for a group
 _NARROWEST, _WIDEST = 0.35, 1.2  # their ends, as shares of the step by which the largest value is the last level
