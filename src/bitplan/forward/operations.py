@@ -116,9 +116,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Product:
-    """One multiplication of two tensors. `second` is the weight where only one can be (convolution, table).
+    """One multiplication of two tensors. `second` is the weight if only one can be (convolution, table).
 
-    `by_data` says that it is one only if the data say what is multiplied: otherwise a weight is put together so.
+    If `by_data`, it counts only if the first tensor depends on data: else the operation puts a weight together.
     """
 
     kind: str
@@ -234,7 +234,7 @@ Key = tuple[int, int, int, Region]
 
 
 class Values:
-    """Follows storages through a forward pass: what each holds, and what it was made from."""
+    """Follows storages through a forward pass: their contents, and the tensors that they come from."""
 
     def __init__(self) -> None:
         self._kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
@@ -253,7 +253,7 @@ class Values:
         return address
 
     def key(self, tensor: torch.Tensor) -> Key:
-        """What tells this value from others, following copies back to their source."""
+        """Return a key that tells this value from others, following copies back to their source."""
         storage = self.storage(tensor)
         writes = self._writes.get(storage, 0)
         covered = _covered(tensor)
@@ -265,7 +265,7 @@ class Values:
         return self._copied_from.get(key, key)
 
     def producer(self, key: Key) -> str:
-        """Where the value was made, in words."""
+        """Return the place where a value was made, in words."""
         return self._producers.get(key[:2], "a constant")
 
     def is_activation(self, tensor: torch.Tensor) -> bool:
@@ -273,11 +273,11 @@ class Values:
         return self.storage(tensor) in self._activations
 
     def sources(self, tensor: torch.Tensor) -> frozenset[str]:
-        """The parameters that a tensor was computed from, if it is not an activation."""
+        """Return the parameters that a tensor was computed from, if it is not an activation."""
         return self._sources.get(self.storage(tensor), frozenset())
 
     def origin(self, tensor: torch.Tensor) -> Any:
-        """What was noted of how a tensor came about that is not an activation; None of a parameter."""
+        """Return the note on the origin of a tensor that is not an activation; None for a parameter."""
         return self._origins.get(self.storage(tensor))
 
     def add_parameter(self, tensor: torch.Tensor, name: str) -> None:

@@ -81,7 +81,7 @@ class Shadow:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
-        quiet = _quiet(logging.getLogger(FakeTensorMode.__module__))
+        quiet = _silence(logging.getLogger(FakeTensorMode.__module__))
         with _ONE_AT_A_TIME, torch.no_grad(), _without_mkldnn(), quiet, sdpa_kernel(SDPBackend.MATH), self.mode:
             yield
 
@@ -94,7 +94,7 @@ def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
+def _silence(logger: logging.Logger) -> Iterator[None]:
     """An operation that fails on shapes is reported by us, in one line, and not by torch as well, in thirty."""
     before, logger.disabled = logger.disabled, True
     try:
