@@ -220,6 +220,6 @@ def _append_rest(new: Tensor, before: Tensor) -> Tensor:
 _RULES: dict[str, Rule] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
 OPENED: dict[Callable[..., Any], Callable[..., Any]] = {
     **{getattr(torch, name): partial(_run_sequence, rule) for name, rule in _RULES.items()},
-    **{getattr(torch, f"{name}_run_cell"): partial(_run_cell, rule) for name, rule in _RULES.items()},
+    **{getattr(torch, f"{name}_cell"): partial(_run_cell, rule) for name, rule in _RULES.items()},
 }
 """torch's function → the same, given first what makes its products, then what torch's is given."""
