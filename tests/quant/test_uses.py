@@ -293,7 +293,8 @@ def test_a_table_that_is_also_the_output_layer():
         assert (seen.good, seen.bad) == (1, 0)
         assert made.head.weight_quantizer is made.table.weight_quantizer
         assert [key for key in made.state_dict() if "quantizer" in key] == [
-            "table.weight_quantizer.step", "table.input_quantizer.step", "table.input_quantizer.signed",
+            "table.weight_quantizer.step", "table.weight_quantizer.saved_bits",
+            "table.input_quantizer.step", "table.input_quantizer.saved_bits", "table.input_quantizer.signed",
         ]  # fmt: skip
 
 

@@ -46,8 +46,8 @@ def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
     strict, wider = ruled(plain), ruled(plain.model_copy(update=all_widths))
     if len(strict.selectable) > 1 or len(wider.selectable) == len(strict.selectable):
         return ruled(rules)
-    told = {"notes": (_explain_narrow(rules.narrow, strict, wider),)}
-    return ruled(rules.model_copy(update=all_widths)).model_copy(update=told)
+    note = {"notes": (_explain_narrow(rules.narrow, strict, wider),)}
+    return ruled(rules.model_copy(update=all_widths)).model_copy(update=note)
 
 
 def _explain_narrow(narrow: int, strict: Graph, wider: Graph) -> str:

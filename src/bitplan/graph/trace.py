@@ -130,9 +130,9 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
         # Some operations know the shapes of fewer types than they compute (torch's grouped products: bf16 only).
         hint = "" if shadow.follows_values else " (if the model runs on it: --values, or values=True, traces a run)"
         misfit = isinstance(error, RuntimeError | TypeError | ValueError | IndexError)
-        told = "the example input does not fit the model" if misfit else "the model's own code fails"
+        problem = "the example input does not fit the model" if misfit else "the model's own code fails"
         raise TraceError(
-            f"{told}: in {_locate(watch)}: {message[0] if message else repr(error)}{hint if misfit else ''}"
+            f"{problem}: in {_locate(watch)}: {message[0] if message else repr(error)}{hint if misfit else ''}"
         ) from error
 
 
@@ -472,7 +472,7 @@ def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]
 def told_uses(model: nn.Module, watch: Watch) -> Uses:
     """Return all uses of the layers whose uses do not follow from their name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    told: Uses = {}
+    uses_of_layers: Uses = {}
     for seen in watch.layers.values():
         if seen.parameter:
             path, name = holder_of(seen.parameter)
@@ -480,11 +480,11 @@ def told_uses(model: nn.Module, watch: Watch) -> Uses:
             uses = tuple(dict.fromkeys(_without_function(use, held, modules) for use in seen.uses))
             usual = usual_use(held, modules)
             if not all(_is_usual(use, usual) for use in uses):
-                told[seen.name] = uses
-    told |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
+                uses_of_layers[seen.name] = uses
+    uses_of_layers |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
     for name in watch.products_without_softmax():
-        told[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
-    return told
+        uses_of_layers[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
+    return uses_of_layers
 
 
 def _without_function(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:

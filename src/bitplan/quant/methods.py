@@ -238,8 +238,8 @@ class LearnedSteps(Quantizer):
 class FixedInput(InputQuantizer):
     """An input quantizer whose scale is a percentile of |v| over Qp, and does not learn."""
 
-    def __init__(self, bits: int, name: str, *, percentile: float, **told: Any) -> None:
-        super().__init__(bits, name, learned=False, **told)
+    def __init__(self, bits: int, name: str, *, percentile: float, **arguments: Any) -> None:
+        super().__init__(bits, name, learned=False, **arguments)
         self.percentile = percentile
 
     def new_observation(self) -> Observation:

@@ -22,8 +22,8 @@ class LimitedInput(InputQuantizer):
 
     limit: Tensor
 
-    def __init__(self, bits: int, name: str, *, percentile: float = 100.0, **told: Any) -> None:
-        super().__init__(bits, name, **told)
+    def __init__(self, bits: int, name: str, *, percentile: float = 100.0, **arguments: Any) -> None:
+        super().__init__(bits, name, **arguments)
         self.percentile = percentile
 
     def _hold_(self, learned: bool) -> None:

@@ -118,5 +118,5 @@ class N2uq(Quantizer):
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with learned thresholds."""
-        told: dict[str, Any] = {"percentile": options.percentile, "masked": masked}
-        return ThresholdInput(bits, name, **told)
+        arguments: dict[str, Any] = {"percentile": options.percentile, "masked": masked}
+        return ThresholdInput(bits, name, **arguments)

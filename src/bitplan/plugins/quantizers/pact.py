@@ -33,8 +33,10 @@ class PactInput(LimitedInput):
     α also learns from the rounding between the ends, which makes it PACT+.
     """
 
-    def __init__(self, bits: int, name: str, *, start: float, decay: float, inside: bool = False, **told: Any) -> None:
-        super().__init__(bits, name, **told)
+    def __init__(
+        self, bits: int, name: str, *, start: float, decay: float, inside: bool = False, **arguments: Any
+    ) -> None:
+        super().__init__(bits, name, **arguments)
         self.start, self.decay, self.inside = start, decay, inside
 
     def _limited(self, v: Tensor, low: int, high: int) -> Tensor:
@@ -67,13 +69,13 @@ class PactInputs(Quantizer):
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with a learned limit."""
-        told: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "start": self.start,
             "decay": self.decay,
             "inside": self.inside,
             "percentile": options.percentile,
         }
-        return PactInput(bits, name, masked=masked, **told)
+        return PactInput(bits, name, masked=masked, **arguments)
 
 
 @final
