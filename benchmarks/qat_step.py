@@ -75,7 +75,7 @@ def on_images(batch: int, size: int) -> dict[str, Trainer]:
     images, labels = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
     model = resnet18()
     plan = Plan.uniform(bitplan.trace(model, images[:1], rules=bitplan.Rules(narrow=0)), "w4a4")
-    models = {"fp32": model, "bitplan": quantize(model, plan), "bitplan fused": quantize(model, plan, fused=True)}
+    models = {"fp32": model, "bitplan": quantize(model, plan)}
     if importlib.util.find_spec("brevitas") is not None:
         models["brevitas"] = brevitas()
 
@@ -96,7 +96,7 @@ def on_text(batch: int, tokens: int = 128) -> dict[str, Trainer]:
         out: Tensor = model(**inputs, start_positions=places, end_positions=places).loss
         return out
 
-    networks = {"fp32": model, "bitplan": quantize(model, plan), "bitplan fused": quantize(model, plan, fused=True)}
+    networks = {"fp32": model, "bitplan": quantize(model, plan)}
     return {name: _trainer(network.train(), loss) for name, network in networks.items()}
 
 
@@ -119,7 +119,7 @@ def memory(title: str) -> dict[str, dict[str, float]]:
 
 
 def time_rows(title: str) -> list[Row]:
-    """Return the time of a step, eager and fused, against FP32, and against Brevitas if it is installed."""
+    """Return the time of a step against FP32, and against Brevitas if it is installed."""
     trainers = NETWORKS[title]()
     times: dict[str, list[float]] = {name: [] for name in trainers}
     for round_ in range(ROUNDS + 2):  # the first two warm up
@@ -130,10 +130,10 @@ def time_rows(title: str) -> list[Row]:
     def row(name: str, peer: str, target: float) -> Row:
         ratio = statistics.median(mine / theirs for mine, theirs in zip(times[name], times[peer], strict=True))
         ours, theirs = (1e3 * statistics.median(times[variant]) for variant in (name, peer))
-        what = f"{title}, a training step{', fused' if 'fused' in name else ''}"
+        what = f"{title}, a training step"
         return Row(what, ours, theirs, peer.replace("fp32", "FP32"), "ms", target, times=ratio)
 
-    made = [row("bitplan", "fp32", TARGET), row("bitplan fused", "fp32", TARGET)]
+    made = [row("bitplan", "fp32", TARGET)]
     return [*made, row("bitplan", "brevitas", 1.0)] if "brevitas" in times else made
 
 

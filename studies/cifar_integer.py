@@ -72,7 +72,7 @@ def trained(
     integer: bool,
 ) -> nn.Module:
     """A network of the plan, calibrated where it is new, after its training."""
-    model = bitplan.quantize(start, plan, integer=integer, fused=True)
+    model = bitplan.quantize(start, plan, integer=integer)
     if start is teacher:
         batches = itertools.islice(task.batches("train", 128, seed=seed), 4)
         bitplan.calibrate_(model, batches, forward=task.forward)

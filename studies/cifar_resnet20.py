@@ -57,7 +57,7 @@ def main() -> None:
 
     starts = []
     for seed in range(options.seeds):
-        four = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"), fused=True)
+        four = bitplan.quantize(model, bitplan.Plan.uniform(graph, "w4a4"))
         calibrate(four, train[0][:1024])
         results.setdefault("w4a4 calibrated", show("w4a4 calibrated", accuracy(four, test)))
         tune_(four, model, train, options.epochs, seed)

@@ -39,7 +39,7 @@ def main() -> None:
     for seed, (name, every) in itertools.product(range(options.seeds), EVERY.items()):
         key = f"{name}, seed {seed}"
         if key not in results:
-            model = bitplan.quantize(floating, plan, fused=True)
+            model = bitplan.quantize(floating, plan)
             bitplan.calibrate_(model, itertools.islice(task.batches("train", 64, seed=seed), 4), forward=task.forward)
             quantizer = model.get_submodule(first).input_quantizer
             before = quantizer.step.item()

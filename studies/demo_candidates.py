@@ -28,7 +28,7 @@ def study(name: str, model: str, recipes: tuple[Recipe, Recipe, Recipe], *, narr
         rules=Rules(narrow=narrow),
         methods=(Method(name="random"),),
         seeds=(0, 1, 2, 3, 4),
-        start=Start(float_recipe=float_recipe, recipe=start, options={"fused": True}),
+        start=Start(float_recipe=float_recipe, recipe=start),
         recipe=trial,
         **settings,
     )

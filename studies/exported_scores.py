@@ -158,7 +158,7 @@ def trained(name: str, kind: str, floating: nn.Module, task: bitplan.Task, optio
     graph = bitplan.trace(floating, task.example(), rules=subject.rules, name=name)
     gains, costs = bitplan.estimate("uniform", None, graph, choices=CHOICES), bitplan.price("memory", graph, CHOICES)
     plan = bitplan.select(graph, gains, costs, budget=BUDGET)
-    model = bitplan.quantize(floating, plan, integer=KINDS[kind], fused=True)
+    model = bitplan.quantize(floating, plan, integer=KINDS[kind])
     batches = itertools.islice(task.batches("train", subject.recipe.batch_size, seed=0), 8)
     bitplan.calibrate_(model, batches, forward=task.forward)
     teacher = floating if subject.recipe.distill else None

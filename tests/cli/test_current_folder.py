@@ -13,9 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bitplan.core.errors import InputError
 from bitplan.core.private_cache import UnsafeFolder, check_private
-from bitplan.quant.compiled import keep_cache_private
 
 COMMAND = """
 import sys
@@ -261,15 +259,3 @@ def test_a_folder_of_somebody_else_is_not_ours(public, monkeypatch):
     else:
         with pytest.raises(UnsafeFolder, match=f"{public} belongs to another user"):
             check_private(public)
-
-
-def test_code_that_torch_compiles_is_not_taken_from_a_folder_of_others(public, monkeypatch):
-    """By default that is /tmp/torchinductor_USER, whoever made it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(public))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    keep_cache_private()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(public / "bitplan" / "torchinductor")
-    (public / "bitplan" / "torchinductor").chmod(0o777)
-    (public / "bitplan").chmod(0o755)
-    with pytest.raises(InputError, match="other users can write to"):
-        keep_cache_private()

@@ -322,7 +322,7 @@ NETWORKS = [
     ("quantize digits_resnet --bits w4a4 --quantizer ternary -o out", "no 4 bits for weights", "it has 2, 8; take"),
     (
         "quantize digits_resnet --bits w4a4 --quantizer pact --integer -o out",
-        "pact has no steps that stay",
+        "pact has no scales that stay",
         "faq or lsq",
     ),
     (

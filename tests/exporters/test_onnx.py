@@ -162,7 +162,7 @@ def test_models_that_are_not_ready_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="give an example of its input"):
         bitplan.export(model, tmp_path / "n.onnx", "onnx")
     fresh = bitplan.quantize(net, bitplan.plan_of(model))
-    with pytest.raises(InputError, match="input step of layer '0' is not set"):
+    with pytest.raises(InputError, match="input scale of layer '0' is not set"):
         bitplan.export(fresh, tmp_path / "n.onnx", "onnx", example=example)
     with pytest.raises(InputError, match=r"0.weight is float16: .* call model.float\(\)"):
         bitplan.export(made(net, example, "w8a8").half(), tmp_path / "n.onnx", "onnx", example=example)

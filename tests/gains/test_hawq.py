@@ -225,7 +225,7 @@ def test_bad_input_is_refused_in_one_line(gain):
         (model, Points(samples=0), "w2a2,w4a4", "training split of task points is empty"),
         (model, Points(), "w4a4", "at least two precisions"),
         (broken, Points(), "w2a2,w4a4", "loss of task points is nan"),
-        (uncalibrated, Points(), "w2a2,w4a4", "input step of layer 'stem' is not set"),
+        (uncalibrated, Points(), "w2a2,w4a4", "input scale of layer 'stem' is not set"),
     ]
     for given, task, choices, said in cases:
         with pytest.raises(InputError, match=said) as caught:

@@ -111,7 +111,7 @@ def test_half_the_bits_keep_the_range(method):
 def test_what_cannot_say_groups_refuses_them_by_name():
     model, images = quantized("groups", "w4a8")
     bitplan.calibrate_(model, [images])
-    with pytest.raises(InputError, match="groups of its inputs have steps of their own"):
+    with pytest.raises(InputError, match="groups of its inputs have scales of their own"):
         bitplan.export(model, "net.onnx", to="onnx", example=images[:1])
     with pytest.raises(InputError, match="size is 0"):
         quantized("groups:size=0")

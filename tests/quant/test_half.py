@@ -50,7 +50,7 @@ def quantized(network, half, precision="w4a4", **options):
     return made, x
 
 
-@pytest.mark.parametrize("options", [{}, {"per_channel": True}, {"fused": True}, {"method": "faq"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"per_channel": True}, {"method": "faq"}], ids=str)
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_a_forward_and_a_backward_pass_in_the_models_type(network, half, options):

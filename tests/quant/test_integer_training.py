@@ -254,7 +254,9 @@ def test_names_classes_and_keys_stay():
     net = network()
     model = made(net)
     added = [key for key in model.state_dict() if key not in net.state_dict()]
-    assert all(".step" in key or ".signed" in key or key.startswith("weight_q") for key in added)
+    assert all(
+        ".step" in key or ".saved_bits" in key or ".signed" in key or key.startswith("weight_q") for key in added
+    )
     assert net.state_dict().keys() <= model.state_dict().keys()
     assert all(isinstance(norm, nn.BatchNorm2d) for norm in norms_of(model).values())
 

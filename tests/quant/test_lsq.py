@@ -12,7 +12,15 @@ from bitplan.core.codes import code_range
 from bitplan.quant.lsq import FLOOR, codes, first_step, lsq, positive
 
 RANGES = [(bits, signed) for bits in (2, 4, 8) for signed in (True, False)]
-FUSED = pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+WAYS = pytest.mark.parametrize("way", ["loop", "torch"])
+
+
+def by(way, *arguments, **options):
+    """Quantize by the loop on a CPU, or by torch's operations, which other devices use."""
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "torch":
+            patch.setattr("bitplan.quant.lsq._fits_loop", lambda *_: False)
+        return lsq(*arguments, **options)
 
 
 def published(v, s, low, high):
@@ -50,16 +58,16 @@ def interesting_values(s, low, high):
     )
 
 
-@pytest.mark.parametrize("path", ["eager", "fused", "twice differentiable", "one step per element"])
+@pytest.mark.parametrize("path", ["torch", "loop", "twice differentiable", "one step per element"])
 @pytest.mark.parametrize(("bits", "signed"), RANGES)
 def test_value_and_both_gradients_are_the_published_ones(bits, signed, path):
     low, high = code_range(bits, signed)
     s = 0.25  # a power of two: ratios are exact, so the ends are hit exactly
-    count = 65  # one row of the fused loop and one element of its rest
+    count = 65  # one row of the loop and one element of its rest
     for v in interesting_values(s, low, high).tolist():
         x = torch.full((count,), v, requires_grad=True)
         step = torch.full((count,) if path == "one step per element" else (), s, requires_grad=True)
-        y = lsq(x, step, low, high, fused=path == "fused")
+        y = by(path, x, step, low, high)
         upstream = torch.full((count,), 3.0)
         of_x, of_step = torch.autograd.grad(y, (x, step), upstream, create_graph=path == "twice differentiable")
         value, slope, step_slope = published(v, s, low, high)
@@ -69,16 +77,16 @@ def test_value_and_both_gradients_are_the_published_ones(bits, signed, path):
         assert of_step.flatten().tolist() == pytest.approx([total] * step.numel(), rel=1e-5, abs=1e-7), v
 
 
-@FUSED
-def test_ends_of_the_range_count_as_outside(fused):
+@WAYS
+def test_ends_of_the_range_count_as_outside(way):
     v = torch.tensor([-8.0, 7.0, -7.999, 6.999], requires_grad=True)
     step = torch.tensor(1.0, requires_grad=True)
-    lsq(v, step, -8, 7, fused=fused).backward(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    by(way, v, step, -8, 7).backward(torch.tensor([1.0, 1.0, 0.0, 0.0]))
     assert v.grad.tolist() == [0, 0, 0, 0]
     assert step.grad.item() == -8 + 7
 
 
-@FUSED
+@WAYS
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
@@ -86,11 +94,11 @@ def test_ends_of_the_range_count_as_outside(fused):
         *((shape, torch.channels_last) for shape in [(3, 5, 4, 4), (2, 3, 300, 301)]),
     ],
 )
-def test_gradients_of_whole_tensors_are_sums_of_the_published_ones(shape, layout, fused):
+def test_gradients_of_whole_tensors_are_sums_of_the_published_ones(shape, layout, way):
     v = torch.randn(shape).to(memory_format=layout).requires_grad_()
     grad = torch.randn(shape)
     step = torch.tensor(0.137, requires_grad=True)
-    y = lsq(v, step, -8, 7, 0.5, fused=fused)
+    y = by(way, v, step, -8, 7, 0.5)
     y.backward(grad)
     ratio = (v / step).detach()
     inside = (ratio > -8) & (ratio < 7)
@@ -106,42 +114,42 @@ def test_gradients_of_whole_tensors_are_sums_of_the_published_ones(shape, layout
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 2, 3, 1), (3, 1, 2, 0)])
 @pytest.mark.parametrize("shape", [(3, 40, 4, 32), (1, 40, 1, 8), (2, 300, 4, 64)])
-def test_fused_and_eager_agree_on_transposed_tensors(shape, order, masked):
+def test_the_loop_and_torch_agree_on_transposed_tensors(shape, order, masked):
     """As queries, keys and values are; gradients come as they lie, otherwise, or as one number for all."""
     v = torch.randn(shape).permute(order)
     v = torch.where(v < -2, -6000.0, v) if masked else v
     for grad in (torch.randn(shape).permute(order), torch.randn(v.shape), torch.tensor(0.7).expand(v.shape)):
         found, before = [], grad.clone()
-        for fused in (False, True):
+        for way in ("torch", "loop"):
             x, step = v.clone().requires_grad_(), torch.tensor(-0.3, requires_grad=True)
             assert x.stride() == v.stride()
-            y = lsq(x, step, -8, 7, 0.5, fused=fused, masked=masked)
+            y = by(way, x, step, -8, 7, 0.5, masked=masked)
             found.append((y.detach(), *torch.autograd.grad(y, (x, step), grad)))
-        (y, of_x, of_step), (fused_y, fused_of_x, fused_of_step) = found
-        assert torch.equal(y, fused_y)
-        assert fused_y.stride() == v.stride()
-        assert torch.equal(of_x, fused_of_x)
-        assert fused_of_step.item() == pytest.approx(of_step.item(), rel=1e-4, abs=1e-3)
+        (y, of_x, of_step), (loop_y, loop_of_x, loop_of_step) = found
+        assert torch.equal(y, loop_y)
+        assert loop_y.stride() == v.stride()
+        assert torch.equal(of_x, loop_of_x)
+        assert loop_of_step.item() == pytest.approx(of_step.item(), rel=1e-4, abs=1e-3)
         assert torch.equal(grad, before)
 
 
-@FUSED
-def test_codes_come_from_division_not_from_a_reciprocal(fused):
+@WAYS
+def test_codes_come_from_division_not_from_a_reciprocal(way):
     step = torch.tensor(0.1)
     v = (torch.arange(-127, 127).double() + 0.5).mul(0.1).float()  # near ties, where a reciprocal goes wrong
     exact = (v / step).round().clamp(-128, 127)
     assert torch.equal(codes(v, step, -128, 127), exact)
-    assert torch.equal(lsq(v, step, -128, 127, fused=fused), exact * step)
+    assert torch.equal(by(way, v, step, -128, 127), exact * step)
     assert not torch.equal((v * (1 / step)).round().clamp(-128, 127), exact)  # the trap is real
 
 
-def test_fused_and_eager_agree_with_several_threads(monkeypatch):
+def test_the_loop_and_torch_agree_with_several_threads(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     v, grad = torch.randn(1_000_003), torch.randn(1_000_003)
     found = []
-    for fused in (False, True):
+    for way in ("torch", "loop"):
         x, step = v.clone().requires_grad_(), torch.tensor(0.3, requires_grad=True)
-        y = lsq(x, step, 0, 15, fused=fused)
+        y = by(way, x, step, 0, 15)
         y.backward(grad)
         found.append((y.detach(), x.grad, step.grad))
     assert torch.equal(found[0][0], found[1][0])
@@ -149,14 +157,14 @@ def test_fused_and_eager_agree_with_several_threads(monkeypatch):
     assert found[0][2].item() == pytest.approx(found[1][2].item(), rel=1e-4)
 
 
-@FUSED
+@WAYS
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_twice_differentiable(per_channel, fused):
+def test_twice_differentiable(per_channel, way):
     v = torch.randn(4, 6, dtype=torch.float64).mul(3).requires_grad_()
     shape = (4, 1) if per_channel else ()
     step = torch.full(shape, 0.7, dtype=torch.float64, requires_grad=True)
     target = torch.randn(4, 6, dtype=torch.float64)
-    loss = (lsq(v, step, -8, 7, fused=fused) - target).pow(3).sum()
+    loss = (by(way, v, step, -8, 7) - target).pow(3).sum()
     (of_v,) = torch.autograd.grad(loss, v, create_graph=True)
     probe = torch.randn_like(v)
     (second,) = torch.autograd.grad((of_v * probe).sum(), v)
@@ -168,11 +176,11 @@ def test_twice_differentiable(per_channel, fused):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@FUSED
-def test_sixteen_bit_values_are_quantized_in_fp32(dtype, fused):
+@WAYS
+def test_sixteen_bit_values_are_quantized_in_fp32(dtype, way):
     v = torch.randn(500).to(dtype).requires_grad_()
     step = torch.tensor(0.0173, requires_grad=True)
-    y = lsq(v, step, -128, 127, fused=fused)
+    y = by(way, v, step, -128, 127)
     y.sum().backward()
     assert y.dtype == v.grad.dtype == dtype
     assert step.grad.dtype == torch.float32
@@ -182,14 +190,14 @@ def test_sixteen_bit_values_are_quantized_in_fp32(dtype, fused):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@FUSED
-def test_the_default_dtype_changes_no_gradient(dtype, fused):
-    """In a thread of its own, which has no memory for loops yet."""
+@WAYS
+def test_the_default_dtype_changes_no_gradient(dtype, way):
+    """In a thread of its own, too."""
     v = torch.randn(300_000)
 
     def gradients():
         x, step = v.clone().requires_grad_(), torch.tensor(0.1, dtype=torch.float32, requires_grad=True)
-        return torch.autograd.grad(lsq(x, step, -8, 7, fused=fused), (x, step), v)
+        return torch.autograd.grad(by(way, x, step, -8, 7), (x, step), v)
 
     before = torch.get_default_dtype()
     with ThreadPoolExecutor(1) as thread:
@@ -244,10 +252,10 @@ def test_infinities_clamp_and_do_not_poison_the_step():
     assert step.grad.item() == 7 - 8
 
 
-@FUSED
-def test_empty_tensors_pass(fused):
+@WAYS
+def test_empty_tensors_pass(way):
     v, step = torch.zeros(0, 3, requires_grad=True), torch.tensor(1.0, requires_grad=True)
-    lsq(v, step, -8, 7, fused=fused).sum().backward()
+    by(way, v, step, -8, 7).sum().backward()
     assert step.grad.item() == 0
 
 
@@ -266,28 +274,28 @@ def test_backward_keeps_only_what_the_layer_before_keeps_too():
 tensors = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50).map(torch.tensor)
 steps = st.floats(2**-20, 2**10, width=32).map(torch.tensor)
 ranges = st.tuples(st.integers(2, 8), st.booleans()).map(lambda pair: code_range(*pair))
-modes = st.booleans()
+modes = st.sampled_from(["loop", "torch"])
 
 
 @settings(max_examples=150, deadline=None)
 @given(tensors, steps, ranges, modes)
-def test_idempotent(v, step, limits, fused):
-    once = lsq(v, step, *limits, fused=fused)
-    assert torch.equal(lsq(once, step, *limits, fused=fused), once)
+def test_idempotent(v, step, limits, way):
+    once = by(way, v, step, *limits)
+    assert torch.equal(by(way, once, step, *limits), once)
 
 
 @settings(max_examples=150, deadline=None)
 @given(tensors, steps, ranges, modes)
-def test_monotone(v, step, limits, fused):
-    y = lsq(v.sort().values, step, *limits, fused=fused)
+def test_monotone(v, step, limits, way):
+    y = by(way, v.sort().values, step, *limits)
     assert (y.diff() >= 0).all()
 
 
 @settings(max_examples=150, deadline=None)
 @given(tensors, steps, ranges, modes)
-def test_range_respected_and_near(v, step, limits, fused):
+def test_range_respected_and_near(v, step, limits, way):
     low, high = limits
-    y = lsq(v, step, low, high, fused=fused)
+    y = by(way, v, step, low, high)
     assert ((y >= low * step) & (y <= high * step)).all()
     whole = codes(v, step, low, high)
     assert torch.equal(whole, whole.round())

@@ -52,7 +52,7 @@ def quantized(plan):
     return quantize(network(), plan(**PLAN))
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": True}, {"per_channel": True}, {"method": "faq"}])
+@pytest.mark.parametrize("options", [{}, {"per_channel": True}, {"method": "faq"}])
 def test_a_plain_loop_learns(options, plan):
     model = quantize(network(), plan(**PLAN), **options)
     model(data()[0])  # the first training batch sets input steps
@@ -139,9 +139,8 @@ def test_deepcopy_is_independent(quantized):
     assert plan_of(twin) == plan_of(quantized)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_channels_last_gives_the_same(fused, plan):
-    model = quantize(network(), plan(**PLAN), fused=fused)
+def test_channels_last_gives_the_same(plan):
+    model = quantize(network(), plan(**PLAN))
     images, _ = data()
     calibrate_(model, [images])
     expected = model.eval()(images)

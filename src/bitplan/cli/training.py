@@ -46,7 +46,7 @@ NeededTask = Annotated[
 Folder = Annotated[Path, typer.Option("--output", "-o", help="The checkpoint folder to write.")]
 FINISH = {"nearest": "round", "gptq": "compensate", "blockwise": "tune"}
 """--rounding → the argument `finish` of quantize."""
-SHARED_OPTIONS = ("per_channel", "percentile", "fused")  # of every quantizer, unlike those of one
+SHARED_OPTIONS = ("per_channel", "percentile")  # of every quantizer, unlike those of one
 
 
 def quantize(
@@ -82,8 +82,8 @@ def quantize(
 ) -> None:
     """Quantize by a plan, or all layers alike; a task sets the scales of inputs: model + plan → checkpoint.
 
-    A quantizer also takes per_channel=true (a scale per output channel), percentile=99.99 (faq and pact begin there)
-    and fused=true (one compiled loop on a CPU): --quantizer lsq:per_channel=true.
+    A quantizer also takes per_channel=true (a scale per output channel) and percentile=99.99 (faq and pact begin
+    there): --quantizer lsq:per_channel=true.
     """
     from bitplan.cli.inputs import InputOptions, read_input
     from bitplan.quant.convert import quantize as quantize_model

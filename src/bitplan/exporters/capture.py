@@ -104,7 +104,7 @@ def _mark_input_(module: InputQuantizer, path: str) -> None:
     limits = module.range
     if limits is None:
         raise InputError(
-            f"the input step of layer {module.name!r} is not set: call calibrate_(model, batches), or train for one "
+            f"the input scale of layer {module.name!r} is not set: call calibrate_(model, batches), or train for one "
             "batch, before the model is exported"
         )
     why = why_no_multiples(module)

@@ -1,19 +1,34 @@
-"""Tensor operations as they run, below the functions that call them."""
+"""Observe a forward pass: calls of modules, calls of torch functions, and the tensor operations below them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+class Functions(TorchFunctionMode):
+    """Hand every call of a torch function to `call(function, args, kwargs)`, which returns the result."""
+
+    def __init__(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._call(func, args, kwargs or {})
+
+
 class Operations(TorchDispatchMode):
-    """Shows every tensor operation that has run: the operation, its arguments, its options and its output."""
+    """Show every tensor operation that has run: the operation, its arguments, its options and its output."""
 
     def __init__(self, show: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
         super().__init__()
@@ -30,28 +45,80 @@ class Operations(TorchDispatchMode):
         return output
 
 
+@dataclass(eq=False)
+class ModuleCall:
+    """A running call of a module, and how often it has called each function."""
+
+    path: str
+    module: nn.Module
+    functions: Counter[str] = field(default_factory=Counter)
+
+
+class Observer:
+    """Observe one forward pass of a model that belongs to the observer: it puts hooks on every module.
+
+    Inside `with observer:` the methods below are called for modules, functions and operations. `calls` are the module
+    calls that run now, outermost first; after an error, the last of them is where it happened.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.calls = [ModuleCall("", model)]
+        self.functions = Functions(self.call_function)
+        self._operations = Operations(self.run_operation)
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, path), prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._leave)
+
+    def __enter__(self) -> Self:
+        self.functions.__enter__()
+        self._operations.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._operations.__exit__(*error)
+        self.functions.__exit__(*error)
+
+    def enter_module(self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a module is called."""
+
+    def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a torch function in the place of the model, and return its result."""
+        return func(*args, **kwargs)
+
+    def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        """Note a tensor operation that has run."""
+
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.calls.append(ModuleCall(path, module))
+        self.enter_module(self.calls[-1], args, kwargs)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        while len(self.calls) > 1 and self.calls.pop().module is not module:
+            pass  # calls that ended in an error which the model caught
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Every tensor among arguments or results."""
+    """Return every tensor among arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def written(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors that an operation changes in place, as its signature marks them."""
+    """Return the tensors that an operation changes in place, as its signature marks them."""
     declared = operation._schema.arguments  # optional ones at its end may not be given
     pairs = zip(arguments, declared, strict=False)
     return tensors_in([value for value, about in pairs if about.alias_info and about.alias_info.is_write])
 
 
-# --- What the tensor operations that make up layers compute: operands, multiply-accumulates, kind.
+# The products that tensor operations compute: operands, multiply-accumulates, kind.
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Product:
-    """One multiplication of two tensors. `second` is the weight where only one can be (convolution, table).
+    """One multiplication of two tensors. `second` is the weight if only one can be (convolution, table).
 
-    `by_data` says that it is one only if the data say what is multiplied: otherwise a weight is put together so.
+    If `by_data`, it counts only if the first tensor depends on data: else the operation puts a weight together.
     """
 
     kind: str
@@ -63,7 +130,7 @@ class Product:
 
 
 def product_of(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[Product]:
-    """The products that an operation computes; most operations compute none."""
+    """Return the products that an operation computes; most compute none."""
     reader = _READERS.get(operation.overloadpacket)
     return reader(arguments, output) if reader else []
 
@@ -159,7 +226,7 @@ _READERS: dict[Any, Callable[[tuple[Any, ...], Any], list[Product]]] = {
 }
 
 
-# --- Which tensors are the same: the same part of the same storage, not written to in between.
+# Which tensors are the same: the same part of the same storage, not written to in between.
 
 Region = tuple[tuple[int, int], ...] | None
 Key = tuple[int, int, int, Region]
@@ -167,7 +234,7 @@ Key = tuple[int, int, int, Region]
 
 
 class Values:
-    """Follows storages through a forward pass: what each holds, and what it was made from."""
+    """Follows storages through a forward pass: their contents, and the tensors that they come from."""
 
     def __init__(self) -> None:
         self._kept: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
@@ -186,7 +253,7 @@ class Values:
         return address
 
     def key(self, tensor: torch.Tensor) -> Key:
-        """What tells this value from others, following copies back to their source."""
+        """Return a key that tells this value from others, following copies back to their source."""
         storage = self.storage(tensor)
         writes = self._writes.get(storage, 0)
         covered = _covered(tensor)
@@ -198,7 +265,7 @@ class Values:
         return self._copied_from.get(key, key)
 
     def producer(self, key: Key) -> str:
-        """Where the value was made, in words."""
+        """Return the place where a value was made, in words."""
         return self._producers.get(key[:2], "a constant")
 
     def is_activation(self, tensor: torch.Tensor) -> bool:
@@ -206,11 +273,11 @@ class Values:
         return self.storage(tensor) in self._activations
 
     def sources(self, tensor: torch.Tensor) -> frozenset[str]:
-        """The parameters that a tensor was computed from, if it is not an activation."""
+        """Return the parameters that a tensor was computed from, if it is not an activation."""
         return self._sources.get(self.storage(tensor), frozenset())
 
     def origin(self, tensor: torch.Tensor) -> Any:
-        """What was noted of how a tensor came about that is not an activation; None of a parameter."""
+        """Return the note on the origin of a tensor that is not an activation; None for a parameter."""
         return self._origins.get(self.storage(tensor))
 
     def add_parameter(self, tensor: torch.Tensor, name: str) -> None:

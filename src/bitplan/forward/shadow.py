@@ -50,7 +50,7 @@ class Shadow:
         self._device = next((tensor.device for tensor in _tensors(original)), torch.device("cpu"))
 
     def _like(self, tensor: torch.Tensor, device: torch.device, kind: torch.dtype | None = None) -> torch.Tensor:
-        """What stands for a tensor: without data, unless values count; a parameter stays, as it is not written to."""
+        """Return a stand-in for a tensor, without data unless values count; parameters stay, as none is written."""
         if self.follows_values:
             return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().to(device, kind, copy=True)
         # What is on "meta" is treated as on the CPU, like the constants that a model makes as it runs.
@@ -60,7 +60,7 @@ class Shadow:
         return nn.Parameter(fake, requires_grad=False) if isinstance(tensor, nn.Parameter) else fake
 
     def example(self, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """An example split into positional and keyword arguments, on the model's device; float32 in its type."""
+        """Return an example as positional and keyword arguments on the model's device; float32 in its type."""
         if self.follows_values and any(
             tensor.is_meta for tensor in tree_leaves(given) if isinstance(tensor, torch.Tensor)
         ):
@@ -69,7 +69,7 @@ class Shadow:
         return positional, keyword
 
     def arguments(self, given: Any) -> Any:
-        """The same arguments on the model's device, without data unless values count; float32 in the model's type."""
+        """Return the arguments on the model's device, without data unless values count; float32 in the model's type."""
         floats = float_type(self.model)
 
         def like(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,22 +80,22 @@ class Shadow:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
-        quiet = _quiet(logging.getLogger(FakeTensorMode.__module__))
+        """Enter the context in which the shadow runs: no gradients, attention and recurrence in their plain form."""
+        quiet = _silence(logging.getLogger(FakeTensorMode.__module__))
         with _ONE_AT_A_TIME, torch.no_grad(), _without_mkldnn(), quiet, sdpa_kernel(SDPBackend.MATH), self.mode:
             yield
 
 
 def arguments_of(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments: an example is a tensor, a tuple of the former or a mapping of the latter."""
+    """Return positional and keyword arguments: an example is a tensor, a tuple of positional ones, or a mapping."""
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
 @contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """An operation that fails on shapes is reported by us, in one line, and not by torch as well, in thirty."""
+def _silence(logger: logging.Logger) -> Iterator[None]:
+    """Silence a logger: a failing operation is reported by us in one line, not by torch as well in thirty."""
     before, logger.disabled = logger.disabled, True
     try:
         yield
@@ -114,7 +114,7 @@ def _without_mkldnn() -> Iterator[None]:
 
 
 def _check_there(model: nn.Module, values: bool) -> None:
-    """Refuse a model whose parameters have no shape yet, or no data where that is followed."""
+    """Raise an error for a model whose parameters have no shape yet, or no data if values are followed."""
     for name, tensor in model.named_parameters():
         if is_lazy(tensor):
             raise TraceError(f"{name} has no shape before the model has run: call it once, model(example), then trace")
@@ -123,7 +123,7 @@ def _check_there(model: nn.Module, values: bool) -> None:
 
 
 def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Every tensor a model holds: parameters, buffers, and those in plain attributes of its modules."""
+    """Yield every tensor of a model: parameters, buffers, and those in plain attributes of its modules."""
     yield from model.parameters()
     yield from model.buffers()
     for module in model.modules():

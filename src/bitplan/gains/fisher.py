@@ -31,9 +31,9 @@ from bitplan.gains.rerun import Draws
 from bitplan.gains.time_estimate import foreseen, one_pass
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.lsq import summed_products
-from bitplan.quant.methods import Quantizers
 from bitplan.quant.other_precisions import Fresh, is_off, lowered_weights, remember_weights_, rescaled
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.sites import Quantizers
 from bitplan.tasks.base import Task, WithAnswers, WithLoss, judged_by
 from bitplan.weights.opened import CheckpointLike
 

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LinkRule:
-    """Layers whose names differ only in what `members` matches read one tensor, unless `unless` matches."""
+    """Layers whose names differ only in the part that `members` matches read one tensor, unless `unless` matches."""
 
     label: str
     members: str
@@ -57,11 +57,10 @@ LINKS: tuple[LinkRule, ...] = (
 
 @dataclass(frozen=True)
 class Names:
-    """Regular expressions that say what a tensor is; replace any of them, or empty `links`.
+    """Regular expressions that tell the kinds of tensors; replace any of them, or empty `links`.
 
-    `weight` is searched in the tensor's name, the others in the layer's (`core/naming.py`).
-    Weights lie (out, in, …), those of `transposed` (in, out) as in GPT-2, those of `stacked` (experts, in,
-    out).
+    `weight` is searched in the tensor's name, the others in the layer's (`core/naming.py`). Weights lie (out, in, …),
+    those of `transposed` (in, out) as in GPT-2, those of `stacked` (experts, in, out).
     """
 
     weight: str = (
@@ -78,17 +77,17 @@ class Names:
     links: tuple[LinkRule, ...] = field(default=LINKS)
 
     def layout(self, layer: str, shape: tuple[int, ...]) -> Layout:
-        """How the weight of a layer lies."""
+        """Return the layout of the weight of a layer."""
         if len(shape) == 3 and re.search(self.stacked, layer):
             return "stacked_in_out"
         return "in_out" if len(shape) == 2 and re.search(self.transposed, layer) else "out_in"
 
 
 def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names: Names | None = None) -> Graph:
-    """The graph of a checkpoint file, with the layers fixed that the rules fix; ends that are not known are said."""
+    """Return the graph of a checkpoint file under these rules; warn about ends that are not known."""
     checkpoint = opened_as(path)
     graph, ends = _read(checkpoint, names or Names())
-    _say_what_is_left_out(checkpoint, names or Names())
+    _warn_about_left_out(checkpoint, names or Names())
     used = rules or Rules()
     lacking = [end for end in ("first", "last") if not getattr(ends, end) and getattr(used, end) is not None]
     if lacking:
@@ -99,7 +98,7 @@ def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names:
     return apply_rules(graph, used, ends)
 
 
-def _say_what_is_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
+def _warn_about_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
     """Name the matrices that may be weights: bare parameters, parametrized ones, tables of positions."""
     matrices = [one for one in checkpoint.tensors.values() if len(one.shape) > 1 and one.dtype in FLOATS]
     found = [one.name for one in matrices if not _is_weight(one, names) and layer_of_quantizer(one.name) is None]
@@ -111,7 +110,7 @@ def _say_what_is_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
 
 
 def read_graph(path: CheckpointLike, names: Names | None = None) -> Graph:
-    """The layers and links of a checkpoint, none of them fixed."""
+    """Return the layers and links of a checkpoint, none of them fixed."""
     checkpoint = opened_as(path)
     return _read(checkpoint, names or Names())[0]
 
@@ -120,41 +119,41 @@ def _read(checkpoint: OpenedCheckpoint, names: Names) -> tuple[Graph, Ends]:
     weights = _weights(checkpoint.tensors.values(), names)
     if not weights:
         raise FileError(f"{checkpoint.path} holds no float weights under the usual names")
-    single = _over_one_channel(weights, in_order=checkpoint.in_order)
+    single = _convolutions_of_one_channel(weights, in_order=checkpoint.in_order)
     layers = list({weight.layer: _layer(weight, names, single[:1]) for weight in weights}.values())
     linked = [name for link in _links(layers, names.links) for name in link.layers]
     ends = find_ends([_sizes(one, names, single) for one in weights], linked, in_order=checkpoint.in_order)
     if not checkpoint.in_order:
-        layers.sort(key=lambda layer: _place(layer, ends))
+        layers.sort(key=lambda layer: _sort_key(layer, ends))
     links = _links(layers, names.links)
-    return Graph(model=_title(checkpoint.path), layers=tuple(layers), links=tuple(links)), ends
+    return Graph(model=_name_of_file(checkpoint.path), layers=tuple(layers), links=tuple(links)), ends
 
 
-class _Found(NamedTuple):
-    """The weight of a layer: its shape, and what the layer is."""
+class _Weight(NamedTuple):
+    """The weight of a layer: its shape, and the kind of the layer."""
 
     layer: str
     kind: str
     shape: tuple[int, ...]
 
 
-def _weights(tensors: Iterable[Tensor], names: Names) -> list[_Found]:
-    """The weights in their order; what is the same tensor as one before has its name, as parameters have.
+def _weights(tensors: Iterable[Tensor], names: Names) -> list[_Weight]:
+    """Return the weights in their order; a tensor that occurs twice has its first name, as parameters have.
 
-    Of a table that is also the output layer, all that is said is that of a linear layer.
+    A table that is also the output layer counts as a linear layer.
     """
-    found: list[tuple[Any, _Found]] = []
+    found: list[tuple[Any, _Weight]] = []
     for tensor in tensors:
         if _is_weight(tensor, names):
             place = (tensor.data.ctypes.data, tensor.shape) if tensor.data.size else tensor.name
-            found.append((place, _Found(layer_of(tensor.name), _kind(tensor, names), tensor.shape)))
+            found.append((place, _Weight(layer_of(tensor.name), _kind(tensor, names), tensor.shape)))
     first = {place: weight.layer for place, weight in reversed(found)}
     kinds = {place: weight.kind for place, weight in found if weight.kind != "embedding"}
-    return [_Found(first[place], kinds.get(place, weight.kind), weight.shape) for place, weight in found]
+    return [_Weight(first[place], kinds.get(place, weight.kind), weight.shape) for place, weight in found]
 
 
 def _is_weight(tensor: Tensor, names: Names) -> bool:
-    """Whether a tensor is the weight of a layer, by its shape, its type and its name; that of a norm is not."""
+    """Tell whether a tensor is the weight of a layer, by shape, type and name; that of a norm is not."""
     layer = layer_of(tensor.name)
     if len(tensor.shape) < 2 or tensor.dtype not in FLOATS or not layer:
         return False
@@ -162,7 +161,7 @@ def _is_weight(tensor: Tensor, names: Names) -> bool:
 
 
 def _kind(tensor: Tensor, names: Names) -> str:
-    """What a layer is by the shape of its weight and its name."""
+    """Return the kind of a layer by the shape of its weight and its name."""
     name, dimensions = layer_of(tensor.name), len(tensor.shape)
     if is_handed(tensor.name):
         return "parameter"
@@ -173,16 +172,16 @@ def _kind(tensor: Tensor, names: Names) -> str:
     return "embedding" if dimensions == 2 and re.search(names.embedding, name) else "linear"
 
 
-def _over_one_channel(weights: list[_Found], *, in_order: bool) -> list[str]:
-    """The convolutions that may read an image of one channel: every other one over one channel is depthwise."""
+def _convolutions_of_one_channel(weights: list[_Weight], *, in_order: bool) -> list[str]:
+    """Return the convolutions that may read an image of one channel; others over one channel are depthwise."""
     channels = {one.layer: one.shape[1] for one in weights[: 1 if in_order else None] if one.kind.startswith("conv")}
     if any(1 < count <= IMAGE for count in channels.values()):
         return []  # the image has more channels
     return [layer for layer, count in channels.items() if count == 1]
 
 
-def _layer(weight: _Found, names: Names, single: list[str]) -> Layer:
-    """Kind, MACs and inputs by shape and name.
+def _layer(weight: _Weight, names: Names, single: list[str]) -> Layer:
+    """Return kind, MACs and inputs by shape and name.
 
     Groups of a convolution that is not depthwise do not show in its shape: there `in_features` is that of one group.
     """
@@ -191,8 +190,8 @@ def _layer(weight: _Found, names: Names, single: list[str]) -> Layer:
     return Layer(name=sizes.name, kind=sizes.kind, macs=macs, weights=count, in_features=sizes.inputs)
 
 
-def _sizes(weight: _Found, names: Names, single: list[str]) -> Sizes:
-    """What a layer reads and makes; of one channel only those do that are named."""
+def _sizes(weight: _Weight, names: Names, single: list[str]) -> Sizes:
+    """Return the widths that a layer reads and returns; only layers in `single` read one channel."""
     layer, kind, shape = weight
     if kind == "embedding":
         return Sizes(layer, kind, *shape)
@@ -201,15 +200,15 @@ def _sizes(weight: _Found, names: Names, single: list[str]) -> Sizes:
     return Sizes(layer, kind, outputs if depthwise else inputs, outputs)
 
 
-def _place(layer: Layer, ends: Ends) -> tuple[int, list[tuple[int, int, str]]]:
-    """Where a layer comes in a file that does not say: the ends, embeddings, then by name, encoders before decoders."""
+def _sort_key(layer: Layer, ends: Ends) -> tuple[int, list[tuple[int, int, str]]]:
+    """Return the place of a layer in a file without order: ends, embeddings, names, encoders before decoders."""
     by_name = natural(layer.name.replace("decoder", "encoder~"))
     rank = 0 if layer.name in ends.first else 3 if layer.name in ends.last else 1 if layer.kind == "embedding" else 2
     return rank, by_name
 
 
 def _links(layers: list[Layer], rules: tuple[LinkRule, ...]) -> list[Link]:
-    """The first rule that brings a layer together with another, of as many inputs, links it."""
+    """Link each layer by the first rule that brings it together with another one of as many inputs."""
     links: list[Link] = []
     taken: set[str] = set()
     for rule in rules:
@@ -227,7 +226,7 @@ def _links(layers: list[Layer], rules: tuple[LinkRule, ...]) -> list[Link]:
 
 
 def _stem(rule: LinkRule, name: str) -> str | None:
-    """A name with a star for what the rule's members differ in; None where the rule does not speak of it."""
+    """Return a name with a star for the part in which members differ, or None if the rule does not apply."""
     try:
         member = None if re.search(rule.unless, name) else re.search(rule.members, name)
     except re.error as error:
@@ -235,8 +234,8 @@ def _stem(rule: LinkRule, name: str) -> str | None:
     return f"{name[: member.start()]}*{name[member.end() :]}" if member else None
 
 
-def _title(path: Path) -> str:
-    """The name of the folder that a checkpoint is or whose index it is, or of the file without its suffix."""
+def _name_of_file(path: Path) -> str:
+    """Return the name of the folder that a checkpoint is or whose index it is, or the stem of the file."""
     place = path.resolve()
     if place.name.endswith(".index.json"):
         return place.parent.name

@@ -1,4 +1,4 @@
-"""apply_rules: a Graph → the same with the layers fixed that a rule names, each with its rule and its reason.
+"""Fix the layers of a graph that a rule names, each with its rule and its reason.
 
 `amend` puts further patterns on a graph that has its rules already.
 """
@@ -19,7 +19,7 @@ from bitplan.core.rules import RuleName, Rules
 
 
 class Ruling(NamedTuple):
-    """What a rule says of a layer: its precision, which rule it is, why in words; and if that precision was written."""
+    """The precision that a rule gives a layer, the rule, its reason, and whether the user wrote that precision."""
 
     fixed: Precision
     rule: RuleName
@@ -38,7 +38,7 @@ def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
     used = ends or Ends(frozenset(weighted[:1]), frozenset(weighted[-1:]))
 
     def ruled(by: Rules) -> Graph:
-        return _ruled(graph, {layer.name: _ruling(layer, by, used, graph) for layer in graph.layers})
+        return _apply_rulings(graph, {layer.name: _ruling(layer, by, used, graph) for layer in graph.layers})
 
     if "narrow" in rules.model_fields_set:
         return ruled(rules)
@@ -46,12 +46,12 @@ def apply_rules(graph: Graph, rules: Rules, ends: Ends | None = None) -> Graph:
     strict, wider = ruled(plain), ruled(plain.model_copy(update=all_widths))
     if len(strict.selectable) > 1 or len(wider.selectable) == len(strict.selectable):
         return ruled(rules)
-    told = {"notes": (_left_out(rules.narrow, strict, wider),)}
-    return ruled(rules.model_copy(update=all_widths)).model_copy(update=told)
+    note = {"notes": (_explain_narrow(rules.narrow, strict, wider),)}
+    return ruled(rules.model_copy(update=all_widths)).model_copy(update=note)
 
 
-def _left_out(narrow: int, strict: Graph, wider: Graph) -> str:
-    """Which rule was left out, and what it would have left; one group is no choice, since the budget alone decides."""
+def _explain_narrow(narrow: int, strict: Graph, wider: Graph) -> str:
+    """Explain which rule was left out and why; one group is no choice, since the budget alone decides."""
     left = "nothing" if not strict.selectable else "one group"
     return (
         f"rules: layers with fewer than {narrow} input features are not fixed here, since that would leave {left} of "
@@ -60,17 +60,19 @@ def _left_out(narrow: int, strict: Graph, wider: Graph) -> str:
 
 
 def amend(graph: Graph, rules: Rules) -> Graph:
-    """Fix and free by the patterns of some rules what a graph's own rules say otherwise; the rest stays as it is."""
+    """Fix and free layers by the patterns of some rules, against the graph's own rules; the rest stays as it is."""
     _check_patterns(rules, graph)
-    return _ruled(graph, {layer.name: _pattern_or(_own_ruling(layer), layer, rules, graph) for layer in graph.layers})
+    return _apply_rulings(
+        graph, {layer.name: _find_pattern(_ruling_of_layer(layer), layer, rules, graph) for layer in graph.layers}
+    )
 
 
-def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
-    """The graph under these rulings and no others."""
-    layers = {layer.name: _with(rulings[layer.name], layer) for layer in graph.layers}
+def _apply_rulings(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
+    """Return the graph under these rulings and no others."""
+    layers = {layer.name: _apply_ruling(rulings[layer.name], layer) for layer in graph.layers}
     for link in graph.links:
         members = [layers[name] for name in link.layers]
-        layers |= _fix_as_one(members)
+        layers |= _fix_link(members)
     return Graph(
         model=graph.model,
         layers=tuple(layers.values()),
@@ -83,7 +85,7 @@ def _ruled(graph: Graph, rulings: Mapping[str, Ruling | None]) -> Graph:
 
 
 def _check_patterns(rules: Rules, graph: Graph) -> None:
-    """Refuse a pattern that has no effect."""
+    """Raise an error for a pattern that has no effect."""
     names = [layer.name for layer in graph.layers]
     ruled = {layer.name for layer in graph.layers if _takes_patterns(layer, graph)}
     for pattern in [*rules.fix, *rules.free]:
@@ -98,21 +100,21 @@ def _takes_patterns(layer: Layer, graph: Graph) -> bool:
     return bool(layer.weights) and _ruling_of_uses(graph.uses_of(layer.name)) is None
 
 
-def _with(ruling: Ruling | None, layer: Layer) -> Layer:
-    """The layer with what a ruling says, or with nothing, whatever an earlier one said."""
+def _apply_ruling(ruling: Ruling | None, layer: Layer) -> Layer:
+    """Return the layer with this ruling, or with none, without an earlier one."""
     said = {"fixed": None, "rule": None, "why": "", "written": False} if ruling is None else ruling._asdict()
     return layer.model_copy(update=said | {"linked_to": ""})
 
 
-def _own_ruling(layer: Layer) -> Ruling | None:
-    """What fixed a layer itself; None where nothing did, or only its link."""
+def _ruling_of_layer(layer: Layer) -> Ruling | None:
+    """Return the ruling that fixed a layer itself, not its link, or None."""
     if layer.fixed is None or layer.rule is None or layer.linked_to:
         return None
     return Ruling(layer.fixed, layer.rule, layer.why, layer.written)
 
 
-def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Graph) -> Ruling | None:
-    """What the first pattern says that matches a layer; where none does, what is said otherwise."""
+def _find_pattern(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Graph) -> Ruling | None:
+    """Return the ruling of the first pattern that matches a layer, or the other ruling if none does."""
     if not _takes_patterns(layer, graph):
         return otherwise
     if any(fnmatch.fnmatchcase(layer.name, pattern) for pattern in rules.free):
@@ -124,13 +126,13 @@ def _pattern_or(otherwise: Ruling | None, layer: Layer, rules: Rules, graph: Gra
 
 
 def _ruling(layer: Layer, rules: Rules, ends: Ends, graph: Graph) -> Ruling | None:
-    """What the first rule says that speaks of a layer; None where none does."""
+    """Return the ruling of the first rule that applies to a layer, or None."""
     alone = _ruling_of_uses(graph.uses_of(layer.name))
     if alone is not None:
         return alone
     if not layer.weights:
         return _ruling_of_product(layer, rules)
-    return _pattern_or(_usual_ruling(layer, rules, ends), layer, rules, graph)
+    return _find_pattern(_usual_ruling(layer, rules, ends), layer, rules, graph)
 
 
 def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
@@ -148,7 +150,7 @@ def _usual_ruling(layer: Layer, rules: Rules, ends: Ends) -> Ruling | None:
 
 
 def _ruling_of_uses(uses: Sequence[Use]) -> Ruling | None:
-    """What cannot be quantized because of what the network does with it is left alone, whatever else is said."""
+    """Leave a weight in float if the network uses it in a way that cannot be quantized."""
     unknown = [use.function for use in uses if use.function and use.function not in WEIGHTED]
     if unknown:
         return Ruling(LEFT_ALONE, "unquantized", f"{unknown[0]} is not quantized")
@@ -158,15 +160,15 @@ def _ruling_of_uses(uses: Sequence[Use]) -> Ruling | None:
 
 
 def _ruling_of_product(layer: Layer, rules: Rules) -> Ruling:
-    """Products of activations have no weights to choose for: quantized at one precision, or not at all."""
+    """Fix a product of activations, which has no weights to choose for."""
     function = function_of(layer.name)
     if function in PRODUCT_NAMES:
         return Ruling(rules.products, "product", "product of activations", "products" in rules.model_fields_set)
     return Ruling(LEFT_ALONE, "unquantized", f"{function} is not quantized")
 
 
-def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
-    """A link with a fixed member is fixed as a whole, at the highest precision among its members."""
+def _fix_link(members: list[Layer]) -> Mapping[str, Layer]:
+    """Fix a link with a fixed member as a whole, at the highest precision among its members."""
     leader = max(members, key=lambda layer: layer.fixed.height() if layer.fixed else (0, 0))
     if leader.fixed is None:
         return {}
@@ -181,7 +183,7 @@ def _fix_as_one(members: list[Layer]) -> Mapping[str, Layer]:
     return {layer.name: layer.model_copy(update=shared) for layer in others}
 
 
-# --- Which layer of a file is the first and which the last, where its order or its shapes tell.
+# Which layer of a file is the first and which the last, where its order or its shapes tell.
 
 IMAGE = 4
 """The most channels that an image has."""
@@ -190,14 +192,14 @@ _READ_IN_PARTS = ("embedding", "recurrent", "parameter")
 
 
 class Ends(NamedTuple):
-    """The names of the layers that read a network's input and of its heads; none where they are not known."""
+    """The names of the layers that read a network's input, and of its heads; empty if they are not known."""
 
     first: frozenset[str]
     last: frozenset[str]
 
 
 class Sizes(NamedTuple):
-    """A layer of a file as far as its shape tells: how many features it reads and makes; a table reads rows."""
+    """The number of features that a layer of a file reads and returns, by its shape; a table reads rows."""
 
     name: str
     kind: str
@@ -206,40 +208,40 @@ class Sizes(NamedTuple):
 
     @property
     def is_table(self) -> bool:
-        """Whether it looks rows up instead of multiplying."""
+        """True if it looks rows up instead of multiplying."""
         return self.kind == "embedding"
 
     @property
     def widths(self) -> set[int]:
-        """What a layer behind it may read; of a recurrent one three or four gates make one output, or two of them."""
+        """The widths that a layer behind it may read; of a recurrent layer several gates make one output."""
         gates = (1, 3, 4) if self.kind == "recurrent" else (1,)
         return {width for gate in gates for width in (self.outputs // gate, 2 * self.outputs // gate)[: len(gates)]}
 
 
 def find_ends(layers: Sequence[Sizes], linked: Iterable[str], *, in_order: bool) -> Ends:
-    """The ends of these layers; `linked` ones read their tensor together with others, so none of them is the last."""
+    """Return the ends of these layers; `linked` layers share their input, so none of them is the last."""
     if in_order:
-        return Ends(_names(_first_in_order(layers)), _names(_last_in_order(layers)))
+        return Ends(_as_set(_find_first(layers)), _as_set(_find_last(layers)))
     names = [layer.name for layer in layers]
     first, last = _readers_of_the_input(layers), _makers_of_the_output(layers, frozenset(linked))
-    return Ends(_names(_only(first, _lowest_numbers(names))), _names(_only(last, _highest_numbers(names))))
+    return Ends(_as_set(_single(first, _lowest_numbers(names))), _as_set(_single(last, _highest_numbers(names))))
 
 
-def _names(end: str | None) -> frozenset[str]:
+def _as_set(end: str | None) -> frozenset[str]:
     return frozenset() if end is None else frozenset({end})
 
 
-def _first_in_order(layers: Sequence[Sizes]) -> str | None:
-    """The first layer of a file, unless the network reads both tokens and images, in whatever order."""
+def _find_first(layers: Sequence[Sizes]) -> str | None:
+    """Return the first layer of a file, unless the network reads both tokens and images, in whatever order."""
     both = layers[0].is_table and _readers_of_images(layers)
     return None if both else layers[0].name
 
 
-def _last_in_order(layers: Sequence[Sizes]) -> str | None:
-    """The last layer of a file, unless it makes what others read: then a table may come behind it once more."""
+def _find_last(layers: Sequence[Sizes]) -> str | None:
+    """Return the last layer of a file, unless other layers can read its output and a table may follow."""
     last = layers[-1]
     tables = any(layer.is_table for layer in layers)
-    return None if last.is_table or (tables and last.outputs in _read(layers)) else last.name
+    return None if last.is_table or (tables and last.outputs in _widths_read(layers)) else last.name
 
 
 def _readers_of_the_input(layers: Sequence[Sizes]) -> list[str]:
@@ -247,44 +249,47 @@ def _readers_of_the_input(layers: Sequence[Sizes]) -> list[str]:
     tables = [layer.name for layer in layers if layer.is_table and layer.inputs == rows]
     made = set[int]().union(*(layer.widths for layer in layers))
     readers = [layer.name for layer in layers if not layer.is_table and layer.inputs not in made]
-    return tables + (_readers_of_images(layers) or _unrepeated(readers))
+    return tables + (_readers_of_images(layers) or _drop_repeated(readers))
 
 
 def _readers_of_images(layers: Sequence[Sizes]) -> list[str]:
-    """The convolutions over the fewest channels, as far as they are no part that a network repeats."""
+    """Return the convolutions over the fewest channels that are not in a repeated part."""
     for channels in range(1, IMAGE + 1):
         found = [layer.name for layer in layers if layer.kind.startswith("conv") and layer.inputs == channels]
-        if _unrepeated(found):
-            return _unrepeated(found)
+        if _drop_repeated(found):
+            return _drop_repeated(found)
     return []
 
 
 def _makers_of_the_output(layers: Sequence[Sizes], linked: frozenset[str]) -> list[str]:
-    """Layers whose outputs none can read as they are. Gates and packed projections (q, k and v) are read in parts."""
-    read = _read(layers)
+    """Return layers whose outputs no layer can read whole.
+
+    Gates and packed projections (q, k and v) are read in parts.
+    """
+    read = _widths_read(layers)
     unread = [layer for layer in layers if layer.outputs not in read and layer.kind not in _READ_IN_PARTS]
     unread = [layer for layer in unread if layer.outputs not in (2 * layer.inputs, 3 * layer.inputs)]
-    return _unrepeated([layer.name for layer in unread if layer.name not in linked])
+    return _drop_repeated([layer.name for layer in unread if layer.name not in linked])
 
 
-def _read(layers: Sequence[Sizes]) -> set[int]:
+def _widths_read(layers: Sequence[Sizes]) -> set[int]:
     return {layer.inputs for layer in layers if not layer.is_table}
 
 
-def _unrepeated(names: Sequence[str]) -> list[str]:
-    """The names that differ from all others by more than numbers: no parts that a network repeats."""
+def _drop_repeated(names: Sequence[str]) -> list[str]:
+    """Return the names that differ from all others by more than numbers: those in no repeated part."""
     families: dict[str, list[str]] = defaultdict(list)
     for name in names:
         families[_family(name)].append(name)
     return [family[0] for family in families.values() if len(family) == 1]
 
 
-def _only(found: Sequence[str], possible: set[str]) -> str | None:
+def _single(found: Sequence[str], possible: set[str]) -> str | None:
     return found[0] if len(found) == 1 and found[0] in possible else None
 
 
 def _lowest_numbers(names: Sequence[str]) -> set[str]:
-    """Of names that differ only in numbers the lowest, in their natural order: a later one is not the first."""
+    """Return the lowest of names that differ only in numbers, in natural order: a later one is not the first."""
     return set({_family(name): name for name in reversed(names)}.values())
 
 

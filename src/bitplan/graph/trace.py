@@ -1,8 +1,7 @@
-"""trace: model + example input → Graph, from shapes alone."""
+"""Trace a model with an example input into a Graph, from shapes alone."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bitplan.core.errors import InputError, TraceError
@@ -33,7 +31,7 @@ from bitplan.core.naming import (
 )
 from bitplan.core.records import Graph, Layer, Link, Use, Uses
 from bitplan.core.rules import Rules
-from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
+from bitplan.forward.operations import Key, ModuleCall, Observer, Product, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import Ends, apply_rules
@@ -63,14 +61,14 @@ def trace(
     name: str | None = None,
     values: bool = False,
 ) -> Graph:
-    """Find the layers of a model, what they cost and which of them are linked.
+    """Return the layers of a model, their costs and their links.
 
-    Of a checkpoint file the graph follows from its names and shapes alone (`graph/names.py`), without an example.
-    `example` is a tensor, a tuple of positional arguments, or a dict of keyword arguments; only its shapes matter
-    (meta tensors do), and the model is neither run nor changed. MACs are those of the example, its batch included.
+    The graph of a checkpoint file follows from its names and shapes alone (`graph/names.py`), without an example.
+    `example` is a tensor, a tuple of positional arguments, or a dict of keyword arguments. Only its shapes matter (meta
+    tensors do), and the model is neither run nor changed. MACs are those of the example, its batch included.
 
-    `values` is for models that decide by the values of tensors: the path is followed that they take for this example,
-    by running a copy which shares the parameters.
+    Use `values` for models that decide by the values of tensors: a copy which shares the parameters is run, on the path
+    that this example takes.
     """
     if not isinstance(model, nn.Module):
         if values:
@@ -124,7 +122,7 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
             integers.add_outputs(shadow.model(*positional, **keyword))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TraceError(
-            f"{_place(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "
+            f"{_locate(watch)} decides by the values of a tensor ({error.func}), which shapes alone cannot follow: "
             "trace it with data, --input values (in Python: trace(model, example, values=True))"
         ) from error
     except Exception as error:
@@ -134,19 +132,21 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
             "" if shadow.follows_values else " (if the model runs on it: --input values, or values=True, traces a run)"
         )
         misfit = isinstance(error, RuntimeError | TypeError | ValueError | IndexError)
-        told = "the example input does not fit the model" if misfit else "the model's own code fails"
+        problem = "the example input does not fit the model" if misfit else "the model's own code fails"
         raise TraceError(
-            f"{told}: in {_place(watch)}: {message[0] if message else repr(error)}{hint if misfit else ''}"
+            f"{problem}: in {_locate(watch)}: {message[0] if message else repr(error)}{hint if misfit else ''}"
         ) from error
 
 
-def _place(watch: Watch) -> str:
-    path, module = watch.where
-    return f"{path} ({type(module).__name__})" if path else type(module).__name__
+def _locate(watch: Watch) -> str:
+    """Name the module that runs; after an error, the one in which it happened."""
+    call = watch.calls[-1]
+    name = type(call.module).__name__
+    return f"{call.path} ({name})" if call.path else name
 
 
 def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
-    """Layers whose weights no operation has read."""
+    """Return layers whose weights no operation has read."""
     never = {
         name: parameter
         for name, parameter in shadow.parameters.items()
@@ -155,7 +155,7 @@ def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
     return tuple(dict.fromkeys(layer_of(name) for name in never))
 
 
-# --- Watch a forward pass and note every layer: by the tensors it multiplies, not by the class of a module.
+# Layers are found by the tensors that are multiplied, not by the classes of modules.
 
 aten = torch.ops.aten
 
@@ -168,7 +168,7 @@ _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
 
 @dataclass
 class SeenLayer:
-    """What is known of a layer so far."""
+    """A layer as seen so far."""
 
     name: str
     kind: str
@@ -180,28 +180,19 @@ class SeenLayer:
     uses: dict[Use, None] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class _ModuleCall:
-    """A running call of a module, and how often it has called each function."""
-
-    path: str
-    module: nn.Module
-    functions: Counter[str] = field(default_factory=Counter)
-
-
 @dataclass(frozen=True)
 class _Origin:
-    """How a tensor was made from parameters: computed, or only moved about; and within which calls of modules."""
+    """The way a tensor came from parameters, computed or only moved, and the module calls that it happened in."""
 
     computed: bool
-    within: tuple[_ModuleCall, ...]
+    within: tuple[ModuleCall, ...]
 
 
 class _Flow:
-    """Finds the first layers and the heads: follows what each layer with weights makes, past all that is no such layer.
+    """Find the first layers and the heads: follow the results of layers with weights through all other operations.
 
-    A first layer reads something that comes from the network's input and from no layer. A head makes something that no
-    layer reads. A table is neither, unless it is the layer that is called first.
+    A first layer reads something that comes from the network's input and from no layer. The result of a head is read by
+    no layer. A table is neither, unless it is the layer that is called first.
     """
 
     def __init__(self, values: Values) -> None:
@@ -227,7 +218,7 @@ class _Flow:
         self._unread.update(() if is_table else calls)
 
     def ran(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], *, fills: bool) -> None:
-        """Note what an operation made or changed; one that `fills` uses the shape of its input only."""
+        """Note the results of an operation; one that `fills` uses only the shape of its input."""
         read = {self._values.storage(tensor) for tensor in inputs}
         before = set[int]().union(*(self._results.get(storage, ()) for storage in read))
         results = frozenset() if fills else frozenset(self._unread.intersection(before.union(self._running)))
@@ -245,7 +236,7 @@ class _Flow:
         return Ends(frozenset(self._first or self._called[:1]), heads or frozenset(self._called[-1:]))
 
 
-class Watch:
+class Watch(Observer):
     """The layers of one forward pass, in the order of their first call."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], *, few_steps: bool = False) -> None:
@@ -259,56 +250,45 @@ class Watch:
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
             self.values.add_parameter(parameter, name)
-        self._stack: list[_ModuleCall] = [_ModuleCall("", model)]
         self._function = _UNSEEN
         self._moves = False
         self._product_name = ""
         self._softmaxes: set[str] = set()
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._enter(path), prepend=True)
-            module.register_forward_hook(self._leave, always_call=False)
-
-    def __enter__(self) -> Watch:
-        self._modes = (_Functions(self), Operations(self.run_operation))
-        for mode in self._modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+        super().__init__(model)
 
     @property
     def ends(self) -> Ends:
         """The layers that read the network's input, and its heads."""
         return self._flow.ends
 
-    @property
-    def where(self) -> tuple[str, nn.Module]:
-        """The module being run: path and module. After an error, the one it happened in."""
-        return self._stack[-1].path, self._stack[-1].module
-
-    def _enter(self, path: str) -> Any:
-        def enter(module: nn.Module, _: Any) -> None:
-            self._stack.append(_ModuleCall(path, module))
-
-        return enter
-
-    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        while len(self._stack) > 1 and self._stack.pop().module is not module:
-            pass  # calls that ended in an error which the model caught
+    def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; one that hides its products is opened, as a quantized network opens it."""
+        if func is F.multi_head_attention_forward:
+            with self.functions:
+                return open_attention(*args, **kwargs)
+        if func in OPENED:
+            with self.functions:
+                return OPENED[func](self.products, *args, **kwargs)
+        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
+            equation, (result, *operands) = operands_of_einsum(args)
+            with self.functions:
+                for pair, operand in zip(pairs_of_einsum(equation, len(operands) + 1), operands, strict=True):
+                    result = torch.einsum(pair, result, operand)
+            return result
+        with self._calling(func, args, kwargs):
+            return func(*args, **kwargs)
 
     @contextmanager
-    def calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """A function of torch is called from Python; its operations follow.
+    def _calling(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Observe a function of torch that is called from Python; its operations follow.
 
         Calls are counted as `quant/call_interception.py` counts them when the network runs (`core/naming.py`).
         """
         name = function_name(getattr(func, "__name__", str(func)))
-        call = self._stack[-1]
+        call = self.calls[-1]
         self._function, self._moves = name, func in MOVES or func in MULTIPLICATIONS
         self._product_name = inside(call.path, product_name(name, call.functions[name]))
-        call.functions[name] += not self._given_weight(func, args, kwargs)
+        call.functions[name] += not self._reads_weight(func, args, kwargs)
         if func in SOFTMAX:
             self._note_softmax()
         try:
@@ -319,14 +299,14 @@ class Watch:
 
     @contextmanager
     def counting(self, times: int) -> Iterator[None]:
-        """What is multiplied now counts so many times."""
+        """Count products so many times until the block ends."""
         self._times, before = times, self._times
         try:
             yield
         finally:
             self._times = before
 
-    def _given_weight(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _reads_weight(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether an operand of a multiplication comes from parameters."""
         multiplication = MULTIPLICATIONS.get(func)
         if multiplication is None:
@@ -336,8 +316,8 @@ class Watch:
         return any(isinstance(operand, torch.Tensor) and self.values.sources(operand) for operand in operands)
 
     def _note_softmax(self) -> None:
-        """It follows a product of the module that calls it, or that has a module of torch's do so."""
-        for call in reversed(self._stack):
+        """Note a softmax for the module that calls it, or that lets a module of torch's call it."""
+        for call in reversed(self.calls):
             if any(inside(call.path, function) in self.layers for function in call.functions):
                 self._softmaxes.add(call.path)
                 return
@@ -351,7 +331,7 @@ class Watch:
             self.touched |= self.values.sources(tensor)
         products = product_of(operation, arguments, output)
         is_layer = any([self._note(product) for product in products])
-        path = self._stack[-1].path
+        path = self.calls[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
         multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
         origin = self._origin(inputs, moves=self._moves and not multiplies)
@@ -363,10 +343,10 @@ class Watch:
             self.values.copied(inputs[0], outputs[0])
 
     def _origin(self, inputs: list[torch.Tensor], *, moves: bool) -> _Origin:
-        """How what is made now comes from parameters, if it does."""
+        """Return how a new tensor comes from parameters, if it does."""
         before = [origin for origin in map(self.values.origin, inputs) if origin is not None]
         computed = not moves or any(origin.computed for origin in before)
-        within = tuple(self._stack)
+        within = tuple(self.calls)
         for origin in before:
             shared = zip(within, origin.within, strict=False)
             within = tuple(mine for mine, _ in takewhile(lambda both: both[0] is both[1], shared))
@@ -387,22 +367,22 @@ class Watch:
         kind = "attention" if self._function == ATTENTION else "product"
         seen = self._layer(self._product_name, product, 0, kind)
         seen.macs += product.macs * self._times
-        seen.uses[Use(module=self._stack[-1].path, function=self._function_of(product))] = None
+        seen.uses[Use(module=self.calls[-1].path, function=self._function_of(product))] = None
         return True
 
     def _function_of(self, product: Product) -> str:
-        """The function that multiplies, which is another one for complex numbers: they have no quantizers."""
+        """Return the function that multiplies; complex numbers have one of their own, since they have no quantizers."""
         return f"{COMPLEX}{self._function}" if product.second.is_complex() else self._function
 
     def _is_product(self, product: Product) -> bool:
-        """Tell whether activations are multiplied; attention takes everything for one."""
+        """Tell whether activations are multiplied; attention counts as such in any case."""
         both = self.values.is_activation(product.first) and self.values.is_activation(product.second)
         return both or self._function == ATTENTION
 
     def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[SeenLayer]:
-        """The layers that have this weight: one, which is or is computed from parameters, or several put together."""
+        """Return the layers of this weight: one layer, or several whose weights were put together."""
         sources = sorted(self.values.sources(weight))
-        origin = self.values.origin(weight) or _Origin(False, tuple(self._stack))
+        origin = self.values.origin(weight) or _Origin(False, tuple(self.calls))
         if origin.computed:  # of a matrix with a low-rank update: the matrix
             largest = max(sources, key=lambda name: self._sizes[name])
             size = self._sizes[largest] if len(sources) == 1 else weight.numel()
@@ -410,7 +390,7 @@ class Watch:
         else:
             parts = {name: self._sizes[name] for name in sources}
         layers = [self._matrix(layer_of(name), product, size) for name, size in parts.items()]
-        shared = [call for call, own in zip(origin.within, self._stack, strict=False) if call is own]
+        shared = [call for call, own in zip(origin.within, self.calls, strict=False) if call is own]
         use = Use(module=shared[-1].path, function=self._function_of(product), computed=origin.computed)
         for seen, (name, size) in zip(layers, parts.items(), strict=True):
             seen.parameter = name
@@ -419,7 +399,7 @@ class Watch:
         return layers
 
     def _roles(self, product: Product) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Which operand is the input and which the weight (None: neither is)."""
+        """Return the operand that is the input and the one that is the weight (None if neither is)."""
         first, second = product.first, product.second
         if self._function == ATTENTION or (product.by_data and not self.values.is_activation(first)):
             return first, None
@@ -432,12 +412,12 @@ class Watch:
         return first, None
 
     def complex_products(self) -> list[str]:
-        """The products of activations that are complex numbers."""
+        """Return the products of activations that are complex numbers."""
         products = [seen for seen in self.layers.values() if not seen.parameter]
         return [seen.name for seen in products if any(use.function.startswith(COMPLEX) for use in seen.uses)]
 
     def products_without_softmax(self) -> list[str]:
-        """The products of modules that have several and no softmax among them."""
+        """Return the products of modules that have several and no softmax among them."""
         within: dict[str, list[str]] = {}
         for seen in self.layers.values():
             if seen.kind == "product":
@@ -457,36 +437,11 @@ class Watch:
         return seen
 
 
-class _Functions(TorchFunctionMode):
-    """Sees calls of torch functions, before they are taken apart into operations."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.multi_head_attention_forward:  # look inside, at the calls that a quantized network quantizes
-            with self:
-                return open_attention(*args, **(kwargs or {}))
-        if func in OPENED:
-            with self:
-                return OPENED[func](self._watch.products, *args, **(kwargs or {}))
-        if func is torch.einsum and len(operands_of_einsum(args)[1]) > 2:
-            equation, operands = operands_of_einsum(args)
-            result = operands[0]
-            with self:
-                for pair, operand in zip(pairs_of_einsum(equation, len(operands)), operands[1:], strict=True):
-                    result = torch.einsum(pair, result, operand)
-            return result
-        with self._watch.calling(func, args, kwargs or {}):
-            return func(*args, **(kwargs or {}))
-
-
-# --- Linked layers: those that read the same tensor.
+# Linked layers: those that read the same tensor.
 
 
 def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]) -> tuple[Link, ...]:
-    """Join layers that share an input, also through a third one; `inputs` in execution order."""
+    """Return links of layers that share an input, also through a third layer; `inputs` in execution order."""
     readers: dict[Key, str] = {}
     leader = {name: name for name in inputs}
     through: dict[str, list[str]] = {}
@@ -513,36 +468,36 @@ def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]
     )
 
 
-# --- Which uses of layers a graph tells: those that `quantize` would not find by the names of layers alone.
+# The uses of layers in a graph: those that `quantize` would not find by the names of layers alone.
 
 
 def told_uses(model: nn.Module, watch: Watch) -> Uses:
-    """All uses of the layers whose uses are not the one that their name suggests."""
+    """Return all uses of the layers whose uses do not follow from their name."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    told: Uses = {}
+    uses_of_layers: Uses = {}
     for seen in watch.layers.values():
         if seen.parameter:
             path, name = holder_of(seen.parameter)
             held = Held(path, modules[path], name)
-            uses = tuple(dict.fromkeys(_as_quantized(use, held, modules) for use in seen.uses))
+            uses = tuple(dict.fromkeys(_without_function(use, held, modules) for use in seen.uses))
             usual = usual_use(held, modules)
-            if not all(_says_nothing(use, usual) for use in uses):
-                told[seen.name] = uses
-    told |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
+            if not all(_is_usual(use, usual) for use in uses):
+                uses_of_layers[seen.name] = uses
+    uses_of_layers |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
     for name in watch.products_without_softmax():
-        told[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
-    return told
+        uses_of_layers[name] = tuple(use.model_copy(update={"softmax": False}) for use in watch.layers[name].uses)
+    return uses_of_layers
 
 
-def _as_quantized(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:
-    """A use by a module whose own forward a counterpart will run needs no function."""
+def _without_function(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:
+    """Drop the function of a use if the counterpart of the module runs the forward."""
     named = use.module and not use.function.startswith(COMPLEX)
     own = own_name(modules[use.module], getattr(held.module, held.name), held) if named else ""
     return Use(module=use.module, function="") if own else use
 
 
-def _says_nothing(use: Use, usual: Use) -> bool:
-    """Tell whether a use is the one that is taken for granted."""
+def _is_usual(use: Use, usual: Use) -> bool:
+    """Tell whether a use is the one that a name suggests."""
     if use.module != usual.module or bool(use.function) != bool(usual.function):
         return False
     return not use.function or (use.function in WEIGHTED - LOOK_UPS and not use.computed)

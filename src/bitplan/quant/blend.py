@@ -1,6 +1,6 @@
-"""Several precisions of a layer at once: each tensor is quantized by every choice, and what comes of it is mixed.
+"""Several precisions of a layer at once: each tensor is quantized by every choice, and the results are mixed.
 
-That is all that relaxations (`relaxations/`) need of quantization. Whichever method quantizes, its own modules do.
+Relaxations (`plugins/methods/relaxations`) are built on this, with the modules of any method.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Plan
 from bitplan.quant.convert import plan_of, quantize, quantizers_of
 from bitplan.quant.lsq import MASK
-from bitplan.quant.methods import Quantizers
 from bitplan.quant.proof import take_proof_off_
+from bitplan.quant.sites import Quantizers
 
 SHARES = "bitplan_shares"
-"""What the first blend of a model has inside it: how much of each choice all groups have."""
+"""The name of the shares inside the first blend of a model."""
 
 
 class Shares(nn.Module):
-    """How much of each choice each group has, and what of it is learned in a training: here nothing.
+    """The share of each choice in each group, and its training; this base class learns nothing.
 
-    The training loop asks it before a piece of a batch runs (`begin_`), for what is minimized (`objective`), before and
-    after a step of the optimizer (`spare_`, `end_`). What it learns the optimizer leaves alone,
-    whichever that is: `end_` takes a plain gradient step at `rate`.
+    The training loop calls it before a micro-batch runs (`begin_`), for its loss (`objective`), and before and after a
+    step of the optimizer (`spare_`, `end_`). The optimizer leaves its parameters alone: `end_` takes a plain gradient
+    step at `rate`.
     """
 
     rate = 0.0
@@ -37,18 +37,18 @@ class Shares(nn.Module):
         raise NotImplementedError
 
     def begin_(self, step: int, total: int) -> None:
-        """Before each piece of a batch, in this step of so many."""
+        """Prepare for a micro-batch of this step of so many."""
 
     def objective(self, loss: Tensor) -> Tensor:
-        """What is minimized, of the loss of a piece."""
+        """Return the objective for the loss of one micro-batch."""
         return loss
 
     def spare_(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Drop the gradients of those among all parameters whose turn it is not."""
+        """Drop the gradients of the parameters that are not to be trained in this step."""
 
     @torch.no_grad()
     def end_(self, part: float = 1.0) -> None:
-        """After a step of the optimizer: a plain step of what is learned here, at this part of the rate."""
+        """Take a plain gradient step after a step of the optimizer, at this part of the rate."""
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self.rate * part)
@@ -56,19 +56,19 @@ class Shares(nn.Module):
 
     @property
     def learns(self) -> bool:
-        """Whether there is anything that it learns."""
+        """True if it has parameters."""
         return any(True for _ in self.parameters())
 
 
 class Blend(nn.Module):
     """One grid for each of some choices, and a group's shares: a tensor → Σ share · grid(tensor), of the same shape.
 
-    `place` says for each choice which of the grids it is, for choices may have the same bits here. Where one choice has
-    all, it is exactly what its grid makes.
+    `place` is the index of the grid of each choice, since choices may have the same bits here. If one choice has the
+    whole share, the result is exactly that of its grid.
     """
 
     follows = True
-    """As of a weight whose levels depend on all of it, whole tables are quantized (`layer_types/embedding.py`)."""
+    """Whole tables are quantized, as for weights whose levels depend on all of it (`quant/layer_types.py`)."""
 
     shares: Shares
 
@@ -80,70 +80,70 @@ class Blend(nn.Module):
         self.masked = any(getattr(grid, "masked", False) for grid in grids)
         self.__dict__["shares"] = shares  # which the first blend of a model has among its modules
 
-    def forward(self, v: Tensor, **told: Any) -> Tensor:
-        """Mix what the grids make; masks of attention pass as they are."""
+    def forward(self, v: Tensor, **options: Any) -> Tensor:
+        """Mix the results of the grids; masks of attention pass unchanged."""
         if not v.is_floating_point():
             return v
         if not self.masked:
-            return self._mixed(v, told)
-        return torch.where(v < MASK, v, self._mixed(v.clamp_min(MASK), told))
+            return self._mix(v, options)
+        return torch.where(v < MASK, v, self._mix(v.clamp_min(MASK), options))
 
-    def _mixed(self, v: Tensor, told: dict[str, Any]) -> Tensor:
+    def _mix(self, v: Tensor, options: dict[str, Any]) -> Tensor:
         shares, computed = self.shares.of_group(self.group)
         wanted = sorted({place for place, is_computed in zip(self.place, computed, strict=True) if is_computed})
         if len(wanted) == 1:
-            return _made(self.grids[wanted[0]], v, told)
+            return _quantize_by(self.grids[wanted[0]], v, options)
         out = None
         for number in wanted:
             own = torch.stack([share for share, place in zip(shares, self.place, strict=True) if place == number])
-            made = _made(self.grids[number], v, told)
+            made = _quantize_by(self.grids[number], v, options)
             part = made * own.sum().to(made.dtype)
             out = part if out is None else out + part
         assert out is not None, "a group has some choice"
         return out
 
     def extra_repr(self) -> str:
-        """Bits of the grids."""
-        return f"bits={[_bits(grid) for grid in self.grids]}, group={self.group}"
+        """Return the bits of the grids."""
+        return f"bits={[_bits_of(grid) for grid in self.grids]}, group={self.group}"
 
 
 def shares_of(model: nn.Module) -> Shares:
-    """What a model learns of its own precisions; where that is nothing, what does nothing."""
+    """Return the shares that a model learns, or shares that learn nothing."""
     return next((module for module in model.modules() if isinstance(module, Shares)), None) or Shares()
 
 
 def blended(
     model: nn.Module, members: Sequence[Sequence[str]], choices: Sequence[Precision], shares: Shares
 ) -> nn.Module:
-    """A copy of a quantized model in which these groups, the layers of each, have all choices at once, by `shares`.
+    """Return a copy of a quantized model in which each of these groups has all choices at once, mixed by `shares`.
 
-    Grids begin where `quantize` to that choice would have them. Biases are not rounded to grids of products, which
-    there are none of between two precisions.
+    Grids begin as `quantize` to that choice would have them. Biases are not rounded to grids of products, which do not
+    exist between two precisions.
     """
     names = [layer for group in members for layer in group]
-    at_each = [_at(model, dict.fromkeys(names, choice)) for choice in choices]
-    made = at_each[0]  # the lowest: what any choice quantizes is quantized there
+    at_each = [_copy_at(model, dict.fromkeys(names, choice)) for choice in choices]
+    lowest = at_each[0]  # whatever any choice quantizes is quantized there
     found = [quantizers_of(one) for one in at_each]
     blends: dict[int, Blend] = {}
     for number, group in enumerate(members):
         for layer in group:
-            for slots in _slots([by_layer.get(layer) for by_layer in found]):
-                if id(slots[0]) not in blends and len({_bits(slot) for slot in slots}) > 1:
-                    blends[id(slots[0])] = _blend(slots, shares, number)
-    _put_(made, blends)
-    take_proof_off_(made)
+            for slots in _find_slots([by_layer.get(layer) for by_layer in found]):
+                if id(slots[0]) not in blends and len({_bits_of(slot) for slot in slots}) > 1:
+                    blends[id(slots[0])] = _make_blend(slots, shares, number)
+    _replace_quantizers_(lowest, blends)
+    take_proof_off_(lowest)
     for first in list(blends.values())[:1]:  # not the root, which may run its parts one after the other
         first.add_module(SHARES, shares)
-    return made
+    return lowest
 
 
-def _at(model: nn.Module, precisions: dict[str, Precision]) -> nn.Module:
+def _copy_at(model: nn.Module, precisions: dict[str, Precision]) -> nn.Module:
     plan = plan_of(model)
     return quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | precisions})), integer=False)
 
 
-def _slots(found: Sequence[Quantizers | None]) -> list[list[nn.Module]]:
-    """Each place of a layer that has a quantizer at the lowest choice: what is there at every choice."""
+def _find_slots(found: Sequence[Quantizers | None]) -> list[list[nn.Module]]:
+    """Return the modules at every choice for each place that has a quantizer at the lowest choice."""
     known = [Quantizers(None, ()) if one is None else one for one in found]
     slots: list[list[nn.Module]] = []
     if known[0].weight is not None:
@@ -153,23 +153,23 @@ def _slots(found: Sequence[Quantizers | None]) -> list[list[nn.Module]]:
     return slots
 
 
-def _blend(slots: Sequence[nn.Module], shares: Shares, group: int) -> Blend:
-    by_bits = {_bits(slot): slot for slot in reversed(slots)}
+def _make_blend(slots: Sequence[nn.Module], shares: Shares, group: int) -> Blend:
+    by_bits = {_bits_of(slot): slot for slot in reversed(slots)}
     bits = sorted(by_bits)
-    return Blend([by_bits[one] for one in bits], [bits.index(_bits(slot)) for slot in slots], shares, group)
+    return Blend([by_bits[one] for one in bits], [bits.index(_bits_of(slot)) for slot in slots], shares, group)
 
 
-def _bits(grid: nn.Module) -> int:
+def _bits_of(grid: nn.Module) -> int:
     return int(getattr(grid, "bits", LEFT_ALONE_BITS))
 
 
-def _made(grid: nn.Module, v: Tensor, told: dict[str, Any]) -> Tensor:
-    made: Tensor = grid(v) if isinstance(grid, nn.Identity) else grid(v, **told)
-    return made
+def _quantize_by(grid: nn.Module, v: Tensor, options: dict[str, Any]) -> Tensor:
+    quantized: Tensor = grid(v) if isinstance(grid, nn.Identity) else grid(v, **options)
+    return quantized
 
 
-def _put_(model: nn.Module, blends: dict[int, Blend]) -> None:
-    """Put blends in the place of quantizers, wherever these are registered or referred to."""
+def _replace_quantizers_(model: nn.Module, blends: dict[int, Blend]) -> None:
+    """Put blends in the place of quantizers, registered or referred to."""
     for module in list(model.modules()):
         if isinstance(module, Blend):
             continue

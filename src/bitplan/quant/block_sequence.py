@@ -1,4 +1,4 @@
-"""Blocks that run one after the other, each on what the one before made: a later one can be run alone, from there."""
+"""Blocks that run one after the other, each on the output of the one before: a later block can be run alone."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ _HERE = object()  # where in its arguments a block is given what the one before 
 
 
 class Chain:
-    """The blocks of a list, and for each batch with what they were called, and what the next one is to be given."""
+    """The blocks of a list, and for each batch the arguments of their calls and the input of the next block."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self.blocks = list(blocks)
         self.next = 0
         self._calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]] = []
-        self._made: list[Tensor] = []
+        self._inputs: list[Tensor] = []
 
     def place(self, module: nn.Module) -> int | None:
-        """The number of the block that a module is in."""
+        """Return the index of the block that contains a module, or None."""
         inside = (number for number, block in enumerate(self.blocks) if any(one is module for one in block.modules()))
         return next(inside, None)
 
     def record_(self, run: Run, batches: Sequence[Any]) -> bool:
-        """Run every batch up to the last block; tell whether each was given what the one before made, and ran once.
+        """Run every batch up to the last block; tell whether each block ran once, on the output of the one before.
 
-        No other thing that blocks are given may be made by one of them, and nothing that they are given or make may be
-        written to: what is kept of a call would not be what it is called with later.
+        No other argument of a block may come from an earlier block, and no argument or result may be written to: a
+        recorded call would differ from the call that is made later.
         """
-        self._calls, self._made, self.next = [], [], 0
+        self._calls, self._inputs, self.next = [], [], 0
         for batch in batches:
             calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
             results: list[Any] = []
             written: list[tuple[Tensor, float]] = []
-            with _noting(self.blocks, calls, results, written), suppress(Enough):
+            with _record_calls(self.blocks, calls, results, written), suppress(Enough):
                 run(batch)
             if [block for block, *_ in calls] != self.blocks or len(results) != len(calls):
                 return False
             if not all(isinstance(one, _PLAIN) for _, *arguments in calls for one in tree_leaves(arguments)):
                 return False  # such as a cache of keys, to which every run adds
-            given = [_given(args, kwargs) for _, args, kwargs in calls]
+            given = [_find_input(args, kwargs) for _, args, kwargs in calls]
             passed = all(one is first(made) for one, made in zip(given[1:], results[:-1], strict=True))
             if not passed or given[0] is None or any(_version(one) != version for one, version in written):
                 return False
-            opened = [_opened(call, one) for call, one in zip(calls, given, strict=True)]
-            if _leans_on_results(calls, opened, results):
+            opened = [_without_input(call, one) for call, one in zip(calls, given, strict=True)]
+            if _reads_earlier_results(calls, opened, results):
                 return False
             copies: dict[int, Tensor] = {}
-            self._calls.append(tree_map_only(Tensor, partial(_copied, copies), opened))
-            self._made.append(given[0].clone())
+            self._calls.append(tree_map_only(Tensor, partial(_copy, copies), opened))
+            self._inputs.append(given[0].clone())
         return True
 
     def reach_(self, number: int) -> None:
-        """Run what is in front of a block on every batch, as far as it has not been since it was recorded."""
+        """Run the blocks before this one on every batch, except those that ran since the recording."""
         assert number >= self.next, "what came before is not kept"
         while self.next < number:
-            self._made = [self.made(self.next, batch) for batch in range(len(self._made))]
+            self._inputs = [self.made(self.next, batch) for batch in range(len(self._inputs))]
             self.next += 1
 
     def run_(self, number: int) -> None:
         """Run one block on every batch, after `reach_`; it may end early with `Enough`."""
-        for batch in range(len(self._made)):
+        for batch in range(len(self._inputs)):
             with suppress(Enough):
                 self.made(number, batch)
 
     def made(self, number: int, batch: int) -> Tensor:
-        """What one block makes of a batch, after `reach_`."""
+        """Return the output of one block for a batch, after `reach_`."""
         args, kwargs = self._calls[batch][number]
-        made = self._made[batch]
+        made = self._inputs[batch]
         given = (made if one is _HERE else one for one in args)
         named = {name: made if one is _HERE else one for name, one in kwargs.items()}
         result = first(self.blocks[number](*given, **named))
@@ -89,7 +89,7 @@ class Chain:
 
 
 def find_chains(model: nn.Module) -> list[Chain]:
-    """Lists of modules of which several have quantized weights, the outermost ones."""
+    """Return the outermost lists of modules of which several have quantized weights."""
     found: list[Chain] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
@@ -103,7 +103,7 @@ def find_chains(model: nn.Module) -> list[Chain]:
 
 
 def first(made: Any) -> Tensor | None:
-    """The tensor that a block makes, or the first of several things."""
+    """Return the tensor that a block returns, or the first of several results."""
     one = made[0] if isinstance(made, tuple | list) and made else made
     return one if isinstance(one, Tensor) else None
 
@@ -112,34 +112,34 @@ def _is_quantized(block: nn.Module) -> bool:
     return any(isinstance(module, WeightQuantizer) for module in block.modules())
 
 
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tensor of numbers that a block is called with first."""
+def _find_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the first float tensor among the arguments of a block."""
     tensors = (one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.is_floating_point())
     return next(tensors, None)
 
 
-def _opened(
+def _without_input(
     call: tuple[nn.Module, tuple[Any, ...], dict[str, Any]], given: Tensor | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call without what the block before made."""
+    """Return the arguments of a call without the output of the block before."""
     _, args, kwargs = call
     return tuple(_HERE if one is given else one for one in args), {
         name: _HERE if one is given else one for name, one in kwargs.items()
     }
 
 
-def _leans_on_results(calls: Sequence[Any], opened: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Tell whether a block is given anything else that an earlier one made, and did not only hand on."""
+def _reads_earlier_results(calls: Sequence[Any], opened: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Tell whether a block reads any other tensor that an earlier block computed."""
     made: set[int] = set()
     for (_, *arguments), others, result in zip(calls, opened, results, strict=True):
-        if made & _memory(others):
+        if made & _storages(others):
             return True
-        made |= _memory(result) - _memory(arguments)
+        made |= _storages(result) - _storages(arguments)
     return False
 
 
-def _memory(tree: Any) -> set[int]:
-    """Where the tensors in a tree lie; a view lies where the tensor does."""
+def _storages(tree: Any) -> set[int]:
+    """Return the addresses of the storages in a tree; a view has the storage of its tensor."""
     return {one.untyped_storage().data_ptr() for one in _tensors(tree)} - {0}
 
 
@@ -148,12 +148,12 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _version(tensor: Tensor) -> float:
-    """How often a tensor was written to; NaN, which equals nothing, where torch does not count it."""
+    """Return how often a tensor was written to; NaN, which equals nothing, if torch does not count it."""
     return math.nan if tensor.is_inference() else tensor._version
 
 
-def _copied(copies: dict[int, Tensor], tensor: Tensor) -> Tensor:
-    """A copy of a tensor, the same for all blocks that share it; parameters stay, since they change."""
+def _copy(copies: dict[int, Tensor], tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor, the same for all blocks that share it; parameters stay, since they change."""
     if isinstance(tensor, nn.Parameter):
         return tensor
     if id(tensor) not in copies:
@@ -162,10 +162,10 @@ def _copied(copies: dict[int, Tensor], tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _noting(
+def _record_calls(
     blocks: Sequence[nn.Module], calls: list[Any], results: list[Any], written: list[tuple[Tensor, float]]
 ) -> Iterator[None]:
-    """Note what blocks are called with and what they make, until the last one has; and how often it was written to."""
+    """Record arguments and results of the blocks until the last one has run, with the versions of all tensors."""
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append((module, args, kwargs))

@@ -14,9 +14,9 @@ from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.forward.batches import run_batch
 from bitplan.quant.convert import Forward, is_quantized, quantizers_of
-from bitplan.quant.methods import Quantizers
 from bitplan.quant.proof import Unreached, complain
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
+from bitplan.quant.sites import Quantizers
 
 
 def calibrate_(
@@ -39,16 +39,16 @@ def calibrate_(
     kept = list(batches) if refresh_norms else batches
     run = forward or run_batch
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
-    with _noting(model) as ran:
+    with _record_runs(model) as ran:
         set_steps_(quantizers, model, kept, run)
-    complain([layer for layer, both in _layers(model).items() if not _reached(both, ran)], unreached)
+    complain([layer for layer, both in _quantizers_by_layer(model).items() if not _has_run(both, ran)], unreached)
     if refresh_norms:
         _refresh_norms_(model, kept, run)
 
 
 def set_steps_(quantizers: Sequence[InputQuantizer], model: nn.Module, batches: Iterable[Any], run: Forward) -> None:
     """Set the signs and steps of these input quantizers of a model; others quantize as they do."""
-    with _observing(quantizers), _watching(model) as given, inference(model), torch.no_grad():
+    with _observe_with(quantizers), _watch_inputs(model) as given, inference(model), torch.no_grad():
         count = 0
         for batch in batches:
             run(model, batch)
@@ -63,19 +63,19 @@ def set_steps_(quantizers: Sequence[InputQuantizer], model: nn.Module, batches: 
                 quantizer.settle_(seen)
 
 
-def _layers(model: nn.Module) -> dict[str, Quantizers]:
+def _quantizers_by_layer(model: nn.Module) -> dict[str, Quantizers]:
     return quantizers_of(model) if is_quantized(model) else {}
 
 
-def _reached(both: Quantizers, ran: set[nn.Module]) -> bool:
-    """Tell whether a layer ran: its weight was taken, and its input seen, by this process or another."""
+def _has_run(both: Quantizers, ran: set[nn.Module]) -> bool:
+    """Tell whether a layer ran: its weight was quantized and its input observed, by this process or another."""
     inputs = both.inputs[:2]  # a product's operands; between two products there may be no softmax
     return (both.weight is None or both.weight in ran) and all(one in ran or one.range is not None for one in inputs)
 
 
 @contextmanager
-def _noting(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """The quantizers that ran, until the block ends."""
+def _record_runs(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yield the set of quantizers that have run, until the block ends."""
     ran: set[nn.Module] = set()
     quantizers = [module for module in model.modules() if isinstance(module, WeightQuantizer | InputQuantizer)]
     hooks = [quantizer.register_forward_hook(lambda module, *_: ran.add(module)) for quantizer in quantizers]
@@ -86,8 +86,8 @@ def _noting(model: nn.Module) -> Iterator[set[nn.Module]]:
             hook.remove()
 
 
-class _Given:
-    """What a model was given so far: how many values, whether floats are among them, and whether any is not zero."""
+class _InputCheck:
+    """Counts the values that a model gets, and checks that some are not zero."""
 
     def __init__(self) -> None:
         self.called, self.count, self.has_floats, self.has_others = False, 0, False, False
@@ -102,7 +102,7 @@ class _Given:
                 self.has_others = self.has_others or value.is_meta or bool(value.any())
 
     def check(self) -> None:
-        """Refuse what no step follows from; ids of words may all be 0."""
+        """Raise an error if no scale can follow from the data; ids of words may all be 0."""
         if self.called and not self.count:
             raise InputError("calibration got no samples: its batches are empty, give some of the data")
         if self.has_floats and not self.has_others:
@@ -110,9 +110,9 @@ class _Given:
 
 
 @contextmanager
-def _watching(model: nn.Module) -> Iterator[_Given]:
-    """What a model is given until the block ends."""
-    given = _Given()
+def _watch_inputs(model: nn.Module) -> Iterator[_InputCheck]:
+    """Watch the arguments of a model until the block ends."""
+    given = _InputCheck()
     hook = model.register_forward_pre_hook(given.look, prepend=True, with_kwargs=True)
     try:
         yield given
@@ -138,7 +138,7 @@ def _refresh_norms_(model: nn.Module, batches: Iterable[Any], run: Forward) -> N
 
 
 @contextmanager
-def _observing(quantizers: Sequence[InputQuantizer]) -> Iterator[None]:
+def _observe_with(quantizers: Sequence[InputQuantizer]) -> Iterator[None]:
     for quantizer in quantizers:
         quantizer.observation = quantizer.new_observation()
     try:

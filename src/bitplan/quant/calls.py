@@ -1,4 +1,4 @@
-"""Layers that are calls, not modules: products of activations, and functions given a weight (run by `owners.py`)."""
+"""Layers that are calls, not modules: products of activations, and functions given a weight."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from bitplan.quant.scales import on_grid
 
 
 class WeightedCall(nn.Module):
-    """Functions given a weight, which another module may hold: it is quantized whole, and parts are taken of that.
+    """Functions given a weight, which another module may hold.
 
-    Where it is `computed`, what is quantized is the result that a function is given; None leaves that to each call.
+    The whole weight is quantized, and parts are taken of it. If the weight is `computed`, the result that a function is
+    given is quantized; None decides at each call.
     """
 
     holder: nn.Module
@@ -43,16 +44,16 @@ class WeightedCall(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """The parameter beside the weight that is called its bias, if there is one."""
+        """The parameter beside the weight that is its bias, or None."""
         return self.holder._parameters.get(self.name.removesuffix("weight") + "bias")
 
     def quantized(self) -> Tensor:
-        """The whole weight with quantized values."""
+        """Return the whole weight with quantized values."""
         whole: Tensor = self.weight_quantizer(getattr(self.holder, self.name))
         return whole
 
     def quantized_result(self, operand: Tensor) -> Tensor:
-        """What was computed from the weight, with quantized values; in inference it is remembered for `multiplied`."""
+        """Quantize a tensor that was computed from the weight; in inference it is kept for `multiplied`."""
         if not self.weight_quantizer.training and not torch.compiler.is_compiling():
             self.__dict__["_seen"] = (operand.detach(), self._versions())
         out: Tensor = self.weight_quantizer(operand)
@@ -61,7 +62,7 @@ class WeightedCall(nn.Module):
     def with_bias(
         self, about: Multiplication, args: Arguments, kwargs: dict[str, Any]
     ) -> tuple[Arguments, dict[str, Any]]:
-        """A call's arguments, its bias on the grid of its products where the network is made for integers."""
+        """Return the arguments of a call, its bias on the grid of its products if the network is made for integers."""
         place = 0 if about.first else 2  # addmm is given it first
         if about.name not in LAYER_FUNCTIONS or not getattr(self.weight_quantizer, "integer", False):
             return args, kwargs
@@ -71,7 +72,7 @@ class WeightedCall(nn.Module):
         return replaced(args, {} if given is None else {place: given}), kwargs
 
     def multiplied(self, layer: str) -> Tensor:
-        """What was last quantized, which only a run can tell where it is computed."""
+        """Return the last weight that was quantized; a computed weight is known after a run only."""
         if not self.computed and self._seen is None:
             weight: Tensor = getattr(self.holder, self.name)
             return weight
@@ -103,8 +104,8 @@ class ProductCall(nn.Module):
 class AdditionCall(nn.Module):
     """An addition of two activations that an integer kernel executes: each passes through 8 bits.
 
-    `entries` are the operands that are arguments of the owner's forward, by name and place, with their quantizers: they
-    are quantized as the forward begins, so that everything in it reads the same integers.
+    `entries` are the operands that are arguments of the owner's forward, by name and place, with their quantizers.
+    They are quantized when the forward begins, so that everything in it reads the same integers.
     """
 
     entries: dict[str, tuple[int, nn.Module]]
@@ -117,16 +118,16 @@ class AdditionCall(nn.Module):
         self._at_entry = [any(one is quantizer for _, quantizer in entries.values()) for one in (left, right)]
 
     def added(self, addends: Sum) -> Tensor:
-        """Add what was quantized; what the call writes to in place is written to."""
+        """Add the quantized operands, into the left one if the call writes in place."""
         written = addends.left
-        left = written if self._at_entry[0] else self.left(self._kept(addends))
+        left = written if self._at_entry[0] else self.left(self._copy_if_needed(addends))
         right = addends.right if self._at_entry[1] else self.right(addends.right)
         if not addends.in_place:
             return torch.add(left, right)
         return written.add_(right) if left is written else written.copy_(torch.add(left, right))
 
-    def _kept(self, addends: Sum) -> Tensor:
-        """The left operand as its quantizer will want it for gradients, after it was written to."""
+    def _copy_if_needed(self, addends: Sum) -> Tensor:
+        """Return the left operand, copied if the call overwrites it before its quantizer needs it for gradients."""
         is_needed = addends.in_place and torch.is_grad_enabled() and getattr(self.left, "enabled", False)
         return addends.left.clone() if is_needed else addends.left
 
@@ -155,7 +156,7 @@ class AttentionCall(nn.Module):
             repeats = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = _product(self.query(query), self.key(key).transpose(-2, -1)) * factor
+        scores = _multiply(self.query(query), self.key(key).transpose(-2, -1)) * factor
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -166,16 +167,16 @@ class AttentionCall(nn.Module):
         if attn_mask is not None:  # a row that may see nothing attends to nothing, as in torch
             weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
         weights = torch.dropout(weights, dropout_p, dropout_p > 0.0).to(value.dtype)
-        return _product(self.weights(weights), self.value(value))
+        return _multiply(self.weights(weights), self.value(value))
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
     out: Tensor = call_without_saving(torch.matmul, copy_for_bmm(left), copy_for_bmm(right))
     return out
 
 
 def sources_of(module: nn.Module, name: str) -> list[Tensor]:
-    """The tensors that a weight of a module is, or is computed from."""
+    """Return the tensors that a weight of a module is, or is computed from."""
     if name in getattr(module, "parametrizations", ()):
         parametrized: Any = module.parametrizations
         return list(parametrized[name].parameters())
@@ -185,5 +186,5 @@ def sources_of(module: nn.Module, name: str) -> list[Tensor]:
 
 
 def _stands_for(name: str) -> Callable[[str], bool]:
-    """Tell of a parameter whether it is kept instead of that weight, which is computed from it."""
+    """Return a test for names of parameters that are stored instead of this weight and compute it."""
     return lambda own: own != name and holder_of(own)[1] == name

@@ -39,7 +39,7 @@ _FILES = (ABOUT, TENSORS, CONFIG, TOKENIZER)
 
 
 def check_replaceable(target: Path, *, more: bool = False) -> None:
-    """Refuse a place where something else is than a checkpoint, or `more`; long work asks before it begins."""
+    """Raise an error if a target is something else than a checkpoint, or `more`; long work asks before it begins."""
     restore(target)
     if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
@@ -67,7 +67,7 @@ def save_checkpoint(
     target = Path(path)
     check_replaceable(target, more=of is not None)  # in a run the folder is the run's
     tensors, tied = tensors_of(model)
-    beside = {} if pretrained is None else _beside(model, Path(pretrained))
+    beside = {} if pretrained is None else _texts_beside(model, Path(pretrained))
     quantized = is_quantized(model)
     about = Checkpoint(
         plan=plan_of(model) if quantized else None,
@@ -130,13 +130,13 @@ def load_checkpoint(
 
 
 def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Module:
-    """The model of the zoo that a file names; where it is trusted, also what code that it names builds."""
+    """Return the model of the zoo that a file names, or with `trust` the model that its code builds."""
     if spec is None:
         raise InputError(
             f"{source} names no model of the zoo: give the one it belongs to, --model (in Python: model=…)"
         )
     if spec == CONFIG:
-        return _described(source)
+        return _build_from_config(source)
     check_code(spec, source, trust=trust, otherwise="give the model itself, or ")
     factory = import_factory(spec) if names_code(spec) else MODELS.get(spec) if spec in MODELS else find_network(spec)
     if factory is None:
@@ -151,8 +151,8 @@ def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Modul
     return model
 
 
-def _described(source: Path) -> nn.Module:
-    """The network that the configuration beside a file describes."""
+def _build_from_config(source: Path) -> nn.Module:
+    """Return the network that the configuration beside a file describes."""
     if not (source.parent / CONFIG).is_file():
         raise InputError(
             f"{source} is of a network that a {CONFIG} describes, which is not beside it: put it there, or give the "
@@ -162,8 +162,8 @@ def _described(source: Path) -> nn.Module:
     return network_of(source.parent, [tensor.data.nbytes for tensor in tensors.values()])
 
 
-def _beside(model: nn.Module, pretrained: Path) -> dict[str, str]:
-    """The configuration of a network of transformers', and its tokenizer where there is one, as texts."""
+def _texts_beside(model: nn.Module, pretrained: Path) -> dict[str, str]:
+    """Return the configuration of a transformers network, and its tokenizer if there is one, as texts."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_json_string"):
         raise InputError(f"the model has no configuration of transformers', so it is not the one in {pretrained}")
@@ -172,7 +172,7 @@ def _beside(model: nn.Module, pretrained: Path) -> dict[str, str]:
 
 
 def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What is stored: each tensor once, steps as they are in use (positive), and who is tied to whom."""
+    """Return each tensor once, scales positive as in use, and the names of tied tensors."""
     steps = {
         id(module._parameters.get(STEP))
         for module in model.modules()
@@ -205,7 +205,7 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-# --- Weights that others published into a float model: which tensor is which, and a check that all of them fit.
+# Weights that others published into a float model: which tensor is which, and a check that all of them fit.
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of norms, in BERT's first checkpoints
 # Parts of checkpoints that nothing depends on here: of BERT's what looks at [CLS], the heads of pretraining and a
@@ -228,7 +228,7 @@ def load_weights_(model: nn.Module, path: str | Path, *, fresh: Sequence[str] = 
     if is_quantized(model):
         raise InputError("weights are loaded into the float model: load them first, then quantize")
     expected = model.state_dict()
-    kept = _kept(expected, fresh)
+    kept = _match_fresh(expected, fresh)
     _check_settings(model, source)
     tensors = read_for(model, source)
     _refuse_quantized(tensors, expected, source)
@@ -261,23 +261,23 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
 
 
 def read_for(model: nn.Module, source: Path) -> TorchTensors:
-    """The tensors of a file or folder under the model's names; those that the model ties may stand there once."""
-    tensors = _aligned(read_weights(source), model.state_dict())
+    """Return the tensors of a file or folder under the model's names; tied tensors may be there once."""
+    tensors = _align_names(read_weights(source), model.state_dict())
     _, tied = state_once(model)
     return tensors | {name: tensors[first] for name, first in tied.items() if name not in tensors and first in tensors}
 
 
-def _aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTensors:
-    """The tensors under the model's names: old names of norms, and a bare network's inside one with a head.
+def _align_names(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTensors:
+    """Return the tensors under the model's names: old names of norms, and a bare network inside one with a head.
 
-    The same brings a name back inside a part that the model calls `module`, or that is compiled, which the reader takes
-    for wrappers.
+    This also brings back a part that the model calls `module`, or that is compiled, which the reader takes for
+    wrappers.
     """
     plain = {uncompiled(name): name for name in expected}
     parts = dict.fromkeys(name.partition(".")[0] for name in plain if "." in name)  # the model's outermost ones
 
     def inside(prefix: str) -> TorchTensors:
-        known = {_known(prefix + name, plain): tensor for name, tensor in tensors.items()}
+        known = {_modern_name(prefix + name, plain): tensor for name, tensor in tensors.items()}
         return {plain.get(name, name): tensor for name, tensor in known.items()}
 
     candidates = [inside(""), *(inside(f"{part}.") for part in parts)]
@@ -285,7 +285,7 @@ def _aligned(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> TorchTens
 
 
 def _refuse_quantized(tensors: TorchTensors, expected: Mapping[str, Tensor], source: Path) -> None:
-    """Say of a quantized network's file what it is; a float model has no use for its steps."""
+    """Raise an error for the file of a quantized network: a float model has no use for its scales."""
     steps = [name for name in tensors if name not in expected and layer_of_quantizer(name) is not None]
     if not steps:
         return
@@ -327,7 +327,7 @@ def _check_complete(given: TorchTensors, wanted: Mapping[str, Tensor], source: P
     raise FileError(f"{source} lacks {shown}{rest}, which the model has{advice}")
 
 
-def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
+def _match_fresh(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
     if isinstance(fresh, str):
         raise InputError(f"fresh is the text {fresh!r}: give a list of patterns, such as [{fresh!r}]")
     kept: set[str] = set()
@@ -339,8 +339,8 @@ def _kept(expected: Mapping[str, Tensor], fresh: Sequence[str]) -> set[str]:
     return kept
 
 
-def _known(name: str, expected: Mapping[str, object]) -> str:
-    """The name by which the model knows a tensor: a norm's old one (gamma, beta) may be in the file."""
+def _modern_name(name: str, expected: Mapping[str, object]) -> str:
+    """Return the name by which the model knows a tensor; the file may have a norm's old one (gamma, beta)."""
     stem, dot, last = name.rpartition(".")
     modern = f"{stem}{dot}{_OLD_NAMES.get(last, last)}"
     return modern if modern in expected and name not in expected else name
@@ -363,7 +363,7 @@ def _check_settings(model: nn.Module, source: Path) -> None:
             raise FileError(f"{path} says {setting} {theirs[setting]!r}, the model has {own!r}: build the model so")
 
 
-# --- A model's fingerprint: short hashes of what it is and of its weights, for files that belong to one model alone.
+# A model's fingerprint: short hashes of what it is and of its weights, for files that belong to one model alone.
 
 
 @dataclass(frozen=True)
@@ -375,7 +375,7 @@ class Fingerprint:
 
 
 def fingerprint(model: nn.Module) -> Fingerprint:
-    """Both hashes; two models that have the same compute the same."""
+    """Return both hashes; two models that have the same compute the same."""
     shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_in_full(model).items()]
     plan = _plan_and_options(model) if is_quantized(model) else None
     return Fingerprint(hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12], hash_of_weights(model))
@@ -391,12 +391,12 @@ def _plan_and_options(model: nn.Module) -> tuple[object, ...]:
 
 
 def hash_of_weights(model: nn.Module) -> str:
-    """Of every tensor's name and bytes, tied ones once."""
+    """Return a hash of every tensor's name and bytes, tied ones once."""
     return hash_of_tensors(state_once(model)[0], length=6)
 
 
 def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each tensor of the model once, and who is tied to whom."""
+    """Return each tensor of the model once, and the names of tied tensors."""
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -413,8 +413,8 @@ def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 def put_state_(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give a model all of its tensors.
 
-    A state dict says which version of each module's code wrote it, and files do not: some networks, such as
-    torchvision's MNASNet, refuse a state without it. Theirs is that of the code that is here.
+    A state dict says which version of each module's code wrote it, and files do not. Some networks, such as
+    torchvision's MNASNet, refuse a state without it. They get the version of the code that is here.
     """
     state = OrderedDict(tensors)
     versions = getattr(model.state_dict(), "_metadata", None)

@@ -1,6 +1,7 @@
-"""The functions of torch that matter here: which of them multiply what, and which only move numbers about.
+"""The functions of torch that multiply, and those that only move numbers about.
 
-`graph/trace.py` sees a float network through this table and `quant/calls.py` a quantized one, so both see the same.
+`graph/trace.py` sees a float network through this table and `quant/call_interception.py` a quantized one, so both see
+the same.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Sum:
 
 
 def sum_of(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Sum | None:
-    """The sum that a function computes; None where it adds something else than two float tensors."""
+    """Return the sum that a function computes, or None if it does not add two float tensors."""
     if func not in _ADDITIONS or kwargs.get("alpha", 1) != 1 or kwargs.get("out") is not None:
         return None
     addends = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
@@ -52,9 +53,9 @@ def sum_of(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Sum | Non
 
 @dataclass(frozen=True)
 class Multiplication:
-    """A function that multiplies two of its arguments: what plans call it, and where the two stand.
+    """A function that multiplies two of its arguments: its name in plans, and the places of the two.
 
-    Only the second can be a weight where the function says which it is; elsewhere either can.
+    If the function says which is the weight, only the second can be one; else either can.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Multiplication:
 
     @property
     def orders(self) -> tuple[tuple[int, int], ...]:
-        """Where input and weight may stand."""
+        """The possible places of input and weight."""
         one, other = (self.first, self.second), (self.second, self.first)
         return (one, other) if self.name in _EITHER else (one,)
 
@@ -114,37 +115,37 @@ _KEYWORDS = ("input", "self", "a", "batch1", "mat1", "mat", "weight", "other", "
 
 
 def replaced(args: Arguments, new: dict[int, Any]) -> Arguments:
-    """The arguments with others at some places."""
+    """Return the arguments with others at some places."""
     return tuple(new.get(place, value) for place, value in enumerate(args))
 
 
 def operands_of_einsum(args: Arguments) -> tuple[str, tuple[Tensor, ...]]:
-    """The equation and the operands, which may also come as one list."""
+    """Return the equation and the operands, which may also come as one list."""
     equation, *operands = args
     return equation, tuple(operands[0]) if isinstance(operands[0], list | tuple) else tuple(operands)
 
 
 def pairs_of_einsum(equation: str, count: int) -> Iterator[str]:
-    """The equations that contract so many operands two at a time, from the left."""
+    """Yield the equations that contract so many operands two at a time, from the left."""
     left, _, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    wanted = right if "->" in equation else _implied(terms)
+    wanted = right if "->" in equation else _implied_result(terms)
     first = terms[0]
     for place in range(1, count):
         later = "".join(terms[place + 1 :]) + wanted
-        result = wanted if place == count - 1 else _kept(first + terms[place], later)
+        result = wanted if place == count - 1 else _needed_subscripts(first + terms[place], later)
         yield f"{first},{terms[place]}->{result}"
         first = result
 
 
-def _kept(given: str, later: str) -> str:
-    """The subscripts that are still needed, each once; those of an ellipsis before the others."""
+def _needed_subscripts(given: str, later: str) -> str:
+    """Return the subscripts that are still needed, each once; those of an ellipsis come first."""
     ellipsis = "..." if "..." in given else ""
     return ellipsis + "".join(dict.fromkeys(letter for letter in given if letter in later and letter != "."))
 
 
-def _implied(terms: Sequence[str]) -> str:
-    """What an equation without an arrow gives: the subscripts that stand in it once, in the order of the alphabet."""
+def _implied_result(terms: Sequence[str]) -> str:
+    """Return the result of an equation without an arrow: the subscripts that occur once, sorted."""
     written = "".join(terms)
     once = sorted(letter for letter in set(written) - {"."} if written.count(letter) == 1)
     return ("..." if "..." in written else "") + "".join(once)

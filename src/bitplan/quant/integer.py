@@ -1,7 +1,7 @@
-"""Make a quantized network one for integer kernels, beside its layers: norms that follow convolutions, and additions.
+"""Make a quantized network one for integer kernels: norms that follow convolutions, and additions.
 
-Biases are rounded where they are added (`quant/scales.py`). docs/decisions/integer-training.md says what ONNX
-Runtime needs, and why.
+Biases are rounded where they are added (`quant/scales.py`). docs/decisions/integer-training.md explains what ONNX
+Runtime needs.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, inside
 from bitplan.core.records import Addition, Integers
+from bitplan.forward.operations import Functions
 from bitplan.quant.call_interception import own_
 from bitplan.quant.calls import AdditionCall, WeightedCall
 from bitplan.quant.integer_places import argument_names
 from bitplan.quant.layers import Adopted, adopt_, family, release_
 from bitplan.quant.lsq import FLOOR
-from bitplan.quant.methods import NONE, Factory
+from bitplan.quant.methods import Factory
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
 from bitplan.quant.scales import LARGEST, grid_of, rounded, settle_bias_
-from bitplan.quant.sites import Site
+from bitplan.quant.sites import NONE, Site
 
 _log = logging.getLogger(__name__)
 _BITS = 8
 
 
 def install_integers_(model: nn.Module, integers: Integers, sites: Mapping[str, Site], factory: Factory) -> None:
-    """Put norms on the grids of their convolutions, and 8 bits before the additions, all beside quantized layers."""
+    """Put norms on the grids of their convolutions, and 8 bits before additions, all beside quantized layers."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for layer, path in integers.norms.items():
         site = sites.get(layer)
@@ -48,7 +48,7 @@ def install_integers_(model: nn.Module, integers: Integers, sites: Mapping[str, 
 
 
 def additions_of(model: nn.Module) -> dict[str, AdditionCall]:
-    """The additions of a quantized network that integer kernels execute, by name."""
+    """Return the additions of a quantized network that integer kernels execute, by name."""
     found: dict[str, AdditionCall] = {}
     for path, module in model.named_modules():
         calls = module._modules.get(CALL_QUANTIZERS)
@@ -59,14 +59,14 @@ def additions_of(model: nn.Module) -> dict[str, AdditionCall]:
 
 
 def operands_of(call: AdditionCall) -> tuple[InputQuantizer, InputQuantizer]:
-    """The quantizers of both operands."""
+    """Return the quantizers of both operands."""
     assert isinstance(call.left, InputQuantizer)
     assert isinstance(call.right, InputQuantizer)
     return call.left, call.right
 
 
 def settle_(model: nn.Module) -> None:
-    """Make what inference rounds the model's own figures: plain norms and constant biases then compute the same."""
+    """Write rounded values into norms and biases, so that plain norms and constant biases compute the same."""
     for module in list(model.modules()):
         if isinstance(module, NormLayer):
             settle_norm_(module)
@@ -79,7 +79,7 @@ def settle_(model: nn.Module) -> None:
 
 
 def _whole_bias(module: nn.Module, weight: WeightQuantizer) -> Tensor | None:
-    """The bias that is always added as a whole, or in parts that share a step; None where there is none."""
+    """Return the bias that is always added whole, or in parts that share a scale, or None."""
     if isinstance(module, WeightedCall):
         return module.bias if weight.step.numel() == 1 else None
     return module._parameters.get("bias") if _rounds_bias(module) else None
@@ -112,7 +112,7 @@ def _is_quantized(site: Site) -> bool:
 
 
 def _is_alone(site: Site) -> bool:
-    """Tell whether a layer's weight is that of one module, which lies (out, in, …): a norm can change its signs."""
+    """Tell whether a norm can change the signs of a layer's weight: one module uses it, as (out, in, …)."""
     own = site.kind == "module" and len(site.places) == 1 and bool(site.places[0].own)
     layer_type = family(site.owner)
     return (
@@ -125,7 +125,7 @@ def _rounds_bias(module: nn.Module) -> bool:
     return layer_type is not None and layer_type.rounds_bias
 
 
-# --- Batch normalization that an integer kernel takes into the convolution before it.
+# Batch normalization that an integer kernel takes into the convolution before it.
 
 CONVOLUTION = "convolution"
 """Where a norm refers to the convolution before it, which is no part of it."""
@@ -137,24 +137,14 @@ class NormLayer(Adopted):
     convolution: nn.Module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base's forward while its normalization is ours."""
-        with _Normalizing(self):
+        """Run the base's forward; its call of F.batch_norm normalizes on the grid."""
+        with Functions(self._call_function):
             return super().forward(*args, **kwargs)
 
+    def _call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._normalize_on_grid(*args, **kwargs) if func is F.batch_norm else func(*args, **kwargs)
 
-class _Normalizing(TorchFunctionMode):
-    """Puts `normalized` in the place of torch's function."""
-
-    def __init__(self, norm: NormLayer) -> None:
-        super().__init__()
-        self._norm = norm
-
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.batch_norm:
-            return self.normalized(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def normalized(  # the signature is torch's
+    def _normalize_on_grid(  # the signature is torch's
         self,
         x: Tensor,  # (B, channels, …)
         running_mean: Tensor | None,
@@ -166,10 +156,9 @@ class _Normalizing(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         """Normalize as torch does, with a positive scale and a shift on the grid."""
-        norm = self._norm
-        grid = _grid(norm)
+        grid = _grid(self)
         with unseen():
-            scale = _scale(norm, grid)
+            scale = _scale(self, grid)
         if grid is None or (training and x.numel() <= x.shape[1]):  # one value is no batch, which torch refuses
             return F.batch_norm(x, running_mean, running_var, scale, bias, training, momentum, eps)
         with unseen():
@@ -177,21 +166,21 @@ class _Normalizing(TorchFunctionMode):
                 out, mean, inverse = torch.native_batch_norm(
                     x, scale, bias, running_mean, running_var, True, momentum, eps
                 )
-                shift = _correction(norm, grid, scale, mean, inverse)
+                shift = _shift_correction(self, grid, scale, mean, inverse)
                 return out.add_(shift.to(out.dtype).view(-1, *[1] * (x.dim() - 2)))
             assert running_mean is not None
             assert running_var is not None
             assert bias is not None
-            shift = _correction(norm, grid, scale, running_mean, (running_var + eps).rsqrt())
+            shift = _shift_correction(self, grid, scale, running_mean, (running_var + eps).rsqrt())
             return F.batch_norm(x, running_mean, running_var, scale, bias + shift.to(bias.dtype), False, momentum, eps)
 
 
 def follow_(norm: nn.Module, convolution: nn.Module) -> None:
-    """Let a norm round its shift to the grid of the convolution before it, whose bias then is a part of that shift.
+    """Let a norm round its shift to the grid of the convolution before it, whose bias becomes part of that shift.
 
-    Channels with a negative scale change sign, in the convolution and in the norm: together they compute what they did.
+    Channels with a negative scale change sign, in the convolution and in the norm: the network computes the same.
     """
-    figures, layer = _figures(norm), _figures(convolution)
+    figures, layer = _tensors_by_name(norm), _tensors_by_name(convolution)
     with torch.no_grad():
         sign = torch.where(figures["weight"] < 0, -1.0, 1.0)
         for values in (figures["weight"], figures["running_mean"], layer.get("bias")):
@@ -204,7 +193,7 @@ def follow_(norm: nn.Module, convolution: nn.Module) -> None:
 
 def unfollow_(norm: NormLayer) -> None:
     """Give a norm back its class; it keeps the scale that was in use."""
-    weight = _figures(norm)["weight"]
+    weight = _tensors_by_name(norm)["weight"]
     with torch.no_grad():
         weight.copy_(_scale(norm, _grid(norm)))
     release_(norm)
@@ -212,28 +201,28 @@ def unfollow_(norm: NormLayer) -> None:
 
 
 def settle_norm_(norm: NormLayer) -> None:
-    """Make scale and shift, as inference rounds them, the norm's own figures: a plain norm then computes the same."""
-    figures, grid = _figures(norm), _grid(norm)
+    """Write scale and shift, as inference rounds them, into the norm: a plain norm then computes the same."""
+    figures, grid = _tensors_by_name(norm), _grid(norm)
     with torch.no_grad():
         if grid is not None:
             scale = _scale(norm, grid)
             inverse = (figures["running_var"] + _epsilon(norm)).rsqrt()
-            figures["bias"].add_(_correction(norm, grid, scale, figures["running_mean"], inverse))
+            figures["bias"].add_(_shift_correction(norm, grid, scale, figures["running_mean"], inverse))
     unfollow_(norm)
 
 
-def _correction(norm: NormLayer, grid: Tensor, scale: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-    """What rounding adds to the shift, (channels); without gradient, so that it passes straight through."""
+def _shift_correction(norm: NormLayer, grid: Tensor, scale: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    """Return the change of the shift by rounding, (channels); it has no gradient, so gradients pass through."""
     with torch.no_grad():
         wide = torch.promote_types(grid.dtype, scale.dtype)
         factor = scale.to(wide) * inverse.to(wide)
-        shift = _bias(norm) - mean.to(wide) + _figures(norm)["bias"].to(wide) / factor
+        shift = _bias(norm) - mean.to(wide) + _tensors_by_name(norm)["bias"].to(wide) / factor
         return (rounded(shift, grid) - shift) * factor
 
 
 def _scale(norm: NormLayer, grid: Tensor | None) -> Tensor:
-    """γ as it is in use: |γ|, and so large that the code of the shift fits; the gradient is that of |γ|, 1 at 0."""
-    figures = _figures(norm)
+    """Return |γ|, at least so large that the integer value of the shift fits; the gradient is that of |γ|, 1 at 0."""
+    figures = _tensors_by_name(norm)
     gamma, beta = figures["weight"], figures["bias"].detach()
     size = gamma * torch.where(gamma < 0, -1.0, 1.0).to(gamma.dtype)
     least = torch.full_like(beta, FLOOR)
@@ -258,6 +247,6 @@ def _epsilon(norm: nn.Module) -> float:
     return epsilon
 
 
-def _figures(module: nn.Module) -> dict[str, Any]:
-    """The parameters and statistics of a module by name."""
+def _tensors_by_name(module: nn.Module) -> dict[str, Any]:
+    """Return the parameters and statistics of a module by name."""
     return {**module._parameters, **module._buffers}

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from bitplan.core.naming import inside, layer_of, product_name
 from bitplan.core.records import Addition, Integers
-from bitplan.forward.operations import Key, Operations, Values, product_of, tensors_in, written
+from bitplan.forward.operations import Key, ModuleCall, Observer, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow
 from bitplan.quant.functions import ADDITION, sum_of
 from bitplan.quant.layers import original
 
 
 def find_integers(model: nn.Module, example: Any) -> Integers:
-    """Run a model once, without data, and see; `example` is what `trace` takes."""
+    """Run a model once, without data, and return what it found; `example` is what `trace` takes."""
     shadow = Shadow(model)
     positional, keyword = shadow.example(example)
     watch = IntegerWatch(shadow.model)
@@ -35,24 +33,14 @@ def find_integers(model: nn.Module, example: Any) -> Integers:
     return watch.found
 
 
-@dataclass(eq=False)
-class _Call:
-    """A running call of a module: the values of its arguments by their names, and how many sums it has computed."""
-
-    path: str
-    module: nn.Module
-    arguments: dict[Key, str] = field(default_factory=dict)
-    sums: Counter[str] = field(default_factory=Counter)
-
-
-class IntegerWatch:
-    """Watches one forward pass of a model that is the watch's own."""
+class IntegerWatch(Observer):
+    """Find norms behind convolutions and residual additions in one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._values = Values()
         for name, parameter in model.named_parameters():
             self._values.add_parameter(parameter, name)
-        self._stack = [_Call("", model)]
+        self._arguments: dict[ModuleCall, dict[Key, str]] = {}  # the values of a call's arguments, and their names
         self._made_by: dict[Key, str] = {}  # the convolution that made a value, directly or with its norm
         self._readers: Counter[Key] = Counter()
         self._norms: dict[str, list[tuple[Key, str]]] = {}
@@ -62,19 +50,7 @@ class IntegerWatch:
         self._sums: set[Key] = set()  # what residual additions made
         self._flows: dict[Key, str] = {}  # the convolution that made a value, or what it was picked from
         self._fed: dict[str, set[str]] = {}  # layer → those that it read of, "" for anything else
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._leave)
-
-    def __enter__(self) -> IntegerWatch:
-        self._modes = (_Called(self), Operations(self._note))
-        for mode in self._modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*error)
+        super().__init__(model)
 
     def add_inputs(self, given: Any) -> None:
         """Tell what the model is given."""
@@ -106,21 +82,14 @@ class IntegerWatch:
         alone = {key for key, _ in seen} == self._convolved[layer] and all(self._readers[key] == 1 for key, _ in seen)
         return paths.pop() if alone and len(paths) == 1 and paths.isdisjoint(others) else ""
 
-    def _enter(self, path: str) -> Any:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            call = _Call(path, module)
-            for name, value in arguments_of_call(module, args, kwargs).items():
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    call.arguments.setdefault(self._values.key(value), name)
-            self._stack.append(call)
+    def enter_module(self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the values of a call's arguments."""
+        names = self._arguments[call] = {}
+        for name, value in arguments_of_call(call.module, args, kwargs).items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                names.setdefault(self._values.key(value), name)
 
-        return enter
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        while len(self._stack) > 1 and self._stack.pop().module is not module:
-            pass  # calls that ended in an error which the model caught
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of torch that the model calls, and note it if it normalizes or adds."""
         addends = sum_of(func, args, kwargs)
         is_residual = addends is not None and self._note_sum(addends.left, addends.right)
@@ -136,21 +105,21 @@ class IntegerWatch:
 
     def _norm_at(self, args: tuple[Any, ...]) -> str:
         """The module that normalizes by statistics and figures of its own; empty if it is none."""
-        call = self._stack[-1]
+        call = self.calls[-1]
         own = call.module._buffers.get("running_mean")
         affine = all(call.module._parameters.get(name) is not None for name in ("weight", "bias"))
         return call.path if own is not None and len(args) > 1 and args[1] is own and affine else ""
 
     def _note_sum(self, left: Tensor, right: Tensor) -> bool:
         """Note an addition; tell whether it adds something to what its module was given, at once or in the end."""
-        call = self._stack[-1]
-        name = product_name(ADDITION, call.sums[ADDITION])
-        call.sums[ADDITION] += 1
+        call = self.calls[-1]
+        name = product_name(ADDITION, call.functions[ADDITION])
+        call.functions[ADDITION] += 1
         both = self._values.is_activation(left) and self._values.is_activation(right)
         if not both or left.shape != right.shape:
             return False
         keys = self._values.key(left), self._values.key(right)
-        first, second = (call.arguments.get(key, "") for key in keys)
+        first, second = (self._arguments.get(call, {}).get(key, "") for key in keys)
         made = [key for key, argument in zip(keys, (first, second), strict=True) if not argument]
         layers = tuple(dict.fromkeys(self._made_by[key] for key in made if key in self._made_by))
         is_residual = bool(first or second) or not self._sums.isdisjoint(keys)
@@ -163,7 +132,8 @@ class IntegerWatch:
         self._additions.setdefault(seen.name, []).append(seen)
         return is_residual
 
-    def _note(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+    def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        """Note the convolutions, and the values that layers read."""
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         if outputs:  # others only ask for a device or a shape
             self._readers.update({self._values.key(tensor) for tensor in inputs} & self._made_by.keys())
@@ -225,14 +195,3 @@ def _agreed(seen: list[Addition]) -> Addition:
         right=first.right if len(right) == 1 else "",
         layers=layers,
     )
-
-
-class _Called(TorchFunctionMode):
-    """Sees calls of torch functions, before they are taken apart into operations."""
-
-    def __init__(self, watch: IntegerWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._watch.called(func, args, kwargs or {})

@@ -1,4 +1,4 @@
-"""Linear layers: torch's own, and the one of transformers' GPT-2, whose weight lies the other way round."""
+"""bitplan's own layer types: linear layers, convolutions, embeddings, attention and recurrent layers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.recompute import call_without_saving
 from bitplan.quant.scales import on_grid
 
-# --- Linear layers: torch's own, and the one of transformers' GPT-2, whose weight lies the other way round.
+# Linear layers: torch's own, and the one of transformers' GPT-2, whose weight lies the other way round.
 
 
 class LinearLayer(Adopted):
     """x (…, in) → (…, out)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply F.linear to what was quantized."""
+        """Apply F.linear to the quantized input and weight."""
         layer: Any = self
         quantized = layer.input_quantizer(x)
         bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
@@ -54,7 +54,7 @@ class TransformersConv1DLayer(Adopted):
     """x (…, in) → (…, out)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply addmm to what was quantized."""
+        """Apply addmm to the quantized input and weight."""
         layer: Any = self
         quantized = layer.input_quantizer(x)
         weight = layer.weight_quantizer(layer.weight)
@@ -102,7 +102,7 @@ class Conv1D(nn.Module):
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
 
 
-# --- Convolutions and transposed convolutions in one, two and three dimensions; padding, groups and stride are
+# Convolutions and transposed convolutions in one, two and three dimensions; padding, groups and stride are
 # theirs.
 
 
@@ -110,7 +110,7 @@ class ConvLayer(Adopted):
     """x (B, in, …) → (B, out, …), with the base's own padding."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the base's convolution to what was quantized."""
+        """Apply the base's convolution to the quantized input and weight."""
         layer: Any = self
         weight = layer.weight_quantizer(layer.weight)
         bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
@@ -148,7 +148,7 @@ class ConvTransposeLayer(Adopted):
     """x (B, in, …) → (B, out, …)."""
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Apply the transposed convolution to what was quantized."""
+        """Apply the transposed convolution to the quantized input and weight."""
         layer: Any = self
         spatial = len(layer.kernel_size)
         padding = layer._output_padding(
@@ -190,7 +190,7 @@ class TransposedConvolution(LayerType):
         return nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), torch.randn(2, 4, 5, 5)
 
 
-# --- Embeddings: what they read are indices, so only their table is quantized.
+# Embeddings: what they read are indices, so only their table is quantized.
 
 
 class EmbeddingLayer(Adopted):
@@ -227,7 +227,7 @@ class EmbeddingLayer(Adopted):
 
 
 class WholeTable(Adopted):
-    """indices → rows of a table that is quantized as a whole: what a graph holds."""
+    """indices → rows of a table that is quantized as a whole: the form that a graph holds."""
 
     def forward(self, indices: Tensor) -> Tensor:
         """Quantize, then look up."""
@@ -255,7 +255,7 @@ class Embedding(LayerType):
         return nn.Embedding(10, 6), torch.tensor([[1, 2, 2], [0, 5, 1]])
 
 
-# --- torch's attention: it hands its weights to functions, whose calls are quantized as they come
+# torch's attention: it hands its weights to functions, whose calls are quantized as they come
 # (`quant/calls.py`).
 
 
@@ -286,7 +286,7 @@ class _SelfAttention(nn.Module):
         return attended
 
 
-# --- torch's recurrent layers and cells: they hand weights to functions, which are opened (`quant/recurrence.py`).
+# torch's recurrent layers and cells: they hand weights to functions, which are opened (`quant/recurrence.py`).
 
 
 @final
@@ -315,7 +315,7 @@ class _BothWays(nn.Module):
         return hidden
 
 
-# --- The step of what nothing before it learns from, such as images: its gradient without that of the images.
+# The step of what nothing before it learns from, such as images: its gradient without that of the images.
 
 EVERY = 1
 """Of so many samples one is looked at; some of them, weighted for all, would estimate the gradient without bias."""
@@ -324,19 +324,23 @@ EVERY = 1
 def convolved(
     convolve: Callable[..., Tensor], quantizer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """The convolution of what a quantizer makes of a batch with a weight."""
+    """Convolve a quantized batch with a quantized weight.
+
+    If nothing before the batch learns, as before images, the scale of the batch learns by a convolution of slopes. The
+    gradient of the images is not computed.
+    """
     inputs = quantizer(x)
     node = None if torch.compiler.is_compiling() else find_node(inputs)
     if node is None or x.requires_grad or x.dim() != weight.dim():
         out: Tensor = call_without_saving(convolve, inputs, weight, bias)
         return out
     out = call_without_saving(convolve, inputs.detach(), weight, bias, nodes={inputs: node})
-    learning: Tensor = call_without_saving(_LearnStep.apply, out, quantizer.step, x, weight, node, convolve)
+    learning: Tensor = call_without_saving(_LearnInputScale.apply, out, quantizer.step, x, weight, node, convolve)
     return learning
 
 
-class _LearnStep(torch.autograd.Function):
-    """The result of a convolution, as it is, by which the step of its input learns."""
+class _LearnInputScale(torch.autograd.Function):
+    """Return the result of a convolution unchanged; the scale of its input learns from its gradient."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, step: Tensor, x: Tensor, weight: Tensor, node: Any, convolve: Any) -> Tensor:

@@ -24,7 +24,7 @@ WeightLayout = Literal["out_in", "in_out"]
 
 
 class Adopted(nn.Module):
-    """What a module's class is changed to for quantization; the original class is its second base."""
+    """A module whose class was changed for quantization; the original class is its second base."""
 
     while_adopted: ClassVar[tuple[str, ...]] = ()
     """Attributes that a module has no longer than this class."""
@@ -75,20 +75,20 @@ class LayerType(ABC):
         """A small module of this type, or one around it, and an input for it: for the contract tests."""
 
     def recognizes(self, module: nn.Module) -> bool:
-        """Tell whether this is a module of the type whose class cannot be named in `modules`."""
+        """Tell whether a module is of this type if its class cannot be named in `modules`."""
         return False
 
     def channels(self, module: nn.Module) -> Channels:
-        """Where a weight of this module numbers its output channels."""
+        """Return the axes of a weight of this module that number its output channels."""
         return Channels((0,) if self.layout == "out_in" else (1,))
 
     def captured(self, module: nn.Module, path: str) -> type[Adopted]:
-        """The class whose forward is captured for a graph: it must hand every weight to its quantizer whole."""
+        """Return the class whose forward is captured for a graph; it must give its quantizer every weight whole."""
         assert self.quantized is not None
         return self.quantized
 
     def integer(self, module: nn.Module, operands: Any) -> Any:
-        """Return the kernel that computes such a module from codes, or why there is none.
+        """Return the kernel that computes such a module from integer values, or why there is none.
 
         `operands` has the codes and makes the kernels: `operands.linear()` (`bitplan.plugins.integer.kernels`).
         """
@@ -100,8 +100,8 @@ class LayerType(ABC):
 
 
 def family(module: nn.Module) -> LayerType | None:
-    """The type that knows the forward which a module runs, or None where a forward of its own must run."""
-    table, kind = _table(LAYERS.known), original(module)
+    """Return the type that knows the forward which a module runs, or None if the module must run its own."""
+    table, kind = _known_types(LAYERS.known), original(module)
     for base in kind.__mro__:
         if issubclass(base, nn.Module) and base in table.by_class and base.forward is kind.forward:
             found = table.by_class[base]
@@ -110,33 +110,33 @@ def family(module: nn.Module) -> LayerType | None:
 
 
 def kin(module: nn.Module) -> LayerType | None:
-    """The type that knows how a module's weights lie, whichever forward it runs; None where none does."""
-    table = _table(LAYERS.known)
+    """Return the type that knows the layout of a module's weights, whichever forward it runs, or None."""
+    table = _known_types(LAYERS.known)
     by_base = (table.by_class[base] for base in original(module).__mro__ if base in table.by_class)
     recognized = (found for found in table.types if found.recognizes(module))
     return next(by_base, None) or next(recognized, None)
 
 
 def quantized_as(module: nn.Module, parameter: str | None) -> LayerType | None:
-    """The type whose counterpart quantizes this parameter of a module; None where a function is given it."""
+    """Return the type whose counterpart quantizes this parameter, or None if a function is given the parameter."""
     found = family(module)
     return found if found is not None and parameter is not None and found.holds(parameter) else None
 
 
 def channels_of(module: nn.Module, weight: Tensor) -> Channels | None:
-    """Where a weight numbers its output channels, or None where only one step for all of it is defined."""
+    """Return the axes of a weight that number output channels, or None if it can have one scale only."""
     found = kin(module)
     return None if found is None or weight.dim() < 2 else found.channels(module)
 
 
 def original(module: nn.Module) -> type[nn.Module]:
-    """The class a module had before it was adopted."""
+    """Return the class that a module had before it was adopted."""
     return type(module).__bases__[1] if isinstance(module, Adopted) else type(module)
 
 
 def adopt_(module: nn.Module, mixin: type[Adopted]) -> None:
     """Make a module behave as `mixin` on top of the class it had."""
-    module.__class__ = _merged(mixin, type(module))  # type: ignore[arg-type]
+    module.__class__ = _merge_classes(mixin, type(module))  # type: ignore[arg-type]
 
 
 def release_(module: nn.Module) -> None:
@@ -155,12 +155,12 @@ class _KnownTypes:
 
 
 @cache
-def _table(known: tuple[tuple[str, Any], ...]) -> _KnownTypes:
-    """All types that the registry knows; made anew where one was registered since."""
+def _known_types(known: tuple[tuple[str, Any], ...]) -> _KnownTypes:
+    """Return all registered types; they are built again when one was registered since."""
     names = [name for name, _ in known]
     if "linear" not in names:  # without its own types bitplan would take every module for one of an unknown type
         raise InputError("bitplan's own layer types are not installed (entry points bitplan.layers): pip install again")
-    types = {name: _made(name) for name in names}
+    types = {name: _make_type(name) for name in names}
     by_class: dict[type, LayerType] = {}
     for name, found in types.items():
         for kind in found.modules:
@@ -171,7 +171,7 @@ def _table(known: tuple[tuple[str, Any], ...]) -> _KnownTypes:
     return _KnownTypes(tuple(types.values()), by_class)
 
 
-def _made(name: str) -> LayerType:
+def _make_type(name: str) -> LayerType:
     kind = LAYERS.get(name)
     if not (isinstance(kind, type) and issubclass(kind, LayerType)):
         raise InputError(f"the layer type {name!r} is not derived from bitplan.LayerType (docs/extend.md)")
@@ -183,7 +183,7 @@ def _made(name: str) -> LayerType:
 
 
 @cache
-def _merged(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
+def _merge_classes(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
     @wraps(base.forward)  # whose arguments are what a batch or an exporter asks a model for
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return mixin.forward(self, *args, **kwargs)
@@ -195,5 +195,5 @@ def _merged(mixin: type[Adopted], base: type[nn.Module]) -> type[nn.Module]:
 
 
 def _revive(mixin: type[Adopted], base: type[nn.Module]) -> nn.Module:
-    kind = _merged(mixin, base)  # type: ignore[arg-type]
+    kind = _merge_classes(mixin, base)  # type: ignore[arg-type]
     return kind.__new__(kind)

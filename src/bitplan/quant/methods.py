@@ -1,4 +1,4 @@
-"""What a method of quantization is: which modules quantize weights and inputs, and at which bits."""
+"""A method of quantization: the modules that quantize weights and inputs, its bits, and its options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypedDict, cast, final
+from typing import Any, ClassVar, TypedDict, cast, final
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -22,9 +22,7 @@ from bitplan.quant.layers import channels_of
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import Features, InputQuantizer, WeightQuantizer
 from bitplan.quant.scales import Shared, check_real, weight_step
-from bitplan.quant.sites import Site
-
-# --- What a method of quantization is: which modules quantize weights and inputs, and at which bits.
+from bitplan.quant.sites import NONE, Quantizers, Site
 
 ALL_BITS = range(2, 16)
 
@@ -33,85 +31,85 @@ ALL_BITS = range(2, 16)
 class Quantizer(ABC):
     """A method of quantization: a frozen dataclass registered in `bitplan.quantizers`, whose fields are its options.
 
-    `quantize(model, plan, method="name")` makes it, or "name:option=value,…" with options. `weight` and `input` make
+    `quantize(model, plan, method="name")` uses it, or "name:option=value,…" with options. `weight` and `input` return
     the modules that quantize one tensor each; `quant/quantizers.py` has LSQ's, from which others derive.
     """
 
     source: ClassVar[str] = ""
-    """Where it comes from."""
+    """The publication that it comes from."""
     uniform: ClassVar[bool] = True
-    """Whether the levels of weights and inputs are equally far apart, so that exporters can say them."""
+    """True if the levels of weights and inputs are equally far apart, so that exporters can write them."""
     weight_bits: ClassVar[Sequence[int]] = ALL_BITS
     input_bits: ClassVar[Sequence[int]] = ALL_BITS
     percentile: ClassVar[bool] = False
-    """Whether steps or limits begin at a percentile of magnitudes, `percentile` of quantize."""
+    """True if scales or limits begin at a percentile of magnitudes, the option `percentile` of quantize."""
     rows: ClassVar[bool] = False
-    """Whether weights are always seen by output channel, whatever `per_channel` says."""
+    """True if weights always have scales per output channel, whatever `per_channel` says."""
     anew: ClassVar[bool] = False
-    """Whether a weight lies otherwise at other bits, so that steps kept from there say nothing."""
+    """True if a weight is laid out differently at other bits, so that scales from there do not apply."""
     integers: ClassVar[bool] = False
-    """Whether steps are stored and zero is a level, so that integer=True can put biases on the grid of products."""
+    """True if scales are stored and zero is a level, so that integer=True can put biases on the grid of products."""
 
     @abstractmethod
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """What quantizes a weight; `shared` says which of its values share a step."""
+        """Return the quantizer of a weight; `shared` says which of its values share a scale."""
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """What quantizes an activation that the layer `name` reads: as LSQ does, unless a method says otherwise."""
-        return InputQuantizer(bits, name, features=options.features, fused=options.fused, masked=masked)
+        """Return the quantizer of an activation that the layer `name` reads; by default LSQ's."""
+        return InputQuantizer(bits, name, features=options.features, masked=masked)
 
     @property
     def name(self) -> str:
-        """What it is registered as."""
+        """The name under which it is registered."""
         return QUANTIZERS.name_of(self)
 
 
 def read_method(written: str) -> Quantizer:
-    """The method that a text names, "pact" or "pact:decay=0.0002"; one that is not there is said, with near names."""
+    """Return the method that a text names, such as "pact" or "pact:decay=0.0002"."""
     name, options = read_named(written, f"method {written!r}:")
     factory = QUANTIZERS.get(name)
     if not (isinstance(factory, type) and issubclass(factory, Quantizer) and dataclasses.is_dataclass(factory)):
         raise InputError(f"the quantizer {name!r} is no dataclass derived from bitplan.Quantizer (docs/extend.md)")
-    made: Quantizer = QUANTIZERS.make(name, options)
-    return made
+    method: Quantizer = QUANTIZERS.make(name, options)
+    return method
 
 
 def check_bits(method: Quantizer, plan: Plan) -> None:
-    """Refuse a plan that asks for bits which a method does not have."""
+    """Raise an error if a plan asks for bits that a method does not have."""
     for layer, precision in plan.precisions.items():
         check_has(method, precision, f"the plan gives layer {layer!r}")
 
 
 def check_has(method: Quantizer, precision: Precision, who: str) -> None:
-    """Refuse a precision whose bits a method does not have; `who` asks for it."""
+    """Raise an error if a method does not have the bits of a precision, which `who` asks for."""
     asked = (
         ("weights", precision.quantizes_weights, precision.weight_bits, method.weight_bits),
         ("inputs", precision.quantizes_inputs, precision.act_bits, method.input_bits),
     )
-    for what, quantized, bits, known in asked:
-        if quantized and bits not in known:
+    for operand, is_quantized, bits, known in asked:
+        if is_quantized and bits not in known:
             raise InputError(
-                f"{method.name} has no {bits} bits for {what}, which {who}: it has {bits_in_words(known)}; take "
+                f"{method.name} has no {bits} bits for {operand}, which {who}: it has {bits_in_words(known)}; take "
                 "precisions of these, or another method (`bitplan list quantizers`)"
             )
 
 
 def check_integers(method: Quantizer) -> None:
-    """Refuse a method whose levels integer kernels cannot add biases to."""
+    """Raise an error if integer kernels cannot add biases to the levels of a method."""
     if not method.integers:
-        able = [name for name in QUANTIZERS if getattr(QUANTIZERS.get(name), "integers", False)]
+        names = [name for name in QUANTIZERS if getattr(QUANTIZERS.get(name), "integers", False)]
         raise InputError(
-            f"integer=True rounds biases to the grid of products, and {method.name} has no steps that stay between two "
-            f"runs: quantize with method {' or '.join(able)}, or without integer=True"
+            f"integer=True rounds biases to the grid of products, and {method.name} has no scales that stay between "
+            f"two runs: quantize with method {' or '.join(names)}, or without integer=True"
         )
 
 
 def described() -> dict[str, dict[str, str]]:
-    """Every method by its name, in words: what it is, bits, whether it is uniform, options and where it comes from."""
-    found = {}
+    """Return a description of every method by its name: bits, whether it is uniform, options and source."""
+    descriptions = {}
     for name in QUANTIZERS:
         kind = QUANTIZERS.get(name)
-        found[name] = {
+        descriptions[name] = {
             "what": (kind.__doc__ or "").partition("\n")[0],
             "weights": f"{bits_in_words(kind.weight_bits)} bits",
             "inputs": f"{bits_in_words(kind.input_bits)} bits",
@@ -119,27 +117,23 @@ def described() -> dict[str, dict[str, str]]:
             "options": ", ".join(f"{option.name}={option.default}" for option in dataclasses.fields(kind)),
             "from": kind.source,
         }
-    return found
+    return descriptions
 
 
 def bits_in_words(known: Sequence[int]) -> str:
-    """The bits that a method has: "2 to 15", "2, 4, 8"."""
-    whole = list(known) == list(range(min(known), max(known) + 1)) and len(known) > 2
-    return f"{min(known)} to {max(known)}" if whole else ", ".join(map(str, known))
-
-
-# --- How a model is quantized, and the making of its quantizers: afresh, or from those that an earlier plan had.
+    """Return the bits that a method has in words: "2 to 15", "2, 4, 8"."""
+    is_range = list(known) == list(range(min(known), max(known) + 1)) and len(known) > 2
+    return f"{min(known)} to {max(known)}" if is_range else ", ".join(map(str, known))
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is quantized, beside its plan; `quantize` explains them."""
+    """The options of a quantized model; `quantize` explains them."""
 
     per_channel: bool = False
     method: str = "lsq"
     percentile: float = 99.9
     features: Features = "sample"
-    fused: bool = False
     integer: bool = field(default=False, repr=False)  # told apart in fingerprints, which hold what is shown
 
     def __post_init__(self) -> None:
@@ -154,18 +148,17 @@ _OPTIONS = TypeAdapter(Options)
 
 
 class Told(TypedDict, total=False):
-    """What `quantize` is told of its options; None, like nothing, leaves one as it was."""
+    """The options that a call of `quantize` changes; None leaves one as it was."""
 
     per_channel: bool | None
     method: str | None
     percentile: float | None
     features: Features | None
-    fused: bool | None
     integer: bool | None
 
 
 def told_by(content: Mapping[str, Any]) -> Told:
-    """Options as a file or a user has them, once they are known to be some, with values that they can have."""
+    """Return options from a file or a user, checked by name and value."""
     unknown = [name for name in content if name not in Told.__annotations__]
     if unknown:
         raise UnknownName("option of quantize", unknown[0], Told.__annotations__)
@@ -179,18 +172,8 @@ def told_by(content: Mapping[str, Any]) -> Told:
     return cast("Told", {name: getattr(valid, name) for name in content})
 
 
-class Quantizers(NamedTuple):
-    """What quantizes a layer: its weight (None: left alone) and its inputs (two or more for products)."""
-
-    weight: WeightQuantizer | None
-    inputs: tuple[InputQuantizer, ...]
-
-
-NONE = Quantizers(None, ())
-
-
 class Factory:
-    """Makes quantizers: afresh, or with the steps that were kept, rescaled to the new precision."""
+    """Makes quantizers, new ones or ones that go on with the scales of an earlier plan, rescaled to new bits."""
 
     def __init__(self, options: Options, kept: Mapping[str, Quantizers], device: torch.device) -> None:
         self.options = options
@@ -199,7 +182,7 @@ class Factory:
         self.method = read_method(options.method)
 
     def weight(self, site: Site, bits: int) -> nn.Module:
-        """A quantizer for a site's weight; left alone, an identity."""
+        """Return the quantizer of a site's weight, an identity if the weight stays in float."""
         weight = site.weight
         if bits >= LEFT_ALONE_BITS or weight is None:
             return nn.Identity()
@@ -209,65 +192,58 @@ class Factory:
         kept = self.kept.get(site.layer, NONE).weight
         if kept is not None and kept.bits != bits and self.method.anew:
             kept = None
-        bits_before = kept.bits if kept else bits
-        made = self.method.weight(weight, bits_before, shared, self.options)
+        quantizer = self.method.weight(weight, kept.bits if kept else bits, shared, self.options)
         if kept is not None:
-            made.take_(kept)
-        made.rescale_(bits)
-        made.integer = self.options.integer
-        if site.computed is not False and kept is None and not made.follows:
-            made.first_step = partial(_first_step, self.method, bits=bits, shared=shared, options=self.options)
-        return made
+            quantizer.take_(kept)
+        quantizer.rescale_(bits)
+        quantizer.integer = self.options.integer
+        if site.computed is not False and kept is None and not quantizer.follows:
+            quantizer.first_step = partial(_first_step, self.method, bits=bits, shared=shared, options=self.options)
+        return quantizer
 
     def inputs(self, layer: str, bits: int, members: list[str]) -> nn.Module:
-        """The one quantizer of an activation that these members read; left alone, an identity."""
+        """Return the one quantizer of an activation that these layers read, an identity if it stays in float."""
         if bits >= LEFT_ALONE_BITS:
             return nn.Identity()
         kept = [quantizer for name in members for quantizer in self.kept.get(name, NONE).inputs]
         return self.activation(layer, bits, kept[0] if kept else None)
 
     def activation(self, layer: str, bits: int, kept: InputQuantizer | None, *, masked: bool = False) -> InputQuantizer:
-        """A quantizer for one activation."""
-        made = self.method.input(kept.bits if kept else bits, layer, self.options, masked=masked)
+        """Return the quantizer of one activation."""
+        quantizer = self.method.input(kept.bits if kept else bits, layer, self.options, masked=masked)
         if kept is not None:
-            made.take_(kept)
-        made.rescale_(bits)
-        return made.to(self.device)
+            quantizer.take_(kept)
+        quantizer.rescale_(bits)
+        return quantizer.to(self.device)
 
 
 def _first_step(method: Quantizer, weight: Tensor, *, bits: int, shared: Shared, options: Options) -> Tensor:
-    """The step that a quantizer of this weight begins with."""
+    """Return the first scale of this weight."""
     return method.weight(weight, bits, shared, options).step.detach()
-
-
-# --- LSQ, the default: every step is learned (`quant/lsq.py` has the equations).
 
 
 @final
 @dataclass(frozen=True)
 class LearnedSteps(Quantizer):
-    """Learned steps of weights and inputs: the default."""
+    """Learned scales of weights and inputs: the default (`quant/lsq.py` has the equations)."""
 
     source: ClassVar[str] = "Esser et al. 2020, Learned step size quantization"
     integers: ClassVar[bool] = True
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """A learned step, at first 2·mean|w|/√Qp."""
-        return WeightQuantizer(bits, weight_step(weight, bits, shared), fused=options.fused)
-
-
-# --- FAQ: steps are set once, at a percentile of magnitudes, and stay; only weights are fine-tuned.
+        """Return a quantizer with a learned scale, at first 2·mean|w|/√Qp."""
+        return WeightQuantizer(bits, weight_step(weight, bits, shared))
 
 
 class FixedInput(InputQuantizer):
-    """A step that is a percentile of |v| over Qp, and does not learn."""
+    """An input quantizer whose scale is a percentile of |v| over Qp, and does not learn."""
 
-    def __init__(self, bits: int, name: str, *, percentile: float, **told: Any) -> None:
-        super().__init__(bits, name, learned=False, **told)
+    def __init__(self, bits: int, name: str, *, percentile: float, **arguments: Any) -> None:
+        super().__init__(bits, name, learned=False, **arguments)
         self.percentile = percentile
 
     def new_observation(self) -> Observation:
-        """An empty memory of a percentile."""
+        """Return an empty observation of a percentile."""
         return Observation(self.percentile)
 
     def _first_step(self, seen: Observation, high: int) -> Tensor:
@@ -277,18 +253,17 @@ class FixedInput(InputQuantizer):
 @final
 @dataclass(frozen=True)
 class Faq(Quantizer):
-    """Steps fixed at `percentile` of magnitudes, an option of quantize; the weights are fine-tuned."""
+    """Scales fixed at `percentile` of magnitudes, an option of quantize; only the weights are fine-tuned."""
 
     source: ClassVar[str] = "McKinstry et al. 2019, FAQ; its details are recalled, not read"
     integers: ClassVar[bool] = True
     percentile: ClassVar[bool] = True
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """A step that is a percentile of |w| over Qp."""
+        """Return a quantizer whose scale is a percentile of |w| over Qp."""
         step = weight_step(weight, bits, shared, options.percentile)
-        return WeightQuantizer(bits, step, learned=False, fused=options.fused)
+        return WeightQuantizer(bits, step, learned=False)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """The same of inputs."""
-        told = {"features": options.features, "fused": options.fused, "masked": masked}
-        return FixedInput(bits, name, percentile=options.percentile, **told)
+        """Return a quantizer whose scale is a percentile of |v| over Qp."""
+        return FixedInput(bits, name, percentile=options.percentile, features=options.features, masked=masked)

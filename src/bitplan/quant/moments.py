@@ -1,4 +1,4 @@
-"""Second moments of what layers read, H = Σ xxᵀ, as a network runs: seen where functions are given a layer's weight."""
+"""Second moments of the inputs of layers, H = Σ xxᵀ, collected while a network runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _AT_ONCE = 1 << 24  # values of patches that are made together
 
 
 class Enough(Exception):
-    """Every layer that was looked for has run."""
+    """Raised to end a run when every layer of interest has run."""
 
 
 class Moments:
-    """What one layer read: `total` (parts, inputs, inputs) for groups of convolutions or 1, and how its weight lies."""
+    """The moments of one layer's inputs: `total` (parts, inputs, inputs) for groups of convolutions or 1."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
@@ -37,7 +37,7 @@ class Moments:
         self.count = 0
 
     def add(self, columns: Tensor, layout: Channels) -> None:
-        """More of it, (parts, inputs, samples)."""
+        """Add inputs, (parts, inputs, samples)."""
         wide = columns if columns.dtype == torch.float64 else columns.float()
         seen = (wide @ wide.transpose(1, 2)).double()
         self.total = seen if self.total is None else self.total + seen
@@ -45,9 +45,9 @@ class Moments:
 
 
 class Multiplied(NamedTuple):
-    """A function that is given a layer's weight: what it is, its arguments, and at which place of them the weight is.
+    """A function call that gets a layer's weight, with its arguments and the index of the weight among them.
 
-    `weight` is what the quantizer was given to make it of.
+    `weight` is the tensor that the quantizer was given.
     """
 
     layer: str
@@ -60,13 +60,13 @@ class Multiplied(NamedTuple):
     other: int
 
     def run(self, weight: Tensor | None = None) -> Any:
-        """What it computes, with this weight in the place of its own."""
+        """Call the function, with this weight in the place of its own."""
         given = self.args if weight is None else replaced(self.args, {self.place: weight})
         return self.function(*given, **self.named)
 
 
 class WeightWatch(TorchFunctionMode, ABC):
-    """Sees functions that are given one of some weights, as quantizers hand them out."""
+    """Shows the function calls that get one of some weights from a quantizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,11 +74,11 @@ class WeightWatch(TorchFunctionMode, ABC):
 
     @abstractmethod
     def see(self, call: Multiplied) -> None:
-        """Look at a weight that is about to be multiplied; nothing is seen of what is done here."""
+        """Handle a weight that is about to be multiplied; functions called here are not shown."""
 
     @contextmanager
     def watching(self, quantizers: Mapping[str, WeightQuantizer]) -> Iterator[Self]:
-        """Look on until the block ends."""
+        """Watch until the block ends."""
         hooks = [one.register_forward_hook(partial(self._note, layer)) for layer, one in quantizers.items()]
         try:
             with self:
@@ -102,25 +102,25 @@ class WeightWatch(TorchFunctionMode, ABC):
         return func(*args, **kwargs)
 
     def _note(self, layer: str, module: nn.Module, args: Any, out: Tensor) -> None:
-        """Remember a weight that a quantizer hands out, and no more what it handed out before."""
+        """Remember the weight that a quantizer returned, and forget the one before."""
         self._operands = {key: known for key, known in self._operands.items() if known[0] != layer}
         self._operands[id(out)] = (layer, args[0], out)
 
 
 class _InputWatch(WeightWatch):
-    """Adds up the moments of what weights are multiplied by."""
+    """Adds up the moments of the inputs that weights are multiplied by."""
 
     def __init__(self, wanted: Mapping[str, Moments], *, stop: bool) -> None:
         super().__init__()
         self.wanted, self.stop, self.left = wanted, stop, set(wanted)
 
     def see(self, call: Multiplied) -> None:
-        """Add what a function multiplies by a weight, if it is one whose inputs are understood."""
+        """Add the inputs of a function whose inputs are understood."""
         if call.name not in _LAYOUTS:
             return
         moments, layout, x = self.wanted[call.layer], _LAYOUTS[call.name], call.args[call.other]
         if call.name.startswith("conv"):
-            for columns in _patches(x, dict(zip(_CONVOLUTION, call.args, strict=False)) | call.named):
+            for columns in _unfold_patches(x, dict(zip(_CONVOLUTION, call.args, strict=False)) | call.named):
                 moments.add(columns, layout)
         else:
             moments.add(x.reshape(1, -1, x.shape[-1]).transpose(1, 2), layout)
@@ -132,21 +132,21 @@ class _InputWatch(WeightWatch):
 
 @contextmanager
 def watching(quantizers: Mapping[str, WeightQuantizer], *, stop: bool = False) -> Iterator[dict[str, Moments]]:
-    """The moments of what these layers read until the block ends; with `stop` a run ends once all of them have run."""
+    """Yield the moments of these layers' inputs until the block ends; with `stop` a run ends once all have run."""
     found = {layer: Moments() for layer in quantizers}
     with _InputWatch(found, stop=stop).watching(quantizers):
         yield found
 
 
-def _patches(x: Tensor, call: Mapping[str, Any]) -> Iterator[Tensor]:
-    """What a convolution multiplies by the rows of its weight, some images at a time: (groups, inputs, patches)."""
+def _unfold_patches(x: Tensor, call: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Yield the patches that a convolution multiplies, some images at a time: (groups, inputs, patches)."""
     weight: Tensor = call["weight"]
     flat = weight.dim() == 3
     kernel = (1, *weight.shape[2:]) if flat else tuple(weight.shape[2:])
     stride, dilation = (_pair(call.get(name, 1), flat, 1) for name in ("stride", "dilation"))
     images = x if x.dim() == weight.dim() else x[None]
     images = images[:, :, None] if flat else images
-    images = F.pad(images, _padding(call.get("padding", 0), flat, kernel, dilation))
+    images = F.pad(images, _zeros_around(call.get("padding", 0), flat, kernel, dilation))
     groups = call.get("groups", 1)
     each = max(1, _AT_ONCE // max(1, images[0].numel() * kernel[0] * kernel[1]))
     for some in images.split(each):
@@ -154,8 +154,10 @@ def _patches(x: Tensor, call: Mapping[str, Any]) -> Iterator[Tensor]:
         yield columns.unflatten(1, (groups, -1)).permute(1, 2, 0, 3).flatten(2)
 
 
-def _padding(padding: Any, flat: bool, kernel: tuple[int, ...], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Zeros at the left, right, top and bottom, also where a word says how many."""
+def _zeros_around(
+    padding: Any, flat: bool, kernel: tuple[int, ...], dilation: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Return the zeros at the left, right, top and bottom, also if padding is a word."""
     if padding == "same":
         rows, columns = (spread * (size - 1) for spread, size in zip(dilation, kernel, strict=True))
         return columns // 2, columns - columns // 2, rows // 2, rows - rows // 2
@@ -164,7 +166,7 @@ def _padding(padding: Any, flat: bool, kernel: tuple[int, ...], dilation: tuple[
 
 
 def _pair(value: Any, flat: bool, unused: int) -> tuple[int, int]:
-    """Two numbers, of which a convolution in one dimension has no use for the first."""
+    """Return two numbers; a convolution in one dimension does not use the first."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,)
     last = int(numbers[-1])
     return (unused if flat else int(numbers[0]), last)

@@ -1,4 +1,4 @@
-"""What calibration remembers of an activation: sign, mean magnitude, a percentile of the magnitude."""
+"""The statistics of an activation that calibration collects: sign, mean magnitude, a percentile of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOP = 1 << 14  # the fewest values that are worth a compiled loop
 
 
 class Observation:
-    """Running figures over all batches seen; `percentile` None leaves that one out."""
+    """Running statistics over all batches; without a `percentile` none is computed."""
 
     def __init__(self, percentile: float | None) -> None:
         self._percentile = percentile
@@ -25,7 +25,7 @@ class Observation:
 
     @torch.no_grad()
     def add(self, v: Tensor) -> bool:
-        """Take in one batch; False if it has NaN or infinite values."""
+        """Add one batch; return False if it has NaN or infinite values."""
         if v.numel() == 0:
             return True
         values = v.detach().float()
@@ -41,7 +41,7 @@ class Observation:
 
     @property
     def mean_magnitude(self) -> float:
-        """Mean of |v| over everything seen."""
+        """The mean of |v| over all batches."""
         return self.total / max(1, self.count)
 
     @property
@@ -50,7 +50,7 @@ class Observation:
         return sum(self.percentiles) / max(1, len(self.percentiles))
 
     def agreed(self) -> Observation:
-        """The same figures on every process of a distributed run, so that replicas start with equal steps."""
+        """Return the statistics over all processes of a distributed run, so that replicas start with equal scales."""
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
             return self
@@ -76,7 +76,7 @@ def _sum_and_lowest(values: Tensor) -> tuple[float, float]:
 
 
 def _percentile(values: Tensor, percentile: float) -> float:
-    """The percentile of the magnitudes, of an even sample where there are many: always one of them, never a mean."""
+    """Return the percentile of the magnitudes, of an even sample if there are many values; it is one of them."""
     every = math.ceil(values.numel() / _SAMPLE)
     sample = values if every == 1 else values.flatten()[::every].contiguous()
     rank = max(1, math.ceil(sample.numel() * percentile / 100))

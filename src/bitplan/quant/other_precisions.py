@@ -1,4 +1,4 @@
-"""Layers of a quantized network at other precisions for a while, in place: no copy of the network is made."""
+"""Layers of a quantized network at other precisions for a while, in place: the network is not copied."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import device_of
 from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
-from bitplan.quant.methods import Factory, Quantizers, read_method
+from bitplan.quant.methods import Factory, read_method
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, root_of, sites_of
+from bitplan.quant.sites import PLAN, Quantizers, root_of, sites_of
 
 Switched = WeightQuantizer | InputQuantizer
 Some = TypeVar("Some", WeightQuantizer, InputQuantizer)
 
 
 def can_switch(model: nn.Module, layers: Mapping[str, Precision]) -> bool:
-    """Whether only bits differ: what is left alone has no quantizer, integer grids hang together over layers.
+    """Tell whether only bits differ: tensors in float have no quantizer, and integer grids span layers.
 
-    A method that fits weights anew at other bits has nothing to rescale, unless they are off and fitted in any case.
+    A method that fits weights anew at other bits cannot be rescaled, unless its weights are off and fitted in any case.
     """
     options, now = options_of(model), plan_of(model).precisions
     if options.integer or not all(_quantizes(now[name]) == _quantizes(layers[name]) for name in layers):
@@ -40,7 +40,7 @@ def _quantizes(precision: Precision) -> tuple[bool, bool]:
 
 
 def switch_off_(model: nn.Module, layers: Iterable[str]) -> None:
-    """Let the weights of these layers pass as they are: a float network whose layers are switched on to be lowered."""
+    """Let the weights of these layers pass in float, until a layer is switched on to be lowered."""
     found = quantizers_of(model)
     for quantizer in (found[name].weight for name in layers if name in found):
         if quantizer is not None:
@@ -48,19 +48,19 @@ def switch_off_(model: nn.Module, layers: Iterable[str]) -> None:
 
 
 def is_off(quantizers: Quantizers) -> bool:
-    """Whether the weight of a layer passes as it is."""
+    """Tell whether the weight of a layer passes in float."""
     return quantizers.weight is not None and not quantizers.weight.enabled
 
 
 class Fresh:
-    """Quantizers of weights as `quantize` makes them of a float network, fitted to each weight once for all bits."""
+    """Quantizers of weights as `quantize` makes them for a float network, each fitted once."""
 
     def __init__(self, model: nn.Module) -> None:
         self._sites, self._factory = sites_of(model), Factory(options_of(model), {}, device_of(model))
         self._made: dict[tuple[str, int], WeightQuantizer] = {}
 
     def at(self, layer: str, bits: int) -> WeightQuantizer:
-        """That of a layer at so many bits."""
+        """Return the quantizer of a layer's weight at so many bits."""
         if (layer, bits) not in self._made:
             made = self._factory.weight(self._sites[layer], bits)
             assert isinstance(made, WeightQuantizer), "only bits that quantize are asked for"
@@ -69,7 +69,7 @@ class Fresh:
 
 
 def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh) -> list[WeightQuantizer]:
-    """The quantizer of a layer's weight at each of these choices: fresh ones where it is off, else rescaled copies."""
+    """Return the quantizer of a layer's weight at each choice: a fresh one if it is off, else a rescaled copy."""
     if found.weight is None:
         return []
     if is_off(found):
@@ -78,7 +78,7 @@ def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision],
 
 
 def rescaled(quantizer: Some, bits: int) -> Some:
-    """A copy with other bits, its step rescaled as where a group is lowered."""
+    """Return a copy with other bits, its scale rescaled as when a group is lowered."""
     remembered = vars(quantizer).pop("forward", None)  # what it made at its own bits is nothing to a copy
     made = copy.deepcopy(quantizer)
     if remembered is not None:
@@ -91,10 +91,10 @@ def rescaled(quantizer: Some, bits: int) -> Some:
 def switched(
     model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh | None = None
 ) -> Iterator[list[Switched]]:
-    """Quantizers of these layers at other bits, their steps rescaled as `quantize` does, until the block ends.
+    """Put quantizers of these layers at other bits until the block ends, their scales rescaled as `quantize` does.
 
-    `found` is what `quantizers_of` says of the model. Each quantizer goes on as a copy of itself, and is afterwards
-    what it was; so is the plan that the model follows. One that is switched off goes on as a `fresh` one.
+    `found` is the result of `quantizers_of`. Afterwards the quantizers, and the plan of the model, are what they were.
+    A quantizer that is switched off is replaced by a `fresh` one.
     """
     root, plan = root_of(model), plan_of(model)
     changes = {id(one): (name, one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
@@ -103,9 +103,9 @@ def switched(
         setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
         for name, quantizer, bits in changes.values():
             if not quantizer.enabled and isinstance(quantizer, WeightQuantizer):
-                _hold_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
+                _set_attributes_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
                 continue
-            _hold_(
+            _set_attributes_(
                 quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
             )
             quantizer.rescale_(bits)
@@ -113,18 +113,18 @@ def switched(
     finally:
         setattr(root, PLAN, plan)
         for quantizer, own in before:
-            _hold_(quantizer, own)
+            _set_attributes_(quantizer, own)
 
 
-def _hold_(quantizer: Switched, own: dict[str, Any]) -> None:
-    """Let a quantizer have these attributes and no others; it stays the object that others refer to."""
+def _set_attributes_(quantizer: Switched, own: dict[str, Any]) -> None:
+    """Give a quantizer these attributes and no others; it stays the object that others refer to."""
     held = vars(quantizer)
     held.clear()  # another dictionary in the place of its own has crashed Python 3.11's garbage collector
     held.update(own)
 
 
 def changes_of(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[Switched, int]]:
-    """The quantizers of a layer that follow its precision, with their bits; those around a softmax keep their own."""
+    """Yield the quantizers of a layer that follow its precision, with their bits; those of a softmax keep theirs."""
     if quantizers.weight is not None and precision.quantizes_weights:
         yield quantizers.weight, precision.weight_bits
     if precision.quantizes_inputs:
@@ -132,14 +132,14 @@ def changes_of(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[S
 
 
 def remember_weights_(model: nn.Module) -> None:
-    """Let a copy whose weights stay as they are quantize each only once, where nothing is to learn from it."""
+    """Let a model whose weights do not change quantize each weight once, as long as nothing learns from it."""
     for quantizers in quantizers_of(model).values():
         if quantizers.weight is not None:
-            quantizers.weight.__dict__["forward"] = _Remembering(quantizers.weight)
+            quantizers.weight.__dict__["forward"] = _CachedForward(quantizers.weight)
 
 
-class _Remembering:
-    """What a weight's quantizer does in the place of its forward: a parameter is quantized once."""
+class _CachedForward:
+    """Stands in for the forward of a weight's quantizer: a parameter is quantized once."""
 
     def __init__(self, quantizer: WeightQuantizer) -> None:
         self._quantizer = quantizer

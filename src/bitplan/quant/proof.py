@@ -1,8 +1,8 @@
-"""Proof that a quantized network executes its plan: one forward pass in which every multiplication is looked at.
+"""Proof that a quantized network executes its plan: one forward pass in which every multiplication is checked.
 
-The pass runs on tensors without data (`forward/shadow.py`). Each quantizer only leaves its mark on what it is given;
-a layer is proven where what is multiplied has the marks of its quantizers. A weight of the plan that is multiplied
-without them runs in float, whatever else says that it is quantized.
+The pass runs on tensors without data (`forward/shadow.py`). Each quantizer only leaves its mark on its input. A layer
+is proven if both its operands have the marks of its quantizers. A weight of the plan that is multiplied without them
+runs in float.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from bitplan.core.records import Plan
 from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
 from bitplan.forward.shadow import Shadow, arguments_of
 from bitplan.quant.calls import AttentionCall, sources_of
-from bitplan.quant.install import call_at, quantizers_at
 from bitplan.quant.integer import additions_of, operands_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, Site, quantized_layers, root_of, sites_of
+from bitplan.quant.sites import PLAN, Site, call_at, quantized_layers, quantizers_at, root_of, sites_of
 
 Unreached = Literal["raise", "warn"]
-"""What to do about layers of a plan that are never run: an error, or a warning where a task does not use them."""
+"""Layers of a plan that never run are an error, or a warning if a task does not use them."""
 
 PROVES = "proves"
-"""Marks a hook that proves a run (`first_run.py`)."""
+"""Marks a hook that proves a run ."""
 
 _log = logging.getLogger(__name__)
 _SHOWN = 8
@@ -47,9 +46,9 @@ _SUMS = (torch.ops.aten.add, torch.ops.aten.add_)
 
 @dataclass(frozen=True)
 class Proof:
-    """How often each layer of a plan was multiplied as planned, and how often a plan's weight was left in float.
+    """The number of times each layer was multiplied as planned, and the number of times its weight was in float.
 
-    So are the additions of a network made for integers. Layers that the plan leaves alone are not among them.
+    Additions of a network made for integers are included. Layers that the plan leaves in float are not.
     """
 
     quantized: Mapping[str, int]
@@ -61,7 +60,7 @@ class Proof:
         return tuple(layer for layer, count in self.quantized.items() if not count and not self.in_float.get(layer))
 
     def check(self, unreached: Unreached = "raise") -> None:
-        """Raise an error that names the layers which run in float, and raise or warn of those that do not run."""
+        """Raise an error that names the layers which run in float; raise or warn for those that do not run."""
         if self.in_float:
             raise InputError(
                 f"the plan quantizes {named(self.in_float)}, which this network computes in float: make the plan from "
@@ -72,7 +71,7 @@ class Proof:
 
 
 def complain(layers: Collection[str], unreached: Unreached) -> None:
-    """Raise, or only warn, of layers that a plan quantizes and no run has come to."""
+    """Raise an error, or only warn, about layers that a plan quantizes and no run has reached."""
     if not layers:
         return
     if unreached == "warn":
@@ -85,37 +84,37 @@ def complain(layers: Collection[str], unreached: Unreached) -> None:
 
 
 def named(layers: Collection[str]) -> str:
-    """Some layers by name, many of them in part."""
+    """Return the names of some layers, shortened if there are many."""
     names = list(layers)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{'layers' if len(names) > 1 else 'layer'} {', '.join(names[:_SHOWN])}{more}"
 
 
 def prove(model: nn.Module, example: Any) -> Proof:
-    """Run a quantized model once, without data, and tell which layers of its plan are really quantized.
+    """Run a quantized model once, without data, and return which layers of its plan are really quantized.
 
-    `example` is what `trace` takes, and only its shapes matter, unless the model cannot run on shapes alone: then a
-    copy of the model is run on it. The model itself is neither run nor changed; the proof is of inference.
+    `example` is as for `trace`, and only its shapes matter. If the model cannot run on shapes alone, a copy of the
+    model is run on the example. The model itself is neither run nor changed; the proof is of inference.
     """
     return prove_run(root_of(model), *arguments_of(example), training=False)
 
 
 def prove_run(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Proof:
-    """The proof of one run with these arguments, in training or in inference."""
+    """Return the proof of one run with these arguments, in training or in inference."""
     shadow = Shadow(root)
     try:
         copied = shadow.arguments((args, kwargs))
-        return _Witness(_in_mode(shadow.model, root, training)).watch(shadow.running(), *copied)
+        return PlanVerifier(_set_mode(shadow.model, root, training)).watch(shadow.running(), *copied)
     except Exception:  # it decides by values, or an operation knows the shapes of fewer types than it computes
         if any(tensor.is_meta for tensor in tensors_in((args, kwargs))):
             raise
         model, (args, kwargs) = copy.deepcopy(root), copy.deepcopy((args, kwargs))
         with torch.random.fork_rng(devices=[]):
-            return _Witness(_in_mode(model, root, training)).watch(nullcontext(), args, kwargs)
+            return PlanVerifier(_set_mode(model, root, training)).watch(nullcontext(), args, kwargs)
 
 
-def _in_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
-    """A copy in the mode asked for; where its original is in that mode, module by module as that is."""
+def _set_mode(copied: nn.Module, root: nn.Module, training: bool) -> nn.Module:
+    """Put a copy into a mode; if the original is in that mode, module by module as the original."""
     copied.train(training)
     if root.training == training:
         for mine, other in zip(copied.modules(), root.modules(), strict=True):
@@ -129,7 +128,7 @@ def awaits_proof(root: nn.Module) -> bool:
 
 
 def take_proof_off_(root: nn.Module) -> bool:
-    """Have the first run of a model prove nothing; tell whether it would have."""
+    """Remove the proof from the first run of a model; tell whether there was one."""
     found = [key for key, hook in root._forward_pre_hooks.items() if hasattr(hook, PROVES)]
     for key in found:
         del root._forward_pre_hooks[key]
@@ -138,10 +137,10 @@ def take_proof_off_(root: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """What the two operands of a layer are called where they are as planned, in pairs.
+class _PlannedLayer:
+    """The names of the two operands of a layer as planned, in pairs.
 
-    `own` are the names of what no other layer multiplies: its weight, as planned or not, or both of a product's.
+    `own` are the operands that no other layer multiplies: its weight, quantized or not, or both operands of a product.
     """
 
     name: str
@@ -149,8 +148,8 @@ class _Planned:
     own: frozenset[str]
 
 
-class _Witness:
-    """Follows marks through a forward pass of a copy that is the witness's own."""
+class PlanVerifier:
+    """Follows marks through a forward pass of a copy that belongs to the verifier."""
 
     def __init__(self, model: nn.Module) -> None:
         take_proof_off_(model)
@@ -159,12 +158,12 @@ class _Witness:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
             self._values.add_parameter(parameter, name)
-        self._layers = [_described(site, names) for site in sites_of(model).values()]
-        self._known: dict[str, list[_Planned]] = {}
+        self._layers = [_describe_layer(site, names) for site in sites_of(model).values()]
+        self._known: dict[str, list[_PlannedLayer]] = {}
         for layer in self._layers:
             for name in layer.own:
                 self._known.setdefault(name, []).append(layer)
-        self._rows: dict[Key, list[_Planned]] = {}
+        self._rows: dict[Key, list[_PlannedLayer]] = {}
         self._quantized: Counter[str] = Counter()
         self._in_float: Counter[str] = Counter()
         sums = {name: operands_of(call) for name, call in additions_of(model).items()}
@@ -213,20 +212,20 @@ class _Witness:
         return product.kind != "embedding" and (marked or any(map(self._values.is_activation, operands)))
 
     def _judge(self, product: Product, outputs: list[Tensor]) -> None:
-        """See whether a multiplication is one of a layer's, and as planned."""
+        """Check whether a multiplication is a layer's, and as planned."""
         if product.by_data and not self._values.is_activation(product.first):
             return
         first, second = self._values.sources(product.first), self._values.sources(product.second)
         for layer in dict.fromkeys(layer for name in first | second for layer in self._known.get(name, ())):
             if product.kind == "embedding" and layer.own & second:
                 self._judge_rows(layer, product, outputs)
-            elif any(_meet(pair, first, second) for pair in layer.pairs):
+            elif any(_is_pair(pair, first, second) for pair in layer.pairs):
                 self._quantized[layer.name] += 1
             elif self._takes_part(layer, product, first, second):
                 self._in_float[layer.name] += 1
 
     def _judge_sum(self, first: Tensor, second: Tensor | None = None) -> bool:
-        """See whether an addition is one that integer kernels execute, and whether both its operands are quantized."""
+        """Check whether an addition is one for integer kernels, and whether both operands are quantized."""
         marks = [self._values.sources(operand) for operand in (first, second) if operand is not None]
         found = {
             name: {mark for mark in pair if any(mark in one for one in marks)} for name, pair in self._sums.items()
@@ -236,14 +235,16 @@ class _Witness:
         self._halves.update(name for name, some in found.items() if some and name not in whole)
         return bool(whole)
 
-    def _judge_rows(self, layer: _Planned, product: Product, outputs: list[Tensor]) -> None:
+    def _judge_rows(self, layer: _PlannedLayer, product: Product, outputs: list[Tensor]) -> None:
         if any(weight in self._values.sources(product.second) for weight, _ in layer.pairs):
             self._quantized[layer.name] += 1
         else:
             self._rows.setdefault(self._values.key(outputs[0]), []).append(layer)
 
-    def _takes_part(self, layer: _Planned, product: Product, first: frozenset[str], second: frozenset[str]) -> bool:
-        """Tell whether a layer's weight meets an activation here, or an activation that is quantized for it another."""
+    def _takes_part(
+        self, layer: _PlannedLayer, product: Product, first: frozenset[str], second: frozenset[str]
+    ) -> bool:
+        """Tell whether a layer's weight meets an activation here, or its activation meets another operand."""
         for operand, others, other in ((first, second, product.second), (second, first, product.first)):
             if operand & layer.own and (
                 self._values.is_activation(other) or any(name.startswith(_MARK) for name in others)
@@ -252,25 +253,25 @@ class _Witness:
         return False
 
 
-def _described(site: Site, names: Mapping[int, str]) -> _Planned:
+def _describe_layer(site: Site, names: Mapping[int, str]) -> _PlannedLayer:
     both, call = quantizers_at(site), call_at(site)
     if site.kind == "product":
         operands = [_mark_of(quantizer) for quantizer in both.inputs]
         if isinstance(call, AttentionCall):
             query, key, _, weights, value = operands
-            return _Planned(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
-        return _Planned(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
+            return _PlannedLayer(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
+        return _PlannedLayer(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
     assert site.parameter is not None
     raw = frozenset(names[id(source)] for source in sources_of(site.module, split(site.parameter)[1]))
     inputs = _mark_of(both.inputs[0]) if both.inputs else ""
     if both.weight is None:  # only what it reads is quantized
-        return _Planned(site.layer, tuple((name, inputs) for name in raw), raw)
+        return _PlannedLayer(site.layer, tuple((name, inputs) for name in raw), raw)
     weight = _mark_of(both.weight)
-    return _Planned(site.layer, ((weight, inputs),), raw | {weight})
+    return _PlannedLayer(site.layer, ((weight, inputs),), raw | {weight})
 
 
-def _meet(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:
-    """Tell whether two operands are a layer's, in either order; an input that is left alone has no name."""
+def _is_pair(pair: tuple[str, str], first: frozenset[str], second: frozenset[str]) -> bool:
+    """Tell whether two operands are a layer's, in either order; an input in float has no name."""
     one, other = pair
     return (one in first and (not other or other in second)) or (one in second and (not other or other in first))
 
@@ -279,27 +280,27 @@ def _mark_of(quantizer: nn.Module) -> str:
     return f"{_MARK}{id(quantizer)}"
 
 
-# --- A quantized network is proven by its first run, whoever runs it, in training and in inference (`proof.py`).
+# A quantized network is proven by its first run, in training and in inference.
 
 PROVEN = "_bitplan_proven"
 Quantizes = tuple[bool, bool]
-"""Whether a layer's weights are quantized, and whether its inputs are."""
+"""True for weights that are quantized, and true for inputs that are."""
 
 
 def prove_when_run_(root: nn.Module) -> None:
-    """Have a model proven by the arguments of its first run, whoever runs it."""
+    """Prove a model with the arguments of its first run."""
     setattr(root, PROVEN, {})
     root.register_forward_pre_hook(_prove_first, with_kwargs=True)
 
 
 def is_proven(root: nn.Module, plan: Plan) -> bool:
-    """Tell whether what a plan quantizes was proven already, if at other bits."""
+    """Tell whether the layers that a plan quantizes were proven already, at any bits."""
     proven: Mapping[str, Quantizes] = getattr(root, PROVEN, {})
     return bool(proven) and all(proven.get(layer) == own for layer, own in _quantizes(plan).items())
 
 
 def allow_unreached_(model: nn.Module) -> None:
-    """Let the first run of a quantized model, if it is to prove its plan, only warn of layers not reached."""
+    """Only warn about layers that the first run of a quantized model does not reach."""
     root = root_of(model)
     if take_proof_off_(root):
         root.register_forward_pre_hook(_prove_reached, with_kwargs=True)
@@ -325,7 +326,7 @@ for _hook in (_prove_first, _prove_reached):
 
 
 def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], unreached: Unreached) -> None:
-    """Prove a run in the mode that it is in, and the other mode too: a network may multiply otherwise in training."""
+    """Prove a run in its mode, and in the other mode too: a network may multiply differently in training."""
     if any(is_fake(parameter) for parameter in root.parameters()):  # a shadow, or a capture: somebody else's business
         return
     take_proof_off_(root)
@@ -344,7 +345,7 @@ def _prove_once(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def _tell_unproven(why: str, root: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
-    """Warn once, after a run that came to an end: one that fails says itself what is wrong."""
+    """Warn once, after a run that succeeded: one that fails raises its own error."""
     for key, hook in list(root._forward_hooks.items()):
         if getattr(hook, "func", None) is _tell_unproven:
             del root._forward_hooks[key]

@@ -1,6 +1,4 @@
-"""The finish of a quantized network that nobody trains: its weights rounded, or rounded so that errors make up for each
-other (`quant/ptq.py`), layer after layer, each behind what was already quantized in front of it.
-"""
+"""Post-training quantization: weights are rounded, or rounded so that errors in a layer's outputs cancel."""
 
 from __future__ import annotations
 
@@ -33,16 +31,16 @@ from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels, fit
 from bitplan.store.files import whole_file
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
-# --- Layers whose weights are finished, kept in a folder: a killed run of hours goes on with those that it lacks.
+# Finished layers in a folder: a killed run of hours goes on with the others.
 
 _WEIGHT, _SHARE, _OF = "weight", "share", "of"
 
 
 class FinishedParts:
-    """A file for each part: its tensors, which part of its error was left, and of what it was made.
+    """A folder with a file for each finished part: its tensors, its remaining error, and its origin.
 
-    What belongs to another plan, method or setting, to other weights anywhere in the network or to other batches is not
-    taken: what a part reads depends on all of them. `model` is as it is before its first part is finished.
+    A part from another plan, method or setting, from other weights anywhere in the network or other batches is not
+    taken: the input of a part depends on all of them. `model` is as it is before its first part is finished.
     """
 
     def __init__(self, folder: str | Path, model: nn.Module, batches: Sequence[Any], setting: str) -> None:
@@ -52,7 +50,7 @@ class FinishedParts:
 
     @torch.no_grad()
     def take_(self, name: str, tensors: Mapping[str, Tensor]) -> float | None:
-        """Fill a part's tensors as they were kept, and say which part of its error was left; None: they are not."""
+        """Fill a part's tensors from its file, and return the share of its error that was left; None without a file."""
         try:
             kept, texts = read_safetensors(self._path(name))
         except InputError:  # not there, or damaged: it is made again
@@ -64,7 +62,7 @@ class FinishedParts:
         return float(texts[_SHARE])
 
     def keep(self, name: str, tensors: Mapping[str, Tensor], share: float) -> None:
-        """Keep a part that is finished."""
+        """Write a part that is finished."""
         with whole_file(self._path(name)) as temporary:
             texts = {_SHARE: repr(share), _OF: self._made_of}
             write_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary, texts)
@@ -77,14 +75,14 @@ class FinishedLayers(FinishedParts):
     """A file for each layer: its weight and its quantizer's tensors."""
 
     def take_layer_(self, name: str, weight: Tensor, quantizer: WeightQuantizer) -> float | None:
-        """Fill a layer as it was kept."""
+        """Fill a layer from its file."""
         share = self.take_(name, self._tensors(weight, quantizer))
         if share is not None:
             quantizer.load_state_dict(quantizer.state_dict())  # what it leads from them is led again
         return share
 
     def keep_layer(self, name: str, weight: Tensor, quantizer: WeightQuantizer, share: float) -> None:
-        """Keep a layer that is finished."""
+        """Write a layer that is finished."""
         self.keep(name, self._tensors(weight, quantizer), share)
 
     def _tensors(self, weight: Tensor, quantizer: WeightQuantizer) -> dict[str, Tensor]:
@@ -92,7 +90,7 @@ class FinishedLayers(FinishedParts):
 
 
 def _hash(tree: Any) -> str:
-    """A hash of what is in a tree: tensors by their names, types, shapes and values, and other things as they print."""
+    """Return a hash of a tree: tensors by names, types, shapes and values, and other things as they print."""
     tensors: dict[str, Tensor] = {}
     for number, (path, leaf) in enumerate(tree_leaves_with_path(tree)):
         is_tensor = isinstance(leaf, Tensor)
@@ -101,8 +99,8 @@ def _hash(tree: Any) -> str:
     return hash_of_tensors(tensors)
 
 
-# --- Error-compensated rounding of a matrix (GPTQ, Frantar et al. 2022): what rounding an input's weights spoils in
-# the outputs, the weights of the inputs after it make good.
+# Error-compensated rounding of a matrix (GPTQ, Frantar et al. 2022): the weights of later inputs compensate the error
+# that rounding an input's weights makes in the outputs.
 
 DAMPING = 0.01
 """λ as a share of the mean of H's diagonal."""
@@ -111,23 +109,23 @@ BLOCK = 128
 
 
 class Fixed:
-    """Levels that are there before: multiples of steps (B, rows, inputs) from `low` to `high`."""
+    """Levels that are given: multiples of scales (B, rows, inputs) from `low` to `high`."""
 
     def __init__(self, step: Tensor, low: int, high: int, width: int = BLOCK) -> None:
         self.step, self.low, self.high = step, low, high
         self.width = width
 
     def begin(self, start: int, weights: Tensor) -> None:
-        """Nothing is fitted."""
+        """Fit nothing."""
 
     def nearest(self, column: int, values: Tensor) -> Tensor:
-        """The levels of one input's weights (B, rows)."""
+        """Return the levels of one input's weights (B, rows)."""
         step = self.step[..., column]
         return torch.clamp(values / step, self.low, self.high).round_() * step
 
 
 class Fitted:
-    """Levels of groups, fitted to what the weights are when their turn comes."""
+    """Levels of groups, each fitted to its weights when its turn comes."""
 
     def __init__(self, width: int, bits: int, *, zeros: bool, digits: int = 0) -> None:
         self.width, self.bits, self.zeros, self.digits = width, bits, zeros, digits
@@ -147,21 +145,21 @@ class Fitted:
         )
 
     def nearest(self, column: int, values: Tensor) -> Tensor:
-        """The levels of one input's weights (B, rows)."""
+        """Return the levels of one input's weights (B, rows)."""
         return (values / self._step).clamp_(self._low, self._high).round_().mul_(self._step)
 
     @property
     def levels(self) -> Levels:
-        """Those of all groups, (rows of all parts, groups)."""
+        """The levels of all groups, (rows of all parts, groups)."""
         step = torch.cat([group.step for group in self.groups], -1).flatten(0, 1)
         zeros = [group.zero for group in self.groups if group.zero is not None]
         return Levels(step, torch.cat(zeros, -1).flatten(0, 1) if zeros else None)
 
 
 def compensated(weight: Tensor, moments: Tensor, grid: Fixed | Fitted, *, damping: float = DAMPING) -> Tensor:
-    """Weights (B, rows, inputs) on the levels of a grid, by moments (B, inputs, inputs) of their inputs."""
+    """Round weights (B, rows, inputs) to the levels of a grid, by moments (B, inputs, inputs) of their inputs."""
     left, made = weight.clone(), torch.empty_like(weight)
-    factor = _factor(moments, damping).to(weight.dtype)
+    factor = _cholesky_factor(moments, damping).to(weight.dtype)
     inputs = weight.shape[-1]
     for start in range(0, inputs, grid.width):
         end = min(start + grid.width, inputs)
@@ -178,13 +176,13 @@ def compensated(weight: Tensor, moments: Tensor, grid: Fixed | Fitted, *, dampin
 
 
 def output_errors(weight: Tensor, made: Tensor, moments: Tensor) -> Tensor:
-    """The squared error of each row's outputs, (w − ŵ)ᵀH(w − ŵ): (B, rows)."""
+    """Return the squared error of each row's outputs, (w − ŵ)ᵀH(w − ŵ): (B, rows)."""
     lost = (weight - made).double()
     return ((lost @ moments.double()) * lost).sum(-1)
 
 
-def _factor(moments: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of (H + λI)⁻¹; an input that is always 0 counts as one that depends on no other."""
+def _cholesky_factor(moments: Tensor, damping: float) -> Tensor:
+    """Return the upper Cholesky factor of (H + λI)⁻¹; an input that is always 0 counts as independent."""
     wide = moments.double()
     diagonal = wide.diagonal(dim1=-2, dim2=-1)
     if not math.isfinite(float(diagonal.sum())):
@@ -195,8 +193,7 @@ def _factor(moments: Tensor, damping: float) -> Tensor:
     return torch.linalg.cholesky(inverse, upper=True)
 
 
-# --- The finish of a quantized network that nobody trains: its weights rounded, or rounded so that errors make up
-# for each other (`quant/ptq.py`), layer after layer, each behind what was already quantized in front of it.
+# The finish of a whole network: layer after layer, each behind the quantized layers in front of it.
 
 _log = logging.getLogger(__name__)
 _SHOWN = 4
@@ -211,7 +208,7 @@ def finish_(
     unreached: Unreached = "raise",
     progress: Progress | None = None,
 ) -> None:
-    """Let batches set the input steps of a quantized model, then finish its weights, as `check_finish` accepts."""
+    """Set the input scales of a quantized model by batches, then finish its weights."""
     kept = list(batches)
     if finish == "round" or any(isinstance(module, InputQuantizer) for module in model.modules()):
         calibrate_(model, kept, forward=forward, unreached=unreached)
@@ -229,36 +226,37 @@ def compensate_(
     store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Round the weights of a quantized model anew, so that errors in a layer's outputs make up for each other.
+    """Round the weights of a quantized model anew, so that errors in a layer's outputs cancel.
 
-    Each layer is done once those in front of it are, by the second moments of what it then reads over all batches,
-    which are as `calibrate_` takes them; quantized inputs must be calibrated before. Afterwards the weights lie on
-    their levels; the error of no layer's outputs on these batches is larger than that of plain rounding. Returned is
-    which part of that error is left, by layer; layers that are no matrix product or convolution of one weight used in
-    one place stay rounded, and are named in a warning. `store` is a folder that keeps finished layers: a killed call
-    goes on there; what was made of other batches, weights or settings is made again.
+    Each layer is done after those in front of it, by the second moments of its inputs over all batches, which are as
+    `calibrate_` takes them. Quantized inputs must be calibrated before. Afterwards the weights lie on their levels. The
+    error of no layer's outputs on these batches is larger than by plain rounding.
+
+    Return the share of that error that is left, by layer. Layers that are no matrix product or convolution of one
+    weight used in one place stay rounded, and are named in a warning. `store` is a folder that keeps finished layers: a
+    killed call goes on there. Layers from other batches, weights or settings are computed again.
     """
     kept = list(batches)
     if not kept:
         raise InputError("compensated rounding got no batches: give some, as for calibrate_")
     layers = weighted_layers(model)
-    work = _Work(model, kept, forward, damping, store)
+    work = _Compensation(model, kept, forward, damping, store)
     left: dict[str, float] = {}
     with inference(model), torch.no_grad():
         order = work.order(layers)
         complain([name for name in layers if name not in order], unreached)
-        stages = _stages(order, plan_of(model).links)
+        stages = _group_stages(order, plan_of(model).links)
         with _switched_off(layers):
             for number, stage in enumerate(stages):
                 left |= work.finish_(stage)
                 if progress is not None:
                     progress(number + 1, len(stages), next(iter(stage)))
-    _tell_rounded([name for name, layer in layers.items() if name not in left and layer.reads])
+    _warn_rounded([name for name, layer in layers.items() if name not in left and layer.reads])
     return left
 
 
 class Weighted(NamedTuple):
-    """A layer whose weight is quantized: where it is, what quantizes it, and the weight itself."""
+    """A layer whose weight is quantized: its site, its quantizer, and the weight."""
 
     site: Site
     quantizer: WeightQuantizer
@@ -266,16 +264,16 @@ class Weighted(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether it multiplies its weight, and does not only look rows up."""
+        """True if it multiplies its weight, and does not only look rows up."""
         return any(place.reads for place in self.site.places)
 
     @property
     def can_change(self) -> bool:
-        """Whether the weight is a parameter that is used in one place."""
+        """True if the weight is a parameter that is used in one place."""
         return self.reads and isinstance(self.weight, nn.Parameter) and len(self.site.places) == 1
 
 
-class _Work:
+class _Compensation:
     """Runs the network, or only the block that matters, and finishes layers."""
 
     def __init__(
@@ -294,7 +292,7 @@ class _Work:
         self.times: Counter[str] = Counter()
 
     def order(self, layers: Mapping[str, Weighted]) -> dict[str, Weighted]:
-        """The layers that run, in the order in which they do; and how often."""
+        """Return the layers in the order in which they run, and count their runs."""
         names = {layer.quantizer: name for name, layer in layers.items()}
 
         def note(module: nn.Module, *_: Any) -> None:
@@ -310,13 +308,13 @@ class _Work:
         return {name: layers[name] for name in self.times}
 
     def run(self, batch: Any) -> Any:
-        """The whole network."""
+        """Run the whole network."""
         return self.forward(self.model, batch)
 
     def finish_(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
-        """Finish layers that read the same; of each, which part of the error is left."""
+        """Finish layers that read the same tensor, and return the share of the error that is left for each."""
         changing = {name: layer for name, layer in stage.items() if layer.can_change}
-        left = self._taken(changing)
+        left = self._take_finished(changing)
         lacking = {name: layer for name, layer in changing.items() if name not in left}
         seen = self.moments(lacking) if lacking else {}
         for layer in stage.values():
@@ -331,17 +329,17 @@ class _Work:
             stage[name].quantizer.enabled = False  # its weight lies on levels now, and need not be rounded in every run
         return left
 
-    def _taken(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
-        """The layers that an earlier call finished."""
+    def _take_finished(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+        """Return the layers that an earlier call finished."""
         if self.store is None:
             return {}
         found = {name: self.store.take_layer_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
         return {name: share for name, share in found.items() if share is not None}
 
     def moments(self, stage: Mapping[str, Weighted]) -> dict[str, Moments]:
-        """What these layers read, over all batches."""
+        """Return the moments of the inputs of these layers, over all batches."""
         quantizers = {name: layer.quantizer for name, layer in stage.items()}
-        chain, block = self._block(quantizers)
+        chain, block = self._find_block(quantizers)
         if chain is not None and block is not None:
             chain.reach_(block)
         with watching(quantizers, stop=all(self.times[name] == 1 for name in stage)) as seen:
@@ -353,8 +351,8 @@ class _Work:
                     self.run(batch)
         return seen
 
-    def _block(self, quantizers: Mapping[str, WeightQuantizer]) -> tuple[Chain | None, int | None]:
-        """The chain and the block that all of these are in, where it can be run alone."""
+    def _find_block(self, quantizers: Mapping[str, WeightQuantizer]) -> tuple[Chain | None, int | None]:
+        """Return the chain and the block that contain all of these, if the block can be run alone."""
         for number, chain in enumerate(self.chains):
             places = {chain.place(quantizer) for quantizer in quantizers.values()}
             block = places.pop() if len(places) == 1 else None
@@ -368,9 +366,9 @@ class _Work:
 
 @torch.no_grad()
 def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float | None:
-    """Put a layer's weight onto its levels by moments of its input; which part of rounding's error is left.
+    """Round a layer's weight to its levels by moments of its input; return the share of rounding's error that is left.
 
-    Rows that plain rounding serves better are rounded. None where the moments do not say what the weight multiplies.
+    Rows for which plain rounding is better are rounded. Return None if the moments do not fit the weight.
     """
     _, quantizer, weight = layer
     if seen.total is None or seen.layout is None:
@@ -394,14 +392,14 @@ def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float |
     better = after < before
     made = torch.where(better[..., None], made, rounded)
     if isinstance(grid, Fitted) and isinstance(quantizer, GroupedWeight):
-        quantizer.settle_(_chosen(better.flatten(), grid.levels, quantizer.in_levels))
+        quantizer.settle_(_choose_levels(better.flatten(), grid.levels, quantizer.in_levels))
     weight.copy_(blocks.whole(made.flatten(0, 1), weight))
     total = float(before.sum())
     return float(torch.where(better, after, before).sum()) / total if total else 1.0
 
 
-def _chosen(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
-    """The levels of the rows that are better compensated, and those that rounding had of the others."""
+def _choose_levels(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
+    """Return the compensated levels of the rows that are better with them, and the rounded levels of the others."""
     step = torch.where(better[:, None], ours.step.float(), rounded.step)
     if ours.zero is None or rounded.zero is None:
         return Levels(step, None)
@@ -409,7 +407,7 @@ def _chosen(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
 
 
 def weighted_layers(model: nn.Module) -> dict[str, Weighted]:
-    """Every layer whose weight is quantized; a method whose levels cannot stay while weights change is refused."""
+    """Return every layer whose weight is quantized; raise an error if levels change when weights do."""
     quantizers, found = quantizers_of(model), {}
     for name, site in sites_of(model).items():
         quantizer, weight = quantizers[name].weight, site.weight
@@ -426,8 +424,8 @@ def weighted_layers(model: nn.Module) -> dict[str, Weighted]:
     return found
 
 
-def _stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]]) -> list[dict[str, Weighted]]:
-    """Layers in their order, those together that follow one another and read the same tensor."""
+def _group_stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]]) -> list[dict[str, Weighted]]:
+    """Return layers in their order, together if they follow one another and read the same tensor."""
     link_of = {name: number for number, link in enumerate(links) for name in link}
     stages: list[dict[str, Weighted]] = []
     before: int | None = None
@@ -443,7 +441,7 @@ def _stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]]) -> li
 
 @contextmanager
 def _switched_off(layers: Mapping[str, Weighted]) -> Iterator[None]:
-    """Weights pass as they are until the block ends, or until they are switched on in it."""
+    """Let weights pass in float until the block ends, or until they are switched on in it."""
     for layer in layers.values():
         layer.quantizer.enabled = False
     try:
@@ -453,7 +451,7 @@ def _switched_off(layers: Mapping[str, Weighted]) -> Iterator[None]:
             layer.quantizer.enabled = True
 
 
-def _tell_rounded(names: list[str]) -> None:
+def _warn_rounded(names: list[str]) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (" …" if len(names) > _SHOWN else "")
         _log.warning("%d layers are only rounded, since nothing tells what they read: %s", len(names), shown)

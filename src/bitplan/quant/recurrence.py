@@ -1,9 +1,8 @@
-"""torch's recurrent functions, opened: loops over time in which every product by a weight can be seen.
+"""torch's recurrent functions as loops over time in which every product by a weight can be seen.
 
-torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu and their cells are each one function that hides what it
-multiplies. These compute the same from products that somebody makes: `trace` looks at plain ones, a quantized network
-makes ones that quantize what they are given (`quant/calls.py`). A product is made once for a sequence, so its weight
-is quantized once, however many steps there are.
+torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu and their cells are single functions that hide their products.
+These compute the same from products that the caller makes: plain ones for `trace`, quantizing ones for a quantized
+network (`quant/call_interception.py`). A product is made once for a sequence, so its weight is quantized once.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ class Products(Protocol):
 
 
 def plain(weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
-    """The product itself."""
+    """Return the product itself."""
     return lambda x: F.linear(x, weight, bias)
 
 
 @dataclass(frozen=True)
 class FewSteps:
-    """Plain products where only shapes are looked at: all steps are alike, so a few are taken, and the last counts.
+    """Plain products for shapes alone: all steps are alike, so three are run, and the last counts for the others.
 
-    `counting(times)` is the context in which what is multiplied counts so many times.
+    `counting(times)` is the context in which a multiplication counts so many times.
     """
 
     counting: Callable[[int], AbstractContextManager[None]]
     steps: ClassVar[int] = 3  # the first, one that follows one, and one for all others
 
     def __call__(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
-        """A product that is used for a few steps where there are more."""
+        """Return a product that is run for a few steps only."""
         product, numbers = plain(weight, bias), itertools.count(1)
 
         def counted(x: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ def _rnn_relu(given: Tensor, hidden: Tensor, _: State) -> State:
 
 
 class _Settings(NamedTuple):
-    """What torch's functions are told after the weights, in their order."""
+    """The arguments of torch's functions after the weights, in their order."""
 
     has_biases: bool
     num_layers: int
@@ -92,12 +91,12 @@ class _Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sequences:
-    """How sequences lie: (T, B, …); or packed, the rows of one step after those of the other, so many each."""
+    """The layout of sequences: (T, B, …); or packed, the rows of one step after those of the other, so many each."""
 
     packed: list[int] | None
 
     def steps(self, product: Product, x: Tensor) -> Sequence[Tensor]:
-        """The rows of each step, multiplied for all of them at once; a quantizer sees samples first, (B, T, …)."""
+        """Return the rows of each step, multiplied for all steps at once; a quantizer sees samples first, (B, T, …)."""
         if self.packed is not None:
             return product(x).split(self.packed)
         if isinstance(x.shape[0], torch.SymInt):
@@ -105,7 +104,7 @@ class _Sequences:
         return product(x.transpose(0, 1)).unbind(1)
 
     def joined(self, steps: Sequence[Tensor]) -> Tensor:
-        """Steps as one tensor again."""
+        """Return steps as one tensor again."""
         return torch.stack(tuple(steps)) if self.packed is None else torch.cat(tuple(steps))
 
 
@@ -120,9 +119,9 @@ class _Direction:
     backwards: bool
 
     def run(self, x: Tensor, state: State, sequences: _Sequences) -> tuple[Tensor, State]:
-        """The hidden states of all steps, and the state after the last.
+        """Return the hidden states of all steps, and the state after the last.
 
-        Where sequences end at different steps, the rows of those that have ended, or not yet begun, stay as they are.
+        If sequences end at different steps, the rows of those that have ended, or not yet begun, stay as they are.
         """
         of_input, of_hidden, *rest = self.weights
         bias_input, bias_hidden = rest[:2] if self.has_biases else (None, None)
@@ -133,28 +132,28 @@ class _Direction:
         remember = products(of_hidden, bias_hidden, times=len(steps))
         project = products(projection[0], None, times=len(steps)) if projection else None
         outputs: list[Tensor] = []
-        ahead = self._in_time(steps)
+        ahead = self._order_in_time(steps)
         for given in ahead[: FewSteps.steps] if few else ahead:
-            running = tuple(_first(part, given) for part in state)
+            running = tuple(_leading_rows(part, given) for part in state)
             hidden, *cell = self.rule(given, remember(running[0]), running)
             new = (project(hidden) if project else hidden, *cell)
             outputs.append(new[0])
-            state = tuple(_with_rest(part, before) for part, before in zip(new, state, strict=True))
+            state = tuple(_append_rest(part, before) for part, before in zip(new, state, strict=True))
         outputs += outputs[-1:] * (len(ahead) - len(outputs))
-        return sequences.joined(self._in_time(outputs)), state
+        return sequences.joined(self._order_in_time(outputs)), state
 
-    def _in_time(self, steps: Sequence[Tensor]) -> list[Tensor]:
-        """The steps in the order in which they are taken; of outputs, in that order, the one that they had."""
+    def _order_in_time(self, steps: Sequence[Tensor]) -> list[Tensor]:
+        """Return the steps in the order in which they run, or outputs of that order in the order of steps."""
         return list(reversed(steps)) if self.backwards else list(steps)
 
 
-def _sequence(rule: Rule, products: Products, *arguments: Any, **named: Any) -> tuple[Tensor, ...]:
-    """torch.lstm(input, hx, params, …), or of packed sequences torch.lstm(data, batch_sizes, hx, params, …)."""
+def _run_sequence(rule: Rule, products: Products, *arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """Run torch.lstm(input, hx, params, …), or for packed sequences torch.lstm(data, batch_sizes, hx, params, …)."""
     is_packed = isinstance(arguments[3], list | tuple)  # the weights
     x, *sizes, hx, weights = arguments[: 4 if is_packed else 3]
     about = _Settings(*arguments[4 if is_packed else 3 :], **named)
     sequences = _Sequences(sizes[0].tolist() if is_packed else None)
-    outputs, final = _layers(
+    outputs, final = _run_layers(
         partial(_Direction, rule, products),
         x.transpose(0, 1) if about.batch_first else x,
         hx if isinstance(hx, list | tuple) else (hx,),
@@ -165,7 +164,7 @@ def _sequence(rule: Rule, products: Products, *arguments: Any, **named: Any) -> 
     return outputs.transpose(0, 1) if about.batch_first else outputs, *final
 
 
-def _layers(
+def _run_layers(
     direction: Callable[..., _Direction],
     x: Tensor,
     hx: Sequence[Tensor],  # (layers · directions, B, …) each
@@ -173,7 +172,7 @@ def _layers(
     about: _Settings,
     sequences: _Sequences,
 ) -> tuple[Tensor, State]:
-    """All layers, each of them reading what the one before put out, in both directions if there are two."""
+    """Run all layers, each on the outputs of the one before, in both directions if there are two."""
     projects = len(hx) > 1 and hx[0].shape[-1] != hx[1].shape[-1]
     each = 2 + 2 * about.has_biases + projects
     states = list(zip(*(part.unbind(0) for part in hx), strict=True))
@@ -192,7 +191,7 @@ def _layers(
     return x, tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
 
 
-def _cell(  # the signature is torch's
+def _run_cell(  # the signature is torch's
     rule: Rule,
     products: Products,
     input: Tensor,
@@ -202,25 +201,25 @@ def _cell(  # the signature is torch's
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor | State:
-    """torch.lstm_cell and its like: one step."""
+    """Run torch.lstm_cell and its like: one step."""
     state = (hx,) if isinstance(hx, Tensor) else tuple(hx)
     new = rule(products(w_ih, b_ih)(input), products(w_hh, b_hh)(state[0]), state)
     return new if len(new) > 1 else new[0]
 
 
-def _first(part: Tensor, given: Tensor) -> Tensor:
-    """The rows of a state that a step goes on with."""
+def _leading_rows(part: Tensor, given: Tensor) -> Tensor:
+    """Return the rows of a state that a step goes on with."""
     return part if part.shape[0] == given.shape[0] else part[: given.shape[0]]
 
 
-def _with_rest(new: Tensor, before: Tensor) -> Tensor:
-    """A state after a step that went on with its first rows."""
+def _append_rest(new: Tensor, before: Tensor) -> Tensor:
+    """Return a state after a step that went on with its first rows."""
     return new if new.shape[0] == before.shape[0] else torch.cat((new, before[new.shape[0] :]))
 
 
 _RULES: dict[str, Rule] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
 OPENED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{getattr(torch, name): partial(_sequence, rule) for name, rule in _RULES.items()},
-    **{getattr(torch, f"{name}_cell"): partial(_cell, rule) for name, rule in _RULES.items()},
+    **{getattr(torch, name): partial(_run_sequence, rule) for name, rule in _RULES.items()},
+    **{getattr(torch, f"{name}_cell"): partial(_run_cell, rule) for name, rule in _RULES.items()},
 }
 """torch's function → the same, given first what makes its products, then what torch's is given."""

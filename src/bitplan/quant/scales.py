@@ -1,4 +1,4 @@
-"""Which values of a weight share a step, and the first step of those that do."""
+"""The values of a weight that share a scale, their first scale, and the grid on which products lie."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from bitplan.quant.layers import Channels
 from bitplan.quant.lsq import first_step, positive
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
 
-# --- Which values of a weight share a step, and the first step of those that do.
+# Which values of a weight share a step, and the first step of those that do.
 
 
 @dataclass(frozen=True)
 class Shared:
-    """All values of a weight share a step, or, where `channels` are given, those of an output channel do."""
+    """All values of a weight share a scale, or, with `channels`, those of an output channel do."""
 
     channels: Channels | None = None
 
     def view(self, weight: Tensor) -> Tensor:
-        """The weight as its steps see it: within a group channels are numbered from 0 again, so (groups, rest, …)."""
+        """Return the weight as its scales see it: (groups, rest, …) if channels are numbered anew in each group."""
         groups = 1 if self.channels is None else self.channels.groups
         return weight if groups == 1 else weight.view(groups, -1, *weight.shape[1:])
 
     def dims(self, seen: Tensor) -> tuple[int, ...]:
-        """The axes of `view` over which a step is shared."""
+        """Return the axes of `view` over which a scale is shared."""
         return tuple(axis for axis in range(seen.dim()) if self.channels is None or axis not in self.channels.axes)
 
     def shaped(self, statistic: Tensor) -> Tensor:
-        """What was reduced over `dims`, its axes kept, in the shape that steps have: one of all is a scalar."""
+        """Return a statistic that was reduced over `dims` in the shape of the scales; one scale is a scalar."""
         return statistic if self.channels is not None else statistic.reshape(())
 
     def steps(self, weight: Tensor) -> Tensor:
-        """Zeros, one for each step."""
+        """Return zeros, one for each scale."""
         seen = self.view(weight)
         dims = self.dims(seen)
         shape = [1 if axis in dims else size for axis, size in enumerate(seen.shape)]
@@ -45,9 +45,9 @@ class Shared:
 
 
 def weight_step(weight: Tensor, bits: int, shared: Shared, percentile: float | None = None) -> Tensor:
-    """The first step of a weight: LSQ's, or for FAQ a percentile of |w| over Qp.
+    """Return the first scale of a weight: LSQ's, or for FAQ a percentile of |w| over Qp.
 
-    Weights that are all zero (or none) get the step of weights as an initializer makes them, 1/√fan-in.
+    Weights that are all zero (or empty) get the scale of weights as an initializer makes them, 1/√fan-in.
     """
     weight = shared.view(weight)
     dims = shared.dims(weight)
@@ -59,7 +59,7 @@ def weight_step(weight: Tensor, bits: int, shared: Shared, percentile: float | N
 
 
 def check_real(weight: Tensor) -> None:
-    """Refuse a weight that no grid is defined for."""
+    """Raise an error for a weight of complex numbers."""
     if weight.is_complex():
         raise InputError(
             "the plan quantizes weights that are complex numbers, which have no steps: make it from a graph of this "
@@ -68,7 +68,7 @@ def check_real(weight: Tensor) -> None:
 
 
 def _magnitude(weight: Tensor, dims: tuple[int, ...], percentile: float | None) -> Tensor:
-    """The mean of |w| over `dims`, or a percentile of it; these axes have length 1 then."""
+    """Return the mean of |w| over `dims`, or a percentile of it; these axes have length 1 then."""
     shape = [1 if axis in dims else size for axis, size in enumerate(weight.shape)]
     if weight.numel() == 0:
         return torch.zeros(shape)
@@ -81,14 +81,14 @@ def _magnitude(weight: Tensor, dims: tuple[int, ...], percentile: float | None) 
     return rows.kthvalue(rank, dim=-1).values.view(shape)
 
 
-# --- The grid on which a layer's products lie: multiples of the step of its input times that of its weight.
+# The grid on which a layer's products lie: multiples of the step of its input times that of its weight.
 
 LARGEST = 2.0**30
 """The largest code of a bias: it and the sum that it is added to fit 32 bits."""
 
 
 def grid_of(inputs: nn.Module, weight: nn.Module) -> Tensor | None:
-    """step_x·step_w, one or one for each output channel, without gradient; None where either is not quantized."""
+    """Return scale_x·scale_w, one or one for each output channel, without gradient; None if either is in float."""
     if not (isinstance(inputs, InputQuantizer) and isinstance(weight, WeightQuantizer)):
         return None
     if not (inputs.quantizes and weight.enabled):
@@ -97,14 +97,14 @@ def grid_of(inputs: nn.Module, weight: nn.Module) -> Tensor | None:
 
 
 def rounded(values: Tensor, grid: Tensor) -> Tensor:
-    """The nearest multiples whose codes fit an integer kernel; no gradient."""
+    """Return the nearest multiples whose integer values fit an integer kernel; no gradient."""
     return (values.detach() / grid).round().clamp(-LARGEST, LARGEST) * grid
 
 
 def on_grid(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor | None:
-    """A layer's bias, rounded to its grid where the network is made for integers.
+    """Return a layer's bias, rounded to its grid if the network is made for integers.
 
-    A part of a bias whose layer has a step for each channel stays as it is: nothing says which channels it is of.
+    A part of a bias whose layer has a scale for each channel stays as it is: its channels are not known.
     """
     if bias is None or not getattr(weight, "integer", False):
         return bias
@@ -116,7 +116,7 @@ def on_grid(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor
 
 
 def settle_bias_(bias: Tensor, inputs: nn.Module, weight: WeightQuantizer) -> None:
-    """Write the rounded values into a bias, so that it is a constant where a graph is captured."""
+    """Write the rounded values into a bias, so that it is a constant in a captured graph."""
     with torch.no_grad():
         settled = on_grid(bias, inputs, weight)
         assert settled is not None

@@ -1,28 +1,40 @@
-"""Where a plan's layers are in a model: where their quantizers are kept, and every place at which they run.
+"""The sites of a plan's layers in a model: the module that keeps their quantizers, and every place where they run.
 
-A name alone leads to a weight, and to the module that usually uses it. What else a network does with its weights the
-uses tell that came with the plan from its trace.
+A name leads to a weight, and to the module that usually uses it. The `uses` of a plan, which come from a trace, say
+what else the network does with the weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.naming import LOOK_UPS, OWN_WEIGHT, holder_of, inside, is_product, layer_of, split
+from bitplan.core.naming import (
+    CALL_QUANTIZERS,
+    INPUT_QUANTIZER,
+    LOOK_UPS,
+    OWN_WEIGHT,
+    WEIGHT_QUANTIZER,
+    holder_of,
+    inside,
+    is_product,
+    layer_of,
+    split,
+)
 from bitplan.core.records import Plan, Use, Uses
-from bitplan.quant.layers import kin, quantized_as
+from bitplan.quant.layers import LayerType, kin, quantized_as
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 
 Modules = Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
 class Held:
-    """A weight where it is kept: the path of its module, that module, and the weight's name there."""
+    """A weight in its module: the path of the module, the module, and the weight's name there."""
 
     path: str
     module: nn.Module
@@ -31,10 +43,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight is multiplied: in the forward of a module, which is its counterpart's where it has the name `own`.
+    """A module whose forward multiplies a weight.
 
-    Elsewhere the module's calls are quantized; `computed` says that what they are given is computed from the weight,
-    None that nobody looked, and `reads` that they also read floats, not only indices.
+    If the module calls the weight `own`, its quantized counterpart runs instead. Else the module's calls are quantized.
+    `computed` is True if these get a tensor that is computed from the weight, and None if that is not known.
+    `reads` is False if they read indices only.
     """
 
     module: nn.Module
@@ -45,9 +58,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Site:
-    """One layer of a plan in a model: the module that has its quantizers, for a call their key there, and its places.
+    """One layer of a plan in a model: the module that keeps its quantizers, and the places where it runs.
 
-    `parameter` is the weight's path from that module; products have none.
+    `key` is the name of a call in that module. `parameter` is the weight's path from that module; products have none.
     """
 
     layer: str
@@ -60,7 +73,7 @@ class Site:
 
     @property
     def weight(self) -> Tensor | None:
-        """The weight before the forward pass does anything with it."""
+        """The weight as it is stored, None for a product."""
         if self.parameter is None:
             return None
         weight = getattr(self.module, split(self.parameter)[1])
@@ -75,38 +88,38 @@ class Site:
 
     @property
     def computed(self) -> bool | None:
-        """Whether what is multiplied is computed as the network runs; None where that is not known."""
-        found = {place.computed for place in self.places if not place.own}
-        return True if True in found else None if None in found else False
+        """True if the network computes the tensor that it multiplies; None if that is not known."""
+        computed = {place.computed for place in self.places if not place.own}
+        return True if True in computed else None if None in computed else False
 
 
 def find_sites(model: nn.Module, layers: Iterable[str], uses: Uses | None = None) -> dict[str, Site]:
-    """A site for every layer; a name that leads nowhere is an error with near names."""
+    """Return the site of every layer; raise an error with near names if there is none."""
     modules = dict(model.named_modules(remove_duplicate=False))
     weights = {layer_of(inside(held.path, held.name)): held for held in _weights(modules)}
     named = set(layers)
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for layer in layers:
-        told = (uses or {}).get(layer, ())
+        traced = (uses or {}).get(layer, ())
         held = weights.get(layer)
-        if held is not None and told:
-            found[layer] = _site(layer, held, _told_places(layer, held, told, modules), modules)
+        if held is not None and traced:
+            sites[layer] = _site(layer, held, _traced_places(layer, held, traced, modules), modules)
         elif held is not None:
             others = [] if uses is not None else [weights[name] for name in weights if name not in named]
             places = _usual_places(held, others, modules, computed=None if uses is None else False)
-            found[layer] = _site(layer, held, places, modules)
+            sites[layer] = _site(layer, held, places, modules)
         elif is_product(layer) and split(layer)[0] in modules:
             path, call = split(layer)
-            softmax = all(use.softmax for use in told)
-            found[layer] = Site(layer, "product", modules[path], call, None, softmax=softmax)
+            softmax = all(use.softmax for use in traced)
+            sites[layer] = Site(layer, "product", modules[path], call, None, softmax=softmax)
         else:
             hint = "A plan's layers are named as trace names them: make the plan from a graph of this model"
             raise UnknownName("layer", layer, weights, hint=hint)
-    return found
+    return sites
 
 
 def usual_use(held: Held, modules: Modules) -> Use:
-    """The use that a weight's name suggests: by the module that has it, or by the one that is known to hand it out."""
+    """Return the use that a weight's name suggests: by its module, or by a parent that is known to hand it out."""
     parent, child = split(held.path)
     layer_type = kin(modules[parent]) if held.path else None
     if layer_type is not None and child in layer_type.hands_out:
@@ -116,14 +129,14 @@ def usual_use(held: Held, modules: Modules) -> Use:
 
 
 def own_name(module: nn.Module, weight: Tensor, held: Held) -> str:
-    """What a module calls a weight that its counterpart quantizes; empty where it has none of its own."""
+    """Return the name by which a module's counterpart quantizes a weight, empty if it does not."""
     names = [name for name, own in module.named_parameters(recurse=False) if own is weight]
     names += [held.name] if module is held.module else []
     return next((name for name in names if quantized_as(module, name) is not None), "")
 
 
 def _weights(modules: Modules) -> Iterator[Held]:
-    """Every matrix that a module has, or that is computed for it; its `weight` last, which gives a layer its name."""
+    """Yield every matrix of a module, stored or computed; `weight` comes last, since it gives a layer its name."""
     for path, module in modules.items():
         names = [name for name, value in module.named_parameters(recurse=False) if value.dim() >= 2]
         names += [name for name in getattr(module, "parametrizations", ()) if getattr(module, name).dim() >= 2]
@@ -134,8 +147,8 @@ def _weights(modules: Modules) -> Iterator[Held]:
             yield Held(path, module, OWN_WEIGHT)
 
 
-def _told_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules) -> tuple[Place, ...]:
-    """Where the trace saw a weight used."""
+def _traced_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules) -> tuple[Place, ...]:
+    """Return the places where the trace saw a weight used."""
     places: dict[Place, None] = {}
     for use in uses:
         module = modules.get(use.module)
@@ -149,7 +162,7 @@ def _told_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules) 
 
 
 def _usual_places(held: Held, others: Iterable[Held], modules: Modules, *, computed: bool | None) -> tuple[Place, ...]:
-    """Where a weight is used as far as names tell: usually, and among others where they are tied to it."""
+    """Return the places of a weight by its name, and those of other weights that are tied to it."""
     weight = held.module._parameters.get(held.name)
     tied = [
         other
@@ -171,7 +184,7 @@ def _reads(module: nn.Module, own: str, use: Use) -> bool:
 
 
 def _site(layer: str, held: Held, places: tuple[Place, ...], modules: Modules) -> Site:
-    """Where the quantizers of a layer are kept: in its module, the parent that hands it out, or beside its weight."""
+    """Return a site whose owner is the layer's module, the parent that hands it out, or the module of its weight."""
     parent, child = split(held.path)
     key = "" if held.name == OWN_WEIGHT else split(layer)[1]
     if any(place.own and place.module is held.module for place in places):
@@ -182,7 +195,7 @@ def _site(layer: str, held: Held, places: tuple[Place, ...], modules: Modules) -
 
 
 def _has_weight(module: nn.Module) -> bool:
-    """Tell whether the module has a weight matrix, its own or one that is computed from other parameters."""
+    """Tell whether the module has a weight matrix, stored or computed from other parameters."""
     own = {holder_of(name)[1] for name, _ in module.named_parameters(recurse=False)}
     if OWN_WEIGHT not in own and OWN_WEIGHT not in getattr(module, "parametrizations", ()):
         return False
@@ -190,13 +203,12 @@ def _has_weight(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.dim() >= 2
 
 
-# --- A quantized model among what wraps it: the module that `quantize` returned, and where the layers of its plan
-# are.
+# A quantized model inside its wrappers.
 
 PLAN = "_bitplan_plan"
 OPTIONS = "_bitplan_options"
 INTEGER = "_bitplan_integer"
-"""What a copy that computes in integers has: which of its layers do."""
+"""The attribute of a copy that computes in integers: which of its layers do."""
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -205,20 +217,60 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def root_of(model: nn.Module) -> nn.Module:
-    """The quantized model itself, without what wraps it."""
-    found = next((module for module in model.modules() if hasattr(module, PLAN)), None)
-    if found is None:
+    """Return the quantized model without its wrappers (DDP, averages, compiled)."""
+    root = next((module for module in model.modules() if hasattr(module, PLAN)), None)
+    if root is None:
         raise InputError("this model is not quantized: make it one with quantize(model, plan)")
-    return found
+    return root
 
 
 def sites_of(model: nn.Module) -> dict[str, Site]:
-    """Where the layers are that the plan of a quantized model quantizes."""
+    """Return the sites of the layers that the plan of a quantized model quantizes."""
     root = root_of(model)
     plan: Plan = getattr(root, PLAN)
     return find_sites(root, quantized_layers(plan), plan.uses)
 
 
 def quantized_layers(plan: Plan) -> list[str]:
-    """The layers that get quantizers: 16 bits on both sides leave a layer alone."""
+    """Return the layers that get quantizers: 16 bits on both sides leave a layer in float."""
     return [name for name, precision in plan.precisions.items() if not precision.left_alone]
+
+
+# The quantizers at a site.
+
+
+class Quantizers(NamedTuple):
+    """The quantizers of a layer: of its weight (None: left in float) and of its inputs (two or more for products)."""
+
+    weight: WeightQuantizer | None
+    inputs: tuple[InputQuantizer, ...]
+
+
+NONE = Quantizers(None, ())
+
+
+def quantizers_at(site: Site) -> Quantizers:
+    """Return the quantizers installed at a site."""
+    holder: nn.Module | None = call_at(site) if site.key else site.owner
+    if holder is None:
+        return NONE
+    if site.kind == "product":
+        operands = [module for module in holder.children() if isinstance(module, InputQuantizer)]
+        return Quantizers(None, tuple(operands))
+    # A tensor that is left in float has an identity there.
+    weight, inputs = getattr(holder, WEIGHT_QUANTIZER, None), getattr(holder, INPUT_QUANTIZER, None)
+    return Quantizers(
+        weight if isinstance(weight, WeightQuantizer) else None,
+        (inputs,) if isinstance(inputs, InputQuantizer) else (),
+    )
+
+
+def call_at(site: Site) -> nn.Module | None:
+    """Return the call of a site, which its owner keeps."""
+    calls = getattr(site.owner, CALL_QUANTIZERS, {})
+    return dict(calls.items()).get(site.key)
+
+
+def type_at(site: Site) -> LayerType | None:
+    """Return the layer type that quantizes a site's weight; None if functions are given the weight."""
+    return quantized_as(site.owner, site.parameter) if site.kind == "module" else None

@@ -1,4 +1,4 @@
-"""Steps per group of inputs, fitted to the weights: what keeps weights of 4, 3 and 2 bits usable without training."""
+"""Scales per group of inputs, fitted to the weights: they keep weights of 4, 3 and 2 bits usable without training."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ if TYPE_CHECKING:
     from bitplan.quant.methods import Options
 
 
-# --- Steps per group of inputs, fitted to the weights: what keeps weights of 4, 3 and 2 bits usable without
-# training.
-
-
 class GroupedWeight(WeightQuantizer):
-    """A step for each group of inputs of each output channel, (rows, groups), and where asked for a zero point each.
+    """A scale for each group of inputs of each output channel, (rows, groups), and if asked for a zero point each.
 
-    A value is (code − zero)·step. Steps learn as LSQ's do, zero points stay. In use are steps of so many binary
-    `digits`, where a file for others has no more; 0 are all.
+    A value is (integer value − zero point)·scale. Scales learn as LSQ's do, zero points stay. Scales in use have so
+    many binary `digits`, if a file for other programs has no more; 0 means all.
     """
 
     grouped: ClassVar[bool] = True
@@ -45,11 +41,11 @@ class GroupedWeight(WeightQuantizer):
 
     @property
     def in_levels(self) -> Levels:
-        """The steps in use, and the zero points."""
+        """The scales in use, and the zero points."""
         return Levels(short(positive(self.step.detach()), self.digits), self.zero)
 
     def in_use(self, weight: Tensor) -> Tensor:
-        """The steps in use."""
+        """Return the scales in use."""
         return self.in_levels.step
 
     def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
@@ -71,14 +67,14 @@ class GroupedWeight(WeightQuantizer):
         levels = fit(self.blocks.cut(weight), self.bits, zeros=self.zero is not None, digits=self.digits)
         if levels.step.shape != self.step.shape:
             raise InputError(
-                f"a weight that is computed as {tuple(weight.shape)} cannot have the {self.step.numel()} steps of "
+                f"a weight that is computed as {tuple(weight.shape)} cannot have the {self.step.numel()} scales of "
                 "groups: quantize with another method"
             )
         self.settle_(levels)
 
     @torch.no_grad()
     def settle_(self, levels: Levels) -> None:
-        """Take these steps and zero points."""
+        """Take these scales and zero points."""
         self.step.copy_(levels.step)
         if self.zero is not None and levels.zero is not None:
             self.zero.copy_(levels.zero)
@@ -86,21 +82,21 @@ class GroupedWeight(WeightQuantizer):
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
-        """The integer codes of a weight."""
+        """Return the integer values of a weight."""
         multiples = self.in_levels.multiples(self.blocks.cut(weight.detach().float()), self.bits)
         shifted = multiples if self.zero is None else multiples + self.zero[..., None]
         return self.blocks.joined(shifted, weight).to(torch.int8)
 
     @torch.no_grad()
     def values(self, codes: Tensor) -> Tensor:
-        """What codes of a whole weight stand for."""
+        """Return the values that the integers of a whole weight stand for."""
         cut = self.blocks.cut(codes.float())
         multiples = cut if self.zero is None else cut - self.zero[..., None]
         return self.blocks.joined(multiples * self.in_levels.step[..., None], codes)
 
     @torch.no_grad()
     def levels(self, weight: Tensor) -> Tensor:
-        """What every code of `range` stands for, (…, codes)."""
+        """Return the value of every integer in `range`, (…, integers)."""
         low, high = self.range
         codes = torch.arange(low, high + 1, device=weight.device, dtype=torch.float32)
         zero = 0.0 if self.zero is None else self.blocks.spread(self.zero, weight)[..., None]
@@ -108,12 +104,12 @@ class GroupedWeight(WeightQuantizer):
 
     @torch.no_grad()
     def steps_for(self, weight: Tensor) -> Tensor:
-        """The step of every value."""
+        """Return the scale of every value."""
         return self.blocks.spread(self.in_levels.step, weight)
 
     @torch.no_grad()
     def take_(self, kept: WeightQuantizer) -> None:
-        """Go on with the steps of the same groups; those of other methods say nothing of groups."""
+        """Go on with the scales of the same groups; those of other methods say nothing about groups."""
         if isinstance(kept, GroupedWeight) and kept.blocks == self.blocks and kept.step.shape == self.step.shape:
             self.step.copy_(kept.step)
             if self.zero is not None:
@@ -129,7 +125,7 @@ class GroupedWeight(WeightQuantizer):
 
 
 class _OnLevels(torch.autograd.Function):
-    """LSQ (`quant/lsq.py`) with bounds that groups have of their own; twice differentiable, as that is."""
+    """LSQ (`quant/lsq.py`) with bounds of its own for each group; twice differentiable, as that is."""
 
     @staticmethod
     def forward(ctx: Any, cut: Tensor, step: Tensor, low: Any, high: Any, scale: float, digits: int) -> Tensor:
@@ -140,13 +136,13 @@ class _OnLevels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cut, step = ctx.saved_tensors
-        used = _passing(step, ctx.digits)
+        used = _in_use_with_gradient(step, ctx.digits)
         of_cut, of_step = gradients_differentiable(grad, cut, used[..., None], *ctx.bounds)
         return of_cut, step_gradient(of_step, step, ctx.scale), None, None, None, None
 
 
-def _passing(step: Tensor, digits: int) -> Tensor:
-    """The steps in use, whose digits gradients do not see."""
+def _in_use_with_gradient(step: Tensor, digits: int) -> Tensor:
+    """Return the scales in use; gradients ignore their rounding to `digits`."""
     whole = positive(step)
     return whole + (short(whole, digits) - whole).detach() if digits else whole
 
@@ -158,11 +154,10 @@ HALF = 11
 @final
 @dataclass(frozen=True)
 class Groups(Quantizer):
-    """A step for each group of inputs of an output channel, fitted to the weights: for weights alone, 2 to 8 bits.
+    """A scale for each group of inputs of an output channel, fitted to the weights: for weights alone, 2 to 8 bits.
 
-    `size` is the inputs of a group, which runtimes have at 32, 64 or 128; `zeros` gives each group a zero point as
-    well. `half` keeps to steps that are float16 numbers, for files that store them so. Inputs, where a plan quantizes
-    them, are as LSQ's.
+    `size` is the number of inputs of a group; runtimes have 32, 64 or 128. `zeros` gives each group a zero point as
+    well. `half` keeps scales to float16 numbers, for files that store them so. Inputs are quantized as by LSQ.
     """
 
     source: ClassVar[str] = "group-wise weights as in GPTQ (Frantar et al. 2022), GGUF and MatMulNBits; ours: the fit"
@@ -178,20 +173,20 @@ class Groups(Quantizer):
             raise InputError(f"groups: size is {self.size!r}, and must be a whole number from 1, such as 32, 64 or 128")
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Steps with the least squared error."""
+        """Return a quantizer with the scales of the least squared error."""
         blocks = Grouping(self.size, shared.channels or FIRST_AXIS)
         return in_groups(weight, bits, blocks, zeros=self.zeros, digits=HALF if self.half else 0)
 
 
 def in_groups(weight: Tensor, bits: int, blocks: Grouping, *, zeros: bool, digits: int) -> GroupedWeight:
-    """What quantizes a weight in groups, its levels fitted; of a weight without data they are not."""
+    """Return the quantizer of a weight in groups, with fitted levels unless the weight has no data."""
     if weight.is_meta:
         step = torch.ones(blocks.cut(weight).shape[:2], device="meta")
         return GroupedWeight(bits, blocks, Levels(step, step.clone() if zeros else None), digits)
     return GroupedWeight(bits, blocks, fit(blocks.cut(weight), bits, zeros=zeros, digits=digits), digits)
 
 
-# --- A weight cut into groups of inputs, each with a step of its own, and the steps that fit them.
+# A weight cut into groups of inputs, and the scales that fit them.
 
 _TRIED = 24  # steps that are tried for a group
 _NARROWEST, _WIDEST = 0.35, 1.2  # their ends, as shares of the step by which the largest value is the last level
@@ -205,7 +200,7 @@ FIRST_AXIS = Channels((0,))
 
 @dataclass(frozen=True)
 class Grouping:
-    """How a weight is cut: a row for each output channel, and in a row groups of `size` inputs, the last one shorter.
+    """A weight cut into a row for each output channel, and each row into groups of `size` inputs, the last one shorter.
 
     A convolution's row has its input channels times its kernel, in the order in which they lie.
     """
@@ -226,11 +221,11 @@ class Grouping:
         return rows.reshape([sizes[axis] for axis in order]).permute(back).reshape(like.shape)
 
     def cut(self, weight: Tensor) -> Tensor:
-        """weight → (rows, groups, inputs of a group); what the last one lacks is 0."""
+        """weight → (rows, groups, inputs of a group); the last group is filled with 0."""
         return self.cut_rows(self.rows(weight))
 
     def cut_rows(self, rows: Tensor) -> Tensor:
-        """(rows, inputs) → the same."""
+        """(rows, inputs) → (rows, groups, inputs of a group)."""
         width = self.width(rows.shape[1])
         return F.pad(rows, (0, -rows.shape[1] % width)).unflatten(1, (-1, width))
 
@@ -239,57 +234,57 @@ class Grouping:
         return self.whole(cut.flatten(1)[:, : like.numel() // max(1, cut.shape[0])], like)
 
     def spread(self, each: Tensor, like: Tensor) -> Tensor:
-        """What each group has, (rows, groups), for every value of a weight."""
+        """Return a value per group, (rows, groups), for every value of a weight."""
         width = self.width(like.numel() // max(1, each.shape[0]))
         return self.joined(each[..., None].expand(*each.shape, width), like)
 
     def width(self, inputs: int) -> int:
-        """How many inputs a group has, of so many in a row."""
+        """Return the number of inputs of a group, for so many inputs in a row."""
         return max(1, min(self.size, inputs))
 
     def _order(self, weight: Tensor) -> tuple[list[int], list[int]]:
-        """The axes of a weight with those first that number rows, and its sizes."""
+        """Return the axes of a weight with those first that number rows, and its sizes."""
         parts, axes = self.channels.groups, self.channels.axes
         sizes = list(weight.shape) if parts == 1 else [parts, weight.shape[0] // parts, *weight.shape[1:]]
         return [*axes, *(axis for axis in range(len(sizes)) if axis not in axes)], sizes
 
 
 class Levels(NamedTuple):
-    """Steps of groups, and the code that stands for zero in each: (rows, groups) both; None: it is 0 in all."""
+    """Scales of groups, and the zero point of each, (rows, groups) both; None: all zero points are 0."""
 
     step: Tensor
     zero: Tensor | None
 
     def bounds(self, bits: int) -> tuple[Tensor | int, Tensor | int]:
-        """The lowest and highest multiple of the step that a code stands for; (rows, groups, 1) where they differ."""
+        """Return the lowest and highest multiple of the scale; (rows, groups, 1) if groups differ."""
         low, high = code_range(bits)
         return (low, high) if self.zero is None else (low - self.zero[..., None], high - self.zero[..., None])
 
     def multiples(self, cut: Tensor, bits: int) -> Tensor:
-        """The multiples of its step that are nearest to each value (rows, groups, inputs), among its levels."""
+        """Return the multiples of the scale that are nearest to each value (rows, groups, inputs), among the levels."""
         low, high = self.bounds(bits)
         return (cut / self.step[..., None]).clamp_(low, high).round_()  # type: ignore[arg-type]
 
     def nearest(self, cut: Tensor, bits: int) -> Tensor:
-        """The levels themselves."""
+        """Return the levels that are nearest to each value."""
         return self.multiples(cut, bits) * self.step[..., None]
 
 
 @torch.no_grad()
 def fit(cut: Tensor, bits: int, *, zeros: bool, digits: int = 0) -> Levels:
-    """The levels of each group (rows, groups, inputs) with the least sum of squared errors, of some that are tried.
+    """Return the levels of each group (rows, groups, inputs) with the least squared error among some that are tried.
 
-    Of values that are all zero the step is that of weights of size 1/√inputs. `digits` are those of steps (`short`).
+    Values that are all zero get the scale of weights of size 1/√inputs. `digits` is the precision of scales (`short`).
     """
     wide = cut.detach().float()
-    parts = [_fitted(part, bits, zeros, digits) for part in _pieces(wide)]
+    parts = [_fit_groups(part, bits, zeros, digits) for part in _split_for_cache(wide)]
     step = torch.cat([part.step for part in parts])
     zero = torch.cat([part.zero for part in parts if part.zero is not None]) if zeros else None
     return Levels(step, zero)
 
 
 def short(step: Tensor, digits: int) -> Tensor:
-    """Positive steps of so many binary digits that count, which float16 holds; as they are where `digits` is 0."""
+    """Return positive scales rounded to so many significant binary digits, which float16 holds; 0 changes nothing."""
     if not digits:
         return step
     mantissa, exponent = torch.frexp(step)
@@ -297,7 +292,7 @@ def short(step: Tensor, digits: int) -> Tensor:
     return ((kept * 2.0**24).round() / 2.0**24).clamp(2.0**-24, _LARGEST_HALF)
 
 
-def _fitted(cut: Tensor, bits: int, zeros: bool, digits: int) -> Levels:
+def _fit_groups(cut: Tensor, bits: int, zeros: bool, digits: int) -> Levels:
     best, error = (
         _levels(cut, bits, 1.0, zeros=zeros, digits=digits),
         torch.full(cut.shape[:2], math.inf, device=cut.device),
@@ -315,19 +310,19 @@ def _fitted(cut: Tensor, bits: int, zeros: bool, digits: int) -> Levels:
 
 
 def _levels(cut: Tensor, bits: int, share: float, *, zeros: bool, digits: int) -> Levels:
-    """Levels that end at a share of the largest values."""
+    """Return levels that end at a share of the largest values."""
     low, high = code_range(bits)
     if zeros:
         lowest, highest = cut.amin(-1).clamp_max_(0) * share, cut.amax(-1).clamp_min_(0) * share
-        step = short(_usable((highest - lowest) / (high - low), cut), digits)
+        step = short(_make_usable((highest - lowest) / (high - low), cut), digits)
         return Levels(step, (low - lowest / step).round_().clamp_(low, high))
-    return Levels(short(_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), digits), None)
+    return Levels(short(_make_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), digits), None)
 
 
-def _usable(step: Tensor, cut: Tensor) -> Tensor:
+def _make_usable(step: Tensor, cut: Tensor) -> Tensor:
     return torch.where(step > FLOOR, step, 1 / math.sqrt(max(1, cut.shape[1] * cut.shape[2])))
 
 
-def _pieces(cut: Tensor) -> Iterator[Tensor]:
+def _split_for_cache(cut: Tensor) -> Iterator[Tensor]:
     rows = max(1, _AT_ONCE // max(1, cut.shape[1] * cut.shape[2]))
     yield from cut.split(rows) if len(cut) else (cut,)

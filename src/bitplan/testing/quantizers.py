@@ -24,8 +24,9 @@ from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import quantize, quantizers_of, weights_of
-from bitplan.quant.methods import ALL_BITS, Quantizer, Quantizers
+from bitplan.quant.methods import ALL_BITS, Quantizer
 from bitplan.quant.parameters import parameter_groups
+from bitplan.quant.sites import Quantizers
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import Branching, plan_for

@@ -406,7 +406,7 @@ BAD = [
     ({"method": "pact:decay"}, "'decay' is not KEY=VALUE"),
     ({"method": "q8bert:momentum=1"}, "momentum is 1, and must be from 0 to below 1"),
     ({"method": "ternary"}, "ternary has no 4 bits for weights, which the plan gives layer 'stem': it has 2, 8; take"),
-    ({"method": "pact", "integer": True}, "pact has no steps that stay between two runs: quantize with method faq or"),
+    ({"method": "pact", "integer": True}, "pact has no scales that stay between two runs: quantize with method faq or"),
     ({"method": "ternary:learned=true", "per_channel": True, "precision": "w2a4"}, "leave per_channel out"),
 ]
 

@@ -1,4 +1,4 @@
-"""The finish `tune`: a short training of weights and steps (LSQ) towards what the float network makes.
+"""The finish `tune`: a short training of weights and scales (LSQ) towards the outputs of the float network.
 
 Block by block where blocks can be run alone, else the whole network at once.
 """
@@ -32,7 +32,7 @@ RATE = 0.02
 _WHOLE = "network"
 _MOST = 0.9  # of the quantized weights: a list of blocks with so many of them is tuned block by block
 Outputs = Callable[[int], Tensor]
-"""What a part makes of a batch, by its number."""
+"""Returns the output of a part for the batch of this index."""
 
 
 def tune_(
@@ -82,27 +82,27 @@ def tune_(
     return left
 
 
-class _Stretch:
-    """A part of the network beside the same of the float one: what both make of each batch."""
+class _Section:
+    """A part of the network and the same part of the float one, with the outputs of both for each batch."""
 
     def __init__(self, module: nn.Module, count: int, own: Outputs, wanted: Outputs, reach: Callable[[], None]) -> None:
         self.module, self.count, self.own, self.wanted, self.reach_ = module, count, own, wanted, reach
 
     @torch.no_grad()
     def targets(self) -> list[Tensor]:
-        """What the float network makes."""
+        """Return the outputs of the float network."""
         return [self.wanted(batch) for batch in range(self.count)]
 
     @torch.no_grad()
     def error(self, targets: Sequence[Tensor]) -> float:
-        """The squared distance from it, over all batches."""
+        """Return the squared distance from them, over all batches."""
         return sum(float((self.own(batch) - one).double().square().sum()) for batch, one in enumerate(targets))
 
 
 def _parts(
     model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward
-) -> Iterator[tuple[str, _Stretch]]:
-    """The blocks of the longest list, or the network."""
+) -> Iterator[tuple[str, _Section]]:
+    """Yield the blocks of the longest list, or the network."""
     names = {module: name for name, module in model.named_modules()}
     pairs = list(zip(find_chains(model), find_chains(teacher), strict=True))
     chain, taught = max(pairs, key=lambda pair: _weight_in(pair[0].blocks), default=(None, None))
@@ -112,7 +112,7 @@ def _parts(
         _recorded(one, network, batches, run) for one, network in ((chain, model), (taught, teacher))
     )  # fmt: skip
     if chain is None or taught is None or not recorded:
-        yield _WHOLE, _whole(model, teacher, batches, run)
+        yield _WHOLE, _whole_network(model, teacher, batches, run)
         return
     for number, block in enumerate(chain.blocks):
         if _weight_in([block]):
@@ -124,27 +124,27 @@ def _recorded(chain: Chain, network: nn.Module, batches: Sequence[Any], run: For
     return chain.record_(lambda batch: run(network, batch), batches)
 
 
-def _whole(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> _Stretch:
+def _whole_network(model: nn.Module, teacher: nn.Module, batches: Sequence[Any], run: Forward) -> _Section:
     def made(network: nn.Module, number: int) -> Tensor:
         return _joined(run(network, batches[number]))
 
-    return _Stretch(
+    return _Section(
         model, len(batches), lambda number: made(model, number), lambda number: made(teacher, number), lambda: None
     )
 
 
-def _block(chain: Chain, taught: Chain, number: int, count: int) -> _Stretch:
+def _block(chain: Chain, taught: Chain, number: int, count: int) -> _Section:
     @torch.no_grad()
     def reach() -> None:
         chain.reach_(number)
         taught.reach_(number)
 
     own, wanted = (lambda batch: chain.made(number, batch)), (lambda batch: taught.made(number, batch))
-    return _Stretch(chain.blocks[number], count, own, wanted, reach)
+    return _Section(chain.blocks[number], count, own, wanted, reach)
 
 
 class _Learning:
-    """What is trained of a part: weights that quantizers see, and the steps of quantizers."""
+    """The trained parameters of a part: weights that have quantizers, and the scales of quantizers."""
 
     def __init__(self, part: nn.Module, model: nn.Module) -> None:
         inside = set(part.modules())
@@ -169,8 +169,8 @@ class _Learning:
             self.tensors[name] = parameter
             self.groups.append({"params": [parameter], "size": size})
 
-    def approach_(self, part: _Stretch, steps: int, rate: float) -> float:
-        """Train; which part of the error is left. What is no better is undone."""
+    def approach_(self, part: _Section, steps: int, rate: float) -> float:
+        """Train, and return the share of the error that is left; a part that is no better is restored."""
         targets = part.targets()
         before, start = part.error(targets), {name: one.detach().clone() for name, one in self.tensors.items()}
         if not before or not self.groups:
@@ -209,7 +209,7 @@ class _Widened:
         self.all = [one.detach().float() if is_half(one) else one for one in own]
 
     def scale(self, target: Tensor) -> float:
-        """What a loss is multiplied by before it is differentiated: small gradients are 0 in 16 bits."""
+        """The factor of a loss before it is differentiated: small gradients are 0 in 16 bits."""
         return float(target.numel()) if any(map(is_half, self.own)) else 1.0
 
     def take_gradients_(self) -> None:
@@ -220,7 +220,7 @@ class _Widened:
 
     @torch.no_grad()
     def give_back_(self) -> None:
-        """Round what was trained."""
+        """Round the trained copies into the parameters."""
         for one, wide in self._pairs:
             one.copy_(wide)
 
@@ -248,7 +248,7 @@ def _only_training(model: nn.Module) -> Iterator[None]:
 
 
 def _as_float(model: nn.Module) -> nn.Module:
-    """A copy of a quantized network that computes in floats, of which nothing is to be proven."""
+    """Return a copy of a quantized network that computes in floats and is not proven."""
     made = copied(model)
     take_proof_off_(root_of(made))
     for module in made.modules():
@@ -258,7 +258,7 @@ def _as_float(model: nn.Module) -> nn.Module:
 
 
 def _weight_in(modules: Sequence[nn.Module]) -> int:
-    """How many values the quantized weights inside have."""
+    """Return the number of values of the quantized weights inside."""
     return sum(
         parameter.numel()
         for module in modules
@@ -270,7 +270,7 @@ def _weight_in(modules: Sequence[nn.Module]) -> int:
 
 
 def _joined(outputs: Any) -> Tensor:
-    """All numbers that a network gives out, in a row."""
+    """Return all outputs of a network in one vector."""
     found = [one.flatten() for one in tree_leaves(outputs) if isinstance(one, Tensor) and one.is_floating_point()]
     if not found:
         raise InputError("the network gives out no tensor of floats, so nothing tells how near it is to the float one")

@@ -22,8 +22,8 @@ class LimitedInput(InputQuantizer):
 
     limit: Tensor
 
-    def __init__(self, bits: int, name: str, *, percentile: float = 100.0, **told: Any) -> None:
-        super().__init__(bits, name, **told)
+    def __init__(self, bits: int, name: str, *, percentile: float = 100.0, **arguments: Any) -> None:
+        super().__init__(bits, name, **arguments)
         self.percentile = percentile
 
     def _hold_(self, learned: bool) -> None:
@@ -34,7 +34,7 @@ class LimitedInput(InputQuantizer):
 
     @property
     def step(self) -> Tensor:  # type: ignore[override]
-        """How far levels are apart."""
+        """The scale: the distance of levels."""
         _, high = self.range or code_range(self.bits, signed=False)
         return positive(self.limit) / high
 
@@ -44,11 +44,11 @@ class LimitedInput(InputQuantizer):
         return torch.where(v < MASK, v, self._limited(v.clamp_min(MASK), low, high))
 
     def _limited(self, v: Tensor, low: int, high: int) -> Tensor:
-        """What the levels make of values, none of which is a mask."""
+        """Quantize values, none of which is a mask."""
         return limited(v, self.limit, low, high)
 
     def new_observation(self) -> Observation:
-        """An empty memory of a percentile."""
+        """Return an empty observation of a percentile."""
         return Observation(self.percentile)
 
     def _first_step(self, seen: Observation, high: int) -> Tensor:
@@ -68,7 +68,7 @@ class LimitedInput(InputQuantizer):
 
 
 def limited(v: Tensor, limit: Tensor, low: int, high: int, *, inside: bool = False) -> Tensor:
-    """Values on the levels up to a limit; PACT's gradient for the limit, `inside` the range too where PACT+ has one."""
+    """Round values to levels up to a limit, with PACT's gradient for the limit, or PACT+'s if `inside`."""
     made: Tensor = _Limited.apply(v, limit, low, high, inside)
     return made
 

@@ -30,14 +30,14 @@ class FollowingWeight(WeightQuantizer):
 
     @abstractmethod
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """The step of weights, of which those along `dims` share one; these axes have length 1 then."""
+        """Return the scale of weights that share one along `dims`; these axes have length 1 then."""
 
     def squeezed(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """What is rounded: the weights, or a differentiable function of them."""
+        """Return the values to round: the weights, or a differentiable function of them."""
         return seen
 
     def coded(self, seen: Tensor, step: Tensor) -> Tensor:
-        """The codes of what was squeezed, as floats: those of the nearest levels."""
+        """Return the integer values of the nearest levels, as floats."""
         low, high = self.range
         return (seen / step).sub_(self.offset).clamp_(low if self.offset else -high, high).round_()
 
@@ -57,7 +57,7 @@ class FollowingWeight(WeightQuantizer):
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
-        """The integer codes of a weight: int8 up to 8 bits, else int16."""
+        """Return the integer values of a weight: int8 up to 8 bits, else int16."""
         seen = self.shared.view(_wide(weight.detach()))
         shown = seen if self._pinned else self.squeezed(seen, self.shared.dims(seen))
         rounded = self._codes(shown, self._step(seen)).reshape(weight.shape)
@@ -65,12 +65,12 @@ class FollowingWeight(WeightQuantizer):
 
     @torch.no_grad()
     def in_use(self, weight: Tensor) -> Tensor:
-        """The steps of this weight, of the shape of `step`."""
+        """Return the scales of this weight, of the shape of `step`."""
         return self.shared.shaped(self._step(self.shared.view(_wide(weight))))
 
     @torch.no_grad()
     def pinned(self, weight: Tensor) -> FollowingWeight:
-        """A copy that has the step of this weight, until it is trained."""
+        """Return a copy that keeps the scale of this weight until it is trained."""
         made = copy.deepcopy(self)
         made.step.copy_(self.in_use(weight))
         made._pinned = True
@@ -89,7 +89,7 @@ class FollowingWeight(WeightQuantizer):
         self._pinned = False
 
     def take_(self, kept: WeightQuantizer) -> None:
-        """Stay with the levels that a file brought, if it did."""
+        """Keep the levels from a file, if there are any."""
         super().take_(kept)
         self._look_()
 
@@ -102,7 +102,7 @@ class FollowingWeight(WeightQuantizer):
 
 
 def straight_through(values: Tensor, made: Tensor) -> Tensor:
-    """What was made of values, exactly; its gradient is that of the values."""
+    """Return the rounded values exactly, with the gradient of the values."""
     passed: Tensor = _Straight.apply(values, made)
     return passed
 

@@ -27,7 +27,7 @@ _SAMPLE = 1 << 16  # the most values that a basis is fitted to
 
 
 def levels_of(basis: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """All sums of a basis (bits,) in order (2^bits,), and of which bits each is (2^bits, bits): ±1, or 0 and 1."""
+    """Return all sums of a basis (bits,), ascending (2^bits,), and the bits of each (2^bits, bits): ±1, or 0 and 1."""
     bits = basis.numel()
     numbers = torch.arange(2**bits, device=basis.device)
     chosen = (numbers[:, None] >> torch.arange(bits, device=basis.device) & 1).to(basis.dtype)
@@ -37,12 +37,12 @@ def levels_of(basis: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def nearest(values: Tensor, levels: Tensor) -> Tensor:
-    """The place of the nearest of ascending levels for each value."""
+    """Return the index of the nearest of ascending levels for each value."""
     return torch.bucketize(values.contiguous(), (levels[1:] + levels[:-1]) / 2)
 
 
 def fitted(values: Tensor, basis: Tensor, *, signed: bool) -> Tensor:
-    """The basis that is nearest in squares to these values, as they are told apart now: v = (BᵀB)⁻¹Bᵀx."""
+    """Return the basis with the least squared error for values with these bits: v = (BᵀB)⁻¹Bᵀx."""
     every = -(-values.numel() // _SAMPLE)
     flat = values.detach().flatten()[::every].to(basis.dtype)
     levels, chosen = levels_of(basis, signed=signed)
@@ -77,13 +77,13 @@ class LqWeight(WeightQuantizer):
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
-        """The places of levels, from the lowest code on."""
+        """Return the indices of levels, from the lowest integer on."""
         places = nearest(weight.to(self.basis.dtype), levels_of(self.basis, signed=True)[0])
         return (places + self.range[0]).to(torch.int8)
 
     @torch.no_grad()
     def levels(self, weight: Tensor) -> Tensor:
-        """All sums, in order."""
+        """Return all sums, ascending."""
         return levels_of(self.basis, signed=True)[0]
 
     def take_(self, kept: WeightQuantizer) -> None:
@@ -93,7 +93,7 @@ class LqWeight(WeightQuantizer):
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
-        """Change the precision: a basis of as many bits, equally far apart, that ends where the former did."""
+        """Change the precision: an equidistant basis of so many bits that ends where the former did."""
         self.basis, self.bits = rebased(self.basis, bits), bits
 
 
@@ -126,7 +126,7 @@ class LqInput(InputQuantizer):
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
-        """Change the precision: a basis of as many bits, equally far apart, that ends where the former did."""
+        """Change the precision: an equidistant basis of so many bits that ends where the former did."""
         self.basis, self.bits = rebased(self.basis, bits), bits
         self._range = None
         self._read_sign()
@@ -145,27 +145,27 @@ class LqInput(InputQuantizer):
 
     @torch.no_grad()
     def codes(self, v: Tensor) -> Tensor:
-        """The places of levels, from the lowest code on."""
+        """Return the indices of levels, from the lowest integer on."""
         assert self.range is not None, "it is calibrated before codes are asked for"
         return (nearest(v.to(self.basis.dtype), self.levels()) + self.range[0]).to(v.dtype)
 
     @torch.no_grad()
     def levels(self) -> Tensor:
-        """All sums, in order."""
+        """Return all sums, ascending."""
         return levels_of(self.basis, signed=self._signed)[0]
 
     def new_observation(self) -> Observation:
-        """What LSQ's first step asks for."""
+        """Return an observation for LSQ's first scale."""
         return Observation(None)
 
 
 def equal_basis(step: float | Tensor, bits: int, *, signed: bool) -> Tensor:
-    """The basis of levels that are equally far apart: powers of two, of half the step where there is a sign."""
+    """Return the basis of equidistant levels: powers of two times the scale, or half of it for signed values."""
     return torch.exp2(torch.arange(bits)) * step * (0.5 if signed else 1.0)
 
 
 def rebased(basis: Tensor, bits: int) -> Tensor:
-    """Of as many bits, with the same sum, which is where the levels end."""
+    """Return a basis of so many bits with the same sum, which is the last level."""
     if basis.numel() == bits:
         return basis
     return (torch.exp2(torch.arange(bits)) / (2**bits - 1)).to(basis) * basis.abs().sum()
@@ -191,12 +191,12 @@ class Lq(Quantizer):
             raise InputError(f"lq: momentum is {self.momentum}, and must be from 0 to below 1")
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """A basis that begins with LSQ's levels."""
+        """Return a quantizer whose basis begins with LSQ's levels."""
         if shared.channels is not None:
             raise InputError("lq has one basis for a whole weight: leave per_channel out")
         step = weight_step(weight, bits, shared)
         return LqWeight(bits, equal_basis(step.cpu(), bits, signed=True).to(weight.device), self.momentum)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """A basis that begins with LSQ's levels."""
+        """Return a quantizer whose basis begins with LSQ's levels."""
         return LqInput(bits, name, momentum=self.momentum, masked=masked)

@@ -31,7 +31,7 @@ class MeanWeight(FollowingWeight):
     offset = 0.5
 
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """mean|w|/2^(b−2)."""
+        """Return mean|w|/2^(b−2)."""
         if not seen.numel():
             return seen.new_ones([1] * seen.dim())
         return seen.abs().mean(dims, keepdim=True) / 2 ** (self.bits - 2)
@@ -78,7 +78,7 @@ class ThresholdInput(LimitedInput):
         return made.to(v.dtype)
 
     def _risen(self, x: Tensor, low: int, high: int) -> Tensor:
-        """Codes, with the gradient of straight lines."""
+        """Return integer values, with the gradient of straight lines."""
         widths = self.widths.clamp_min(LEAST).to(x.dtype)
         left = self.start + torch.cat([widths.new_zeros(1), widths.cumsum(0)])  # the edges of intervals
         with torch.no_grad():
@@ -91,7 +91,7 @@ class ThresholdInput(LimitedInput):
 
     @torch.no_grad()
     def codes(self, v: Tensor) -> Tensor:
-        """How many thresholds a value is above, from the lowest code on."""
+        """Return the number of thresholds below a value, plus the lowest integer."""
         assert self.range is not None, "it is calibrated before codes are asked for"
         low, high = self.range
         return self._risen((v if v.dtype == torch.float64 else v.float()) * self.shrink, low, high)
@@ -113,10 +113,10 @@ class N2uq(Quantizer):
     input_bits: ClassVar[Sequence[int]] = range(2, 9)
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Levels that follow from the mean."""
+        """Return a quantizer whose levels follow from the mean."""
         return MeanWeight(weight, bits, shared)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """Levels that learned thresholds tell apart."""
-        told: dict[str, Any] = {"percentile": options.percentile, "masked": masked}
-        return ThresholdInput(bits, name, **told)
+        """Return a quantizer with learned thresholds."""
+        arguments: dict[str, Any] = {"percentile": options.percentile, "masked": masked}
+        return ThresholdInput(bits, name, **arguments)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bitplan.quant.methods import Options
 
 
-# --- PACT: inputs are clipped at a level that is learned; weights as DoReFa has them.
+# PACT: inputs are clipped at a level that is learned; weights as DoReFa has them.
 
 
 class PactInput(LimitedInput):
@@ -33,8 +33,10 @@ class PactInput(LimitedInput):
     α also learns from the rounding between the ends, which makes it PACT+.
     """
 
-    def __init__(self, bits: int, name: str, *, start: float, decay: float, inside: bool = False, **told: Any) -> None:
-        super().__init__(bits, name, **told)
+    def __init__(
+        self, bits: int, name: str, *, start: float, decay: float, inside: bool = False, **arguments: Any
+    ) -> None:
+        super().__init__(bits, name, **arguments)
         self.start, self.decay, self.inside = start, decay, inside
 
     def _limited(self, v: Tensor, low: int, high: int) -> Tensor:
@@ -66,14 +68,14 @@ class PactInputs(Quantizer):
                 raise InputError(f"{self.name}: {name} is {value}, and must be 0 or above")
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """Inputs up to a learned limit."""
-        told: dict[str, Any] = {
+        """Return a quantizer with a learned limit."""
+        arguments: dict[str, Any] = {
             "start": self.start,
             "decay": self.decay,
             "inside": self.inside,
             "percentile": options.percentile,
         }
-        return PactInput(bits, name, masked=masked, **told)
+        return PactInput(bits, name, masked=masked, **arguments)
 
 
 @final
@@ -90,11 +92,11 @@ class Pact(PactInputs):
     scaled: bool = True
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """DoReFa's levels."""
+        """Return a quantizer with DoReFa's levels."""
         return DorefaWeight(weight, bits, shared, zero=self.zero, scaled=self.scaled)
 
 
-# --- SAWB: where weights are clipped follows from their first two moments; PACT's inputs, or PACT+'s.
+# SAWB: where weights are clipped follows from their first two moments; PACT's inputs, or PACT+'s.
 
 # c₁ and c₂ for 2^b levels, as in foundation-model-stack/fms-model-optimizer. For levels with a zero it has those of 2
 # and 4 bits; at others, where they are one less of eight or more, the same are taken, which is ours.
@@ -112,13 +114,13 @@ class SawbWeight(FollowingWeight):
         self.offset = 0.0 if zero else 0.5
 
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """2α/(2^b − 1), or with a zero level α/(2^(b−1) − 1)."""
+        """Return 2α/(2^b − 1), or with a zero level α/(2^(b−1) − 1)."""
         _, high = self.range
         clip = self.clip_of(seen, dims)
         return 2 * clip / (2**self.bits - 1) if self.offset else clip / high
 
     def clip_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """α."""
+        """Return α."""
         known = COEFFICIENTS if self.offset else WITH_ZERO
         if self.bits not in known:
             raise InputError(f"sawb has no {self.bits} bits for weights: it has {', '.join(map(str, known))}")
@@ -132,12 +134,12 @@ class SawbWeight(FollowingWeight):
 
 @dataclass(frozen=True)
 class _ByMoments(PactInputs):
-    """Weights by SAWB."""
+    """The weights of SAWB."""
 
     weight_bits: ClassVar[Sequence[int]] = tuple(COEFFICIENTS)
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Levels that follow from moments."""
+        """Return a quantizer whose levels follow from moments."""
         return SawbWeight(weight, bits, shared, zero=self.zero)
 
 
@@ -158,7 +160,7 @@ class PactPlus(_ByMoments):
     inside: ClassVar[bool] = True
 
 
-# --- DoReFa: weights squeezed by tanh onto equal levels from −1 to 1, inputs onto levels from 0 to 1.
+# DoReFa: weights squeezed by tanh onto equal levels from −1 to 1, inputs onto levels from 0 to 1.
 
 
 class DorefaWeight(FollowingWeight):
@@ -174,12 +176,12 @@ class DorefaWeight(FollowingWeight):
         self.scaled = scaled
 
     def squeezed(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """The tanh of weights, and unless they are scaled back as a share of the largest."""
+        """Return the tanh of weights, as a share of the largest unless they are scaled back."""
         tanh = seen.tanh()
         return tanh if self.scaled else tanh / _largest(tanh, dims)
 
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """From −1 to 1, or to the largest."""
+        """Return the scale of levels from −1 to 1, or up to the largest."""
         _, high = self.range
         step = 2 / (2**self.bits - 1) if self.offset else 1 / high
         largest = _largest(seen.tanh(), dims)
@@ -187,7 +189,7 @@ class DorefaWeight(FollowingWeight):
 
 
 def _largest(tanh: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """max|tanh w|, 1 where there is none."""
+    """Return max|tanh w|, or 1 for an empty weight."""
     if not tanh.numel():
         return tanh.new_ones([1] * tanh.dim())
     largest = tanh.abs().amax(dims, keepdim=True)
@@ -201,7 +203,7 @@ class DorefaInput(LimitedInput):
         super().__init__(bits, name, masked=masked, learned=False)
 
     def new_observation(self) -> Observation:
-        """Only the sign is looked for."""
+        """Return an observation for the sign alone."""
         return Observation(None)
 
     def _first_step(self, seen: Observation, high: int) -> Tensor:
@@ -226,9 +228,9 @@ class Dorefa(Quantizer):
     scaled: bool = False
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Levels that follow from the largest weight."""
+        """Return a quantizer whose levels follow from the largest weight."""
         return DorefaWeight(weight, bits, shared, zero=self.zero, scaled=self.scaled)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """Levels up to 1."""
+        """Return a quantizer with levels up to 1."""
         return DorefaInput(bits, name, masked=masked)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from bitplan.quant.methods import Options
 
 
-# --- Q8BERT: weights up to their largest magnitude, inputs up to a moving average of theirs.
+# Q8BERT: weights up to their largest magnitude, inputs up to a moving average of theirs.
 
 
 class LargestWeight(FollowingWeight):
     """Multiples of max|w|/(2^(b−1) − 1); the lowest code is not used."""
 
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """As many as fit below the largest."""
+        """Return the largest weight over the highest integer."""
         _, high = self.range
         if not seen.numel():
             return seen.new_ones([1] * seen.dim())
@@ -76,15 +76,15 @@ class Q8Bert(Quantizer):
             raise InputError(f"q8bert: momentum is {self.momentum}, and must be from 0 to below 1")
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Levels up to the largest weight."""
+        """Return a quantizer with levels up to the largest weight."""
         return LargestWeight(weight, bits, shared)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """Levels up to a moving maximum."""
+        """Return a quantizer with levels up to a moving maximum."""
         return MovingInput(bits, name, momentum=self.momentum, masked=masked)
 
 
-# --- Ternary weights: −α, 0, α as TWN finds them, or −W₋, 0, W₊ as TTQ learns them.
+# Ternary weights: −α, 0, α as TWN finds them, or −W₋, 0, W₊ as TTQ learns them.
 
 TWN_SHARE, TTQ_SHARE = 0.7, 0.05
 """Below which share of mean|w|, and of max|w|, a weight is zero."""
@@ -97,7 +97,7 @@ class TernaryWeight(LargestWeight):
     """
 
     def step_of(self, seen: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """α."""
+        """Return α."""
         if self.bits > 2:
             return super().step_of(seen, dims)
         magnitudes = seen.abs()
@@ -105,7 +105,7 @@ class TernaryWeight(LargestWeight):
         return (magnitudes * beyond).sum(dims, keepdim=True) / beyond.sum(dims, keepdim=True).clamp_min(1)
 
     def coded(self, seen: Tensor, step: Tensor) -> Tensor:
-        """−1, 0 and 1."""
+        """Return −1, 0 and 1."""
         if self.bits > 2:
             return super().coded(seen, step)
         magnitudes = seen.abs()
@@ -137,7 +137,7 @@ class LearnedTernaryWeight(TernaryWeight):
 
     @property
     def range(self) -> tuple[int, int]:
-        """Lowest and highest code."""
+        """Lowest and highest integer value."""
         return super().range if self.uniform else (-1, 1)
 
     def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
@@ -149,7 +149,7 @@ class LearnedTernaryWeight(TernaryWeight):
         return made
 
     def coded(self, seen: Tensor, step: Tensor) -> Tensor:
-        """−1, 0 and 1."""
+        """Return −1, 0 and 1."""
         return super().coded(seen, step) if self.uniform else _signs(seen)
 
     @torch.no_grad()
@@ -160,13 +160,13 @@ class LearnedTernaryWeight(TernaryWeight):
         return torch.stack([-self.below, torch.zeros_like(self.below), self.above])
 
     def take_(self, kept: WeightQuantizer) -> None:
-        """Go on with the levels that were learned."""
+        """Go on with the learned levels."""
         if isinstance(kept, LearnedTernaryWeight):
             self.load_state_dict(kept.state_dict())
 
 
 def _signs(seen: Tensor) -> Tensor:
-    """1, −1, or 0 where a weight is nearer to it than t."""
+    """Return 1, −1, or 0 for weights that are nearer to it than t."""
     magnitudes = seen.abs()
     threshold = TTQ_SHARE * magnitudes.amax() if seen.numel() else 0.0
     return seen.sign() * (magnitudes > threshold)
@@ -203,7 +203,7 @@ class Ternary(Quantizer):
     learned: bool = False
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """Levels that follow from the weight, or learn."""
+        """Return a quantizer whose levels follow from the weight, or learn."""
         if not self.learned:
             return TernaryWeight(weight, bits, shared)
         if shared.channels is not None:

@@ -38,11 +38,11 @@ class TwoGrids(NamedTuple):
 
     @property
     def range(self) -> tuple[int, int]:
-        """The lowest and the highest code."""
+        """The lowest and the highest integer value."""
         return wide_range(self.low, self.high)
 
     def codes(self, values: Tensor) -> Tensor:
-        """The code of each value, as whole numbers in its own type."""
+        """Return the integer value of each value, in its own type."""
         lowest, highest = code_range(LARGE_BITS, self.low < 0)
         large = (values / self._large_step).round().clamp(-highest if lowest else 0, highest)
         small = (values / self._step).round().clamp(-self.high if self.low else 0, self.high)
@@ -50,13 +50,13 @@ class TwoGrids(NamedTuple):
         return torch.where(values.abs() > self.limit, beyond, small)
 
     def values(self, codes: Tensor) -> Tensor:
-        """What codes stand for."""
+        """Return the values that integers stand for."""
         above, below = (codes - self.high).clamp_min(0), (codes - self.low).clamp_max(0)
         is_large = (codes > self.high) | (codes < self.low)
         return torch.where(is_large, (above + below) * self._large_step, codes * self._step)
 
     def levels(self) -> Tensor:
-        """What each code of the range stands for."""
+        """Return the value of each integer in the range."""
         low, high = self.range
         return self.values(torch.arange(low, high + 1, device=self.limit.device, dtype=self.limit.dtype))
 
@@ -89,7 +89,7 @@ class OutlierWeight(WeightQuantizer):
 
     @property
     def range(self) -> tuple[int, int]:
-        """Lowest and highest code, those of large values included."""
+        """Lowest and highest integer value, those of large values included."""
         return wide_range(*code_range(self.bits))
 
     def forward(self, weight: Tensor, *, numel: int | None = None, step: Tensor | None = None) -> Tensor:
@@ -103,12 +103,12 @@ class OutlierWeight(WeightQuantizer):
 
     @torch.no_grad()
     def codes(self, weight: Tensor) -> Tensor:
-        """Codes of few bits, and beyond them those of large values."""
+        """Return integers of few bits, and beyond them those of large values."""
         return self._grids(weight).codes(weight.detach().to(self.limit.dtype)).to(torch.int32)
 
     @torch.no_grad()
     def levels(self, weight: Tensor) -> Tensor:
-        """All levels of both grids, ascending."""
+        """Return all levels of both grids, ascending."""
         return self._grids(weight).levels()
 
     def _grids(self, weight: Tensor) -> TwoGrids:
@@ -131,14 +131,14 @@ class Magnitudes(Observation):
     largest = 0.0
 
     def add(self, v: Tensor) -> bool:
-        """Take in one batch; False if it has NaN or infinite values."""
+        """Add one batch; return False if it has NaN or infinite values."""
         sound = super().add(v)
         if sound and v.numel():
             self.largest = max(self.largest, float(v.detach().abs().amax()))
         return sound
 
     def agreed(self) -> Magnitudes:
-        """The same on every process."""
+        """Return the statistics over all processes."""
         whole = super().agreed()
         if whole is self:
             return self
@@ -167,7 +167,7 @@ class OutlierInput(InputQuantizer):
 
     @property
     def step(self) -> Tensor:  # type: ignore[override]
-        """How far levels are apart up to the threshold."""
+        """The scale up to the threshold."""
         return self.limit.clamp_min(FLOOR) / self._few[1]
 
     @property
@@ -175,12 +175,12 @@ class OutlierInput(InputQuantizer):
         return code_range(self.bits, bool(self.signed > 0.5))
 
     def new_observation(self) -> Observation:
-        """Of the percentile below which values are few bits, and of the largest."""
+        """Return an observation of the threshold and of the largest value."""
         return Magnitudes(100 * (1 - self.share))
 
     @torch.no_grad()
     def settle_(self, seen: Observation) -> None:
-        """Set sign, threshold and end from what was seen."""
+        """Set sign, threshold and end from an observation."""
         assert isinstance(seen, Magnitudes)
         self.signed.fill_(float(seen.lowest < 0))
         self.largest.fill_(seen.largest or 1.0)
@@ -222,13 +222,13 @@ class OutlierInput(InputQuantizer):
 
     @torch.no_grad()
     def codes(self, v: Tensor) -> Tensor:
-        """Codes of few bits, and beyond them those of large values, as floats."""
+        """Return integers of few bits, and beyond them those of large values, as floats."""
         assert self.range is not None, "it is calibrated before codes are asked for"
         return self._grids.codes(v.to(self.limit.dtype))
 
     @torch.no_grad()
     def levels(self) -> Tensor:
-        """All levels of both grids, ascending."""
+        """Return all levels of both grids, ascending."""
         return self._grids.levels()
 
 
@@ -257,19 +257,19 @@ class ValueAware(Quantizer):
             raise InputError(f"value_aware: share is {self.share}, and must be from 0 to 1, such as 0.02")
 
     def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
-        """A threshold that this share of the weight is above."""
+        """Return a quantizer with a threshold that this share of the weight exceeds."""
         if shared.channels is not None:
             raise InputError("value_aware has one threshold for a whole weight: leave per_channel out")
         return OutlierWeight(bits, threshold(weight, self.share), share=self.share)
 
     def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
-        """A threshold that calibration sets."""
+        """Return a quantizer with a threshold that calibration sets."""
         return OutlierInput(bits, name, share=self.share, masked=masked)
 
 
 @torch.no_grad()
 def threshold(weight: Tensor, share: float) -> Tensor:
-    """The magnitude that this share of a weight is above: one of its own, 0 where all are."""
+    """Return the magnitude that this share of a weight exceeds; 0 if all do."""
     kept = weight.numel() - round(share * weight.numel())
     if weight.is_meta or not kept:
         return torch.zeros((), device=weight.device)

@@ -22,8 +22,7 @@ from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
 from bitplan.exporters.base import Execution, Exporter, Source
 from bitplan.graph.names import Names
-from bitplan.quant.install import type_at
-from bitplan.quant.sites import Site, find_sites
+from bitplan.quant.sites import Site, find_sites, type_at
 from bitplan.store.files import open_file, read_text
 
 log = logging.getLogger(__name__)
