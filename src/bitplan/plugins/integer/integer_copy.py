@@ -259,14 +259,18 @@ class IntegerSequence(Adopted):
 
     while_adopted = ("parts",)
 
-    def forward(self, x: Any) -> Any:
-        """Run all modules; those that torch compiles, or that somebody may look at, one by one."""
-        if torch.compiler.is_compiling() or is_fake(x) or _has_any_global_hook():
-            return super().forward(x)
+    def forward(self, input: Any) -> Any:
+        """Run all modules; those that torch compiles, or that somebody may look at, one by one.
+
+        The argument is named as in `nn.Sequential`, since exported files take inputs by name.
+        """
+        if torch.compiler.is_compiling() or is_fake(input) or _has_any_global_hook():
+            return super().forward(input)
         modules = _unrolled(self)
         if self.parts is None or self.parts[0] != modules:
             vars(self)["parts"] = modules, _parts_of(modules)
         assert self.parts is not None
+        x = input
         for part in self.parts[1]:
             x = part(x)
         return x
