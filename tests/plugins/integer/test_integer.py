@@ -312,7 +312,7 @@ def test_what_is_not_float32_on_a_cpu_stays(change, why):
     assert integer_layers(integer(change(model))).left == {"0": why}
 
 
-def test_more_than_8_bits_and_unset_steps_stay(plan):
+def test_more_than_8_bits_and_unset_steps_stay():
     model = bitplan.quantize(
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
         bitplan.Plan(model="test", precisions={"0": "w8a12", "1": "w4a4"}, method="by hand", selector="none"),
@@ -327,6 +327,7 @@ def test_more_than_8_bits_and_unset_steps_stay(plan):
 ELSEWHERE = """
 import torch, bitplan
 from torch import nn
+from bitplan.plugins.integer import integer, integer_layers
 from bitplan.core.records import Plan
 torch.set_num_threads(1)
 plan = Plan(model="test", precisions={"0": "w8a8"}, method="by hand", selector="none")
