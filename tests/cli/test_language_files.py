@@ -8,7 +8,6 @@ import torch
 import bitplan
 from bitplan.adapters.gguf import cut_of, read_tensors
 from bitplan.costs.files import aligned
-from bitplan.gains import time_estimate
 from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
@@ -204,16 +203,6 @@ def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
     told = "3bpw is of weights alone: --for packed:size=16,zeros=true counts the steps of groups and all else as well"
     assert told in done(run, *words, "groups:size=16,zeros=true")[1]
     assert "of weights alone" not in done(run, *words, "lsq")[1]
-
-
-@pytest.mark.parametrize(
-    ("gain", "called"), [("drift", "16 networks"), ("moments", "14 layers"), ("fisher", "1 parts")]
-)
-def test_what_takes_long_says_so_first(run, odd, monkeypatch, gain, called):
-    monkeypatch.setattr(time_estimate, "LONG", 0.0)
-    _, err = done(run, "plan", "model", *WEIGHTS_ALONE, "--gain", gain, "--option", "samples=1", *TEXT)
-    assert f"{gain}: {called} (0 of them done), " in err
-    assert "samples left: about " in err
 
 
 def test_siblings_are_linked_in_networks_and_in_files(folder):

@@ -140,7 +140,7 @@ def test_a_method_goes_by_the_name_it_is_registered_under():
 def test_some_methods_can_tell_beforehand_what_they_take():
     foreseeing = {name for name in GAINS if GAINS.get(name).expected is not Gain.expected}
     assert foreseeing == {"alps", "alps_racing", "drift", "fisher", "moments", "plan_racing", "regression"}
-    assert Eagl().expected(None, None, (), Context()) is None
+    assert Eagl().trainings(None, None, (), Context()) is None
 
 
 def test_seconds_are_those_of_the_work_wherever_it_was_done(tmp_path):

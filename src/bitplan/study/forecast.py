@@ -95,9 +95,9 @@ def _estimates(setting: Setting, high: nn.Module, network: nn.Module, graph: Gra
                 task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend,
                 aim=setting.aim(job.budgets, graph),
             )  # fmt: skip
-            told = gain.expected(high, graph, study.choices, context)
-            if told is not None:
-                seconds[method.title] = seconds.get(method.title, 0.0) + float(told.seconds)
+            trainings = gain.trainings(high, graph, study.choices, context)
+            if trainings is not None:
+                seconds[method.title] = seconds.get(method.title, 0.0) + trainings.estimate_time().seconds
     return seconds
 
 
