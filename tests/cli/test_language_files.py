@@ -199,7 +199,7 @@ def test_texts_and_networks_that_do_not_fit_are_one_line(run, odd, words, said):
 
 
 def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
-    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "even", "--method")
+    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "equal_bits", "--method")
     told = "3bpw is of weights alone: --for packed:size=16,zeros=true counts the steps of groups and all else as well"
     assert told in done(run, *words, "groups:size=16,zeros=true")[1]
     assert "of weights alone" not in done(run, *words, "lsq")[1]
@@ -222,7 +222,7 @@ def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
     """A tokenizer.json does not say its name in llama.cpp, so the configuration keeps it."""
     source = write_gguf(tmp_path / "model.gguf")
     assert cut_of(source) == "default"  # which no tokenizer.json of these byte pairs would say
-    words = ("--choices", "w4a16,w8a16", "--budget", "6.5bpw", "--for", "gguf", "--gain", "even", "--narrow", "0")
+    words = ("--choices", "w4a16,w8a16", "--budget", "6.5bpw", "--for", "gguf", "--gain", "equal_bits", "--narrow", "0")
     done(run, "plan", "model.gguf", *words, "-o", "plan.json")
     done(run, "quantize", "model.gguf", "--plan", "plan.json", "-o", "mixed")
     done(run, "export", "mixed", "--to", "gguf", "-o", "again.gguf")

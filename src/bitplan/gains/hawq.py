@@ -28,7 +28,7 @@ from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.jobs import do_jobs, seconds_of
+from bitplan.gains.jobs import MeasuredWork, do_jobs, seconds_of
 from bitplan.quant.checkpoint import fingerprint
 from bitplan.quant.lsq import codes
 from bitplan.quant.sites import find_sites
@@ -474,6 +474,10 @@ def _do_rounds(work: _OnCurve, jobs: Sequence[Job], context: Context) -> list[Ou
     In this process the work tells of every product; on an engine progress is told by whole jobs.
     """
     if context.engine is None or len(jobs) == 1:  # a single job gains nothing from workers that must start first
+        if context.shelf is None:  # there is nothing to go on from, so errors need no word about it
+            outcomes = [MeasuredWork(work)(job) for job in jobs]
+            charge(sum((outcome.spend for outcome in outcomes if outcome.spend), Spend()))
+            return outcomes
         context = dataclasses.replace(context, engine=None, progress=None)
     done = do_jobs(work, jobs, context, "hawq")
     return [done[job.id] for job in jobs]
