@@ -163,7 +163,7 @@ def test_a_checkpoint_file_is_planned_without_its_code(run, tmp_path):
     code, out, err = run(*words)
     assert code == 0, err
     plan = Plan.from_json(out)
-    assert plan.method == "even"
+    assert plan.method == "equal_bits"
     assert len(plan.links) == 6
     code, out, _ = run("steps", "trace", path, "--rules", "link=none", "--json")
     assert (code, Graph.from_json(out).links) == (0, ())

@@ -6,7 +6,7 @@ import pytest
 
 import bitplan
 from bitplan.core.errors import FileError
-from bitplan.core.jobs import Drifts
+from bitplan.core.jobs import Outcome
 from bitplan.core.records import Costs, Gains, Graph, Layer, Link, Plan
 from bitplan.core.trials import Recipe, Result, Trial
 
@@ -89,8 +89,8 @@ def test_consoles_say_what_matters():
     assert "conv 91.5 with plan conv" in str(result)
     assert str(Recipe(epochs=2, lr=0.1)) == "Recipe(epochs=2.0, lr=0.1)"
     assert str(plan).endswith("conv")  # the note
-    other = Drifts(divergences=(1.0,))
-    assert repr(other) == f"<Drifts {other.id}>"
+    other = Outcome(numbers={"divergences": (1.0,)})
+    assert repr(other) == f"<Outcome {other.id}>"
     assert other._repr_html_() is None
 
 
@@ -99,7 +99,8 @@ def test_what_is_written_is_read_without_saying_what_it_is(tmp_path):
         read = bitplan.load(bitplan.save(record, tmp_path / f"{place}.json"))
         assert read == record
         assert type(read) is type(record)
-    assert bitplan.load(bitplan.save(Drifts(divergences=(1.0,)), tmp_path / "job.json")) == Drifts(divergences=(1.0,))
+    outcome = Outcome(numbers={"divergences": (1.0,)})
+    assert bitplan.load(bitplan.save(outcome, tmp_path / "job.json")) == outcome
     with pytest.raises(FileError, match="neither a checkpoint .* nor a run"):
         bitplan.load(tmp_path)
     with pytest.raises(FileError, match="this is a graph, where a plan is needed"):

@@ -92,7 +92,7 @@ def test_with_batches_it_takes_drift_and_the_example_from_them():
 def test_a_file_of_weights_is_enough(tmp_path):
     torch.save(Small().state_dict(), tmp_path / "small.pth")
     plan = bitplan.choose(tmp_path / "small.pth", budget="3.2bpw", choices="w2a16,w3a16,w4a16")
-    assert plan.method == "even"
+    assert plan.method == "equal_bits"
     assert {precision.act_bits for precision in plan.precisions.values()} == {16}
 
 

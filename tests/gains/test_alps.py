@@ -17,7 +17,7 @@ from toys import CHOICES, RECIPE, Pickled, Pixels, Refusing, Spans, Spawned, Str
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Job, Outcome
 from bitplan.core.precision import parse_choices
 from bitplan.core.registry import GAINS
 from bitplan.gains.alps import Alps
@@ -46,9 +46,10 @@ def estimate(start, method="alps", *, choices=CHOICES, options=None, **context):
 
 def outcomes(start, folder, choices=CHOICES, **options):
     """What every job in the folder measured, by group and precision."""
-    jobs = Alps(steps=STEPS, **options)._jobs(*start, parse_choices(choices), Context(task=TASK, recipe=RECIPE))[1]
+    context = Context(task=TASK, recipe=RECIPE)
+    jobs = Alps(steps=STEPS, **options).trainings(*start, parse_choices(choices), context).jobs
     return {
-        (job.groups[0], str(next(iter(job.layers.values())))): load(folder / f"{job.id}.json", Tuned) for job in jobs
+        (job.groups[0], str(next(iter(job.layers.values())))): load(folder / f"{job.id}.json", Outcome) for job in jobs
     }
 
 
@@ -101,9 +102,9 @@ def test_more_choices_add_up_what_each_step_gains(start, tmp_path):
     three = "w2a2,w3a3,w4a4"
     gains = estimate(start, choices=three, store=tmp_path)
     found = outcomes(start, tmp_path, three)
-    least = min(outcome.mean_loss for outcome in found.values())
+    least = min(outcome.value("mean_loss") for outcome in found.values())
     for name, row in gains.rows.items():
-        low, middle = (found[name, precision].mean_loss for precision in ("w2a2", "w3a3"))
+        low, middle = (found[name, precision].value("mean_loss") for precision in ("w2a2", "w3a3"))
         assert row == pytest.approx((0, low - middle, low - least))
 
 
@@ -112,7 +113,7 @@ def test_by_score_it_is_the_papers_and_follows_the_direction(start, tmp_path, hi
     task = copy.copy(TASK)
     object.__setattr__(task, "higher_is_better", higher)
     gains = estimate(start, task=task, store=tmp_path, options={"by": "score"})
-    scores = {name: outcome.mean_score for (name, _), outcome in outcomes(start, tmp_path).items()}
+    scores = {name: outcome.value("mean_score") for (name, _), outcome in outcomes(start, tmp_path).items()}
     best = max(scores.values()) if higher else min(scores.values())
     expected = {name: (best - score) * (1 if higher else -1) for name, score in scores.items()}
     assert {name: row[1] for name, row in gains.rows.items()} == pytest.approx(expected)
@@ -140,7 +141,7 @@ def test_a_group_that_recovers_late_ranks_otherwise_by_the_final_value(start, mo
     def told(work, job):
         place = names.index(job.groups[0])
         scores = {"mean_score": 50.0 + place, "last_score": 90.0 - place}
-        return Tuned(mean_loss=1.0, last_loss=1.0, steps=1, samples=1, **scores)
+        return {name: (value,) for name, value in {"mean_loss": 1.0, "steps": 1, "samples": 1, **scores}.items()}
 
     monkeypatch.setattr(Finetune, "__call__", told)
     by_average = {name: row[1] for name, row in estimate(start, options={"by": "score"}).rows.items()}
@@ -167,7 +168,7 @@ def test_it_trains_one_stage_even_where_the_first_of_a_recipe_is_as_long(start):
 
 def test_offset_is_the_loss_itself(start, tmp_path):
     gains = estimate(start, store=tmp_path, options={"offset": True})
-    losses = {name: outcome.mean_loss for (name, _), outcome in outcomes(start, tmp_path).items()}
+    losses = {name: outcome.value("mean_loss") for (name, _), outcome in outcomes(start, tmp_path).items()}
     assert {name: row[1] for name, row in gains.rows.items()} == pytest.approx(losses)
 
 
@@ -248,11 +249,11 @@ def test_its_work_can_be_sent_and_its_outcomes_kept(start, tmp_path, method):
 def test_it_tells_beforehand_what_it_will_take(start, tmp_path):
     setting = Context(task=TASK, recipe=RECIPE, store=tmp_path)
     method = Alps(steps=STEPS)
-    expected = method.expected(*start, parse_choices(CHOICES), setting)
+    expected = method.trainings(*start, parse_choices(CHOICES), setting).estimate_time()
     assert (expected.jobs, expected.done, expected.steps, expected.samples) == (4, 0, 24, 384)
     assert 0 < expected.seconds < 60
     bitplan.estimate(method, *start, context=setting)
-    done = method.expected(*start, parse_choices(CHOICES), setting)
+    done = method.trainings(*start, parse_choices(CHOICES), setting).estimate_time()
     assert (done.jobs, done.done, done.steps, done.seconds) == (4, 4, 0, 0)
 
 
@@ -389,9 +390,9 @@ def test_a_job_depends_on_the_network_the_task_and_the_teacher(start):
 
     def job(**changes):
         setting = {"task": TASK, "recipe": recipe, "teacher": quantized(TASK, train=False)[0], "seed": 0} | changes
-        return Alps(steps=1)._jobs(changes.get("model", model), graph, parse_choices(CHOICES), Context(
+        return Alps(steps=1).trainings(changes.get("model", model), graph, parse_choices(CHOICES), Context(
             **{key: value for key, value in setting.items() if key != "model"}
-        ))[1][0]  # fmt: skip
+        )).jobs[0]  # fmt: skip
 
     changes = [
         {},
@@ -401,4 +402,4 @@ def test_a_job_depends_on_the_network_the_task_and_the_teacher(start):
     ]
     assert len({job(**change).id for change in changes}) == len(changes)
     assert job().id == job().id
-    assert Lowered.from_json(job().to_json()) == job()
+    assert Job.from_json(job().to_json()) == job()

@@ -85,7 +85,7 @@ def test_weights_alone_are_planned_evenly_without_data(start, float_net, saved):
     """No score of weights alone was better than that for a language model (docs/language.md)."""
     for model in (float_net, saved / "float.pth"):
         gains = bitplan.estimate("auto", model, start[1], choices="w2a16,w3a16,w4a16")
-        assert gains.method == "even"
+        assert gains.method == "equal_bits"
         assert "Better: fisher, from a text" in gains.notes[0]
         costs = bitplan.price("memory", start[1], "w2a16,w3a16,w4a16")
         plan = bitplan.select(start[1], gains, costs, budget="3bpw")

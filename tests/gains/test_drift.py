@@ -11,11 +11,10 @@ from toys import Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Drifted
 from bitplan.core.precision import Precision
 from bitplan.gains.base import Context
-from bitplan.gains.drift import Compare, Drift, ready
-from bitplan.gains.drop import lowered_jobs
+from bitplan.gains.drift import Compare, Drift, use_batch_statistics_
+from bitplan.gains.jobs import lowered_jobs
 
 TASK = Stripes(samples=256)
 
@@ -97,8 +96,8 @@ def test_what_is_done_is_not_done_again(start, tmp_path):
 
 def test_only_batch_norm_takes_the_statistics_of_the_batch():
     network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Dropout(0.5)).train()
-    assert [module.training for module in ready(network, 8)] == [False, True, False]
-    assert [module.training for module in ready(network, 1)] == [False, False, False]
+    assert [module.training for module in use_batch_statistics_(network, 8)] == [False, True, False]
+    assert [module.training for module in use_batch_statistics_(network, 1)] == [False, False, False]
 
 
 @pytest.mark.parametrize("options", [{"samples": 0}, {"batch_size": 0}, {"temperature": 0.0}])
@@ -125,7 +124,8 @@ def test_what_was_kept_goes_with_the_work_that_kept_it(start):
     """Without waiting for Python's garbage collector, which does not know how large recordings are."""
     model, graph = start
     work, lowered = Compare(model, TASK), {graph.selectable[0].name: Precision.parse("w2a2")}
-    (job,) = lowered_jobs(Drifted, model, graph, Context(task=TASK), [lowered], 8, 4, temperature=4.0)
+    options = {"temperature": 4.0}
+    (job,) = lowered_jobs("drift", model, graph, Context(task=TASK), [lowered], 8, 4, options=options)
     gc.disable()
     try:
         work(job)

@@ -5,6 +5,7 @@ import pytest
 from toys import Stripes, quantized
 
 import bitplan
+from bitplan.core.about import about_of
 from bitplan.core.errors import FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.gains.alps import Alps
@@ -110,7 +111,7 @@ def test_a_method_that_is_not_derived_from_gain_is_told_how(graph):
             return LayerGains({})
 
     said = (
-        "Bare is no gain, for it has no selector and no structural and no expected: "
+        "Bare is no gain, for it has no selector and no structural and no trainings: "
         r"derive it from bitplan\.gains\.base\.Gain \(docs/extend\.md\)"
     )
     with pytest.raises(InputError, match=said):
@@ -124,7 +125,7 @@ def test_a_method_may_state_what_it_does_not_inherit(graph):
     class Stated:
         selector = "greedy"
         structural = True
-        expected = Gain.expected
+        trainings = Gain.trainings
 
         def layer_gains(self, model, graph, choices, context):
             return LayerGains({layer.name: (0.0, 1.0) for layer in graph.layers})
@@ -137,11 +138,10 @@ def test_a_method_goes_by_the_name_it_is_registered_under():
     assert [make_gain(gain, {})[1] for gain in gains] == ["first_to_last", "alps", "eagl"]
 
 
-def test_some_methods_can_tell_beforehand_what_they_take():
-    foreseeing = {name for name in GAINS if GAINS.get(name).expected is not Gain.expected}
-    of_plugins = {"alps_racing", "moments", "plan_racing"} & set(GAINS)
-    assert foreseeing == {"alps", "drift", "fisher", "regression"} | of_plugins
-    assert Eagl().expected(None, None, (), Context()) is None
+def test_methods_that_train_can_tell_beforehand_what_they_take():
+    foreseeing = {name for name in GAINS if GAINS.get(name).trainings is not Gain.trainings}
+    assert foreseeing == {name for name in GAINS if about_of(GAINS.get(name)) and about_of(GAINS.get(name)).trains}
+    assert Eagl().trainings(None, None, (), Context()) is None
 
 
 def test_seconds_are_those_of_the_work_wherever_it_was_done(tmp_path):

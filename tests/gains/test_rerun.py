@@ -11,7 +11,7 @@ from torch import nn
 import bitplan
 from bitplan.core.registry import QUANTIZERS
 from bitplan.gains.lowering import layers_of, lower
-from bitplan.gains.rerun import Prefix, Rerun
+from bitplan.gains.rerun import Rerun
 from bitplan.models.resnet import CifarResNet
 from bitplan.quant.convert import plan_of, quantizers_of
 from bitplan.quant.other_precisions import can_switch, switched
@@ -231,46 +231,7 @@ def test_without_room_nothing_is_kept_and_all_is_equal(monkeypatch):
     model, graph, batches = made("residual")
     run = rerun(model, batches)
     check(model, graph, batches, each(graph), run)
-    assert run._known == {}
-
-
-def test_what_is_kept_around_a_plan_stays_within_the_room_over_all_batches():
-    model, graph, batches = made("residual")
-    run = rerun(model, batches * 3)
-    around = {name: one for lowered in each(graph)[:2] for name, one in layers_of(graph, lowered).items()}
-    moved = layers_of(graph, each(graph)[0])
-    before = list(run.pairs(moved, around))
-    kept = run._around[1]
-    largest = max(recording.bytes for recording in kept.values())
-    assert len(kept) == len(batches * 3)
-    assert largest
-    run._room, run._around = 1.5 * largest, ({}, {})
-    after = list(run.pairs(moved, around))
-    assert sum(recording.bytes for recording in run._around[1].values()) <= run._room
-    assert all(torch.equal(one[1], other[1]) for one, other in zip(before, after, strict=True))
-
-
-def test_what_comes_before_the_change_is_not_run_again():
-    model, graph, (batch, _) = made("residual")
-    network = lower(model, {}).eval()
-    counts = []
-    quantizers = quantizers_of(network)
-    prefix = Prefix(network, [one for found in quantizers.values() for one in (found.weight, *found.inputs)])
-    prefix._worth = frozenset((number, call) for number in range(1, 500) for call in range(3))  # whatever time it took
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            module.input_quantizer.register_forward_hook(lambda *_: counts.append(1))
-    with torch.no_grad():
-        _, recording = prefix.record(lambda: network(batch))
-        whole = len(counts)
-        last = graph.selectable[-1]
-        with switched(
-            network, quantizers, {layer.name: bitplan.Precision.parse("w2a2") for layer in last.layers}
-        ) as changed:
-            counts.clear()
-            prefix.rerun(recording, changed, lambda: network(batch))
-    assert whole > 10
-    assert len(counts) <= len(last.layers) + 1
+    assert run._reference == {}
 
 
 def test_a_network_is_as_it_was_when_a_run_fails():

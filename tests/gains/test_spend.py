@@ -14,7 +14,7 @@ from bitplan.core.spend import Spend, charge, metering, uncharged
 from bitplan.core.trials import Recipe
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.hawq import Hawq
-from bitplan.gains.lowering import Metered
+from bitplan.gains.jobs import MeasuredWork
 from bitplan.store.engines import Local
 from bitplan.tune.loop import finetune_
 
@@ -211,11 +211,8 @@ def test_meters_do_not_mix():
     assert (outer.spent, inner.spent) == (Spend(1), Spend(2, labels=None))
     assert (inner.spent + Spend(labels=True)).labels is True
     assert (inner.spent + Spend()).labels is None
-    assert Metered(lambda job: job)(outer_job()).id == outer_job().id
-
-
-def outer_job():
-    return RECIPE
+    outcome = MeasuredWork(lambda job: charge(Spend(3)) or {"losses": [1.0]})(RECIPE)
+    assert (outcome.numbers, outcome.spend) == ({"losses": (1.0,)}, Spend(3))
 
 
 def test_the_record_shows_it(start):

@@ -13,7 +13,7 @@ from test_resume import run_and_kill
 from bitplan.cli.options import read_recipe
 from bitplan.core.errors import Damaged, FileError, InputError
 from bitplan.core.trials import Recipe, on_top
-from bitplan.gains.finetuning import shortened
+from bitplan.gains.finetuning import shorten
 from bitplan.tune.length import samples_of, steps_of
 from bitplan.tune.log import last_step
 from bitplan.tune.loop import finetune_, mixed
@@ -154,6 +154,6 @@ def test_people_write_what_differs(tmp_path):
 
 
 def test_a_shortened_recipe_has_one_stage_even_where_its_length_is_its_own():
-    assert shortened(STAGED, epochs=1.0).then is None
-    own = shortened(STAGED, steps=6, lr_factor=0.5)
+    assert shorten(STAGED, epochs=1.0).then is None
+    own = shorten(STAGED, steps=6, lr_factor=0.5)
     assert (own.steps, own.lr, own.then) == (6, 0.025, None)

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Job, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.jobs import seconds_of
 from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
 
 Goodness = NDArray[np.float64]
@@ -55,9 +56,9 @@ class Alps(Gain):
             raise InputError(f"alps needs at least one seed, not {self.seeds}")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """One training per group, lower choice and seed, with the same batches for every group."""
-        tuner, jobs = self._jobs(model, graph, choices, context)
-        outcomes, task = tuner.run(jobs), tuner.work.task
+        """Return the gains, by one training per group, lower choice and seed, with the same batches for every group."""
+        trainings = self.trainings(model, graph, choices, context)
+        outcomes, task = trainings.tuner.run(trainings.jobs), trainings.tuner.work.task
         measured = sign_of(self.by, task) * np.array(
             [measured_by(self.by, outcome, final=self.final) for outcome in outcomes]
         )
@@ -72,42 +73,28 @@ class Alps(Gain):
             work=seconds_of(outcomes),
         )
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """What `layer_gains` is going to spend, by measuring a few steps."""
-        tuner, jobs = self._jobs(model, graph, choices, context)
-        return tuner.expected(jobs)
-
-    def _jobs(
-        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> tuple[Tuner, list[Lowered]]:
-        """In the order of groups, choices, seeds."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
+        """Return all trainings in the order of groups, choices, seeds."""
         length: Mapping[str, Any] = {"epochs": self.epochs, "steps": self.steps, "lr_factor": self.lr_factor}
         recipe = recipe_for("alps", context, **length)
         tuner = Tuner.of("alps", model, graph, choices, context, recipe, by=self.by)
-        jobs: list[Lowered] = []
+        jobs: list[Job] = []
         for group in graph.selectable:
             for choice in choices[:-1]:
                 jobs += [tuner.job({group.name: choice}, seed=seed) for seed in range(self.seeds)]
-        return tuner, jobs
+        return Trainings(tuner, jobs)
 
 
-def measured_by(by: By, outcome: Tuned, *, final: bool = False) -> float:
-    """The mean that is asked for, over a training or over the last tenth of it."""
-    if by == "loss":
-        return outcome.last_loss if final else outcome.mean_loss
-    if outcome.mean_score is None:
+def measured_by(by: By, outcome: Outcome, *, final: bool = False) -> float:
+    """Return the mean loss or score of a training, over all of its steps or over the last tenth."""
+    name = f"{'last' if final else 'mean'}_{by}"
+    if name not in outcome.numbers:
         raise InputError("the task has no score for a batch: use by=loss")
-    if final and outcome.last_score is None:
-        raise InputError(
-            "what is in the store was measured before bitplan wrote down final scores: estimate with another store"
-        )
-    measured = outcome.last_score if final else outcome.mean_score
-    assert measured is not None, "both were looked at"
-    return measured
+    return outcome.value(name)
 
 
 def values_of(good: Goodness, *, offset: bool = False) -> list[tuple[float, ...]]:
-    """Gains over the lowest choice, (G, C); the highest is as good as the best measured, or with `offset` as 0."""
+    """Return gains over the lowest choice, (G, C); the highest counts as the best measured, or with `offset` as 0."""
     means = good.mean(axis=2)  # (G, C − 1)
     best = 0.0 if offset else float(means.max())
     rows = []
@@ -117,7 +104,7 @@ def values_of(good: Goodness, *, offset: bool = False) -> list[tuple[float, ...]
 
 
 def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
-    """Standard errors of `values_of` over seeds, (G, C); None with one seed."""
+    """Return standard errors of `values_of` over seeds, (G, C); None with one seed."""
     seeds = good.shape[2]
     if seeds < 2:
         return None
@@ -128,10 +115,10 @@ def standard_errors(good: Goodness) -> Sequence[tuple[float, ...]] | None:
 
 
 def errors_over_seeds(good: Goodness) -> NDArray[np.float64]:
-    """Standard errors of what was measured, (G, C − 1).
+    """Return standard errors of the measures, (G, C − 1).
 
-    All groups see the same batches of a seed, so what a seed does to all alike says nothing about the order and is
-    taken out first.
+    All groups see the same batches of a seed. The effect of a seed on all groups alike says nothing about their order,
+    so it is taken out first.
     """
     groups, lower_choices, seeds = good.shape
     count = groups * lower_choices

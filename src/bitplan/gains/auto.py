@@ -66,7 +66,7 @@ TABLE: tuple[Advice, ...] = (
     ),
     # SmolLM2-135M at 3 bits: perplexity 127 for all alike, 145 by weight_error, 297 by eagl (docs/language.md).
     Advice(
-        "float weights", False, "even", alone=True,
+        "float weights", False, "equal_bits", alone=True,
         why="of a language model scores of weights alone made worse plans than all layers alike, or hardly better ones",
         better="fisher, from a text (--task text:data=FILE): some windows, no labels",
     ),

@@ -31,7 +31,7 @@ from bitplan.store.record_store import Shelf
 from bitplan.store.user_tables import is_table
 
 if TYPE_CHECKING:
-    from bitplan.gains.finetuning import Expected
+    from bitplan.gains.finetuning import TimeEstimate, Trainings
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Context:
     aim: BudgetConstraint | None = None
     epochs: float | None = None
     quantizer: str | None = None
-    announce: Callable[[Expected], None] | None = None
+    announce: Callable[[TimeEstimate], None] | None = None
 
     def quantizer_for(self, choices: Sequence[Precision]) -> str:
         """The quantizer of a model that is not quantized yet."""
@@ -110,8 +110,8 @@ class Gain(Protocol):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Estimate what each selectable layer gains at each choice over the lowest."""
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
-        """What `layer_gains` is going to spend; None where that is little."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings | None:
+        """Return the trainings that `layer_gains` does, at most. None if it trains nothing."""
         return None
 
 
@@ -155,7 +155,10 @@ def estimate(
 
         model, more = started(gain, name, model, graph, precisions, setting)
         notes = notes or list(more) if hasattr(model, "named_modules") else [*notes, *more]  # auto speaks of a network
-    _announce(gain, model, graph, precisions, setting)
+    if setting.announce is not None:
+        trainings = gain.trainings(model, graph, precisions, setting)
+        if trainings is not None:
+            setting.announce(trainings.estimate_time())
     with metering() as meter, keeping_workers():
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
@@ -163,15 +166,6 @@ def estimate(
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
     paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
-
-
-def _announce(gain: Gain, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
-    """Say what a method that takes long is going to take, to whoever wants to know."""
-    if context.announce is None:
-        return
-    told = gain.expected(model, graph, choices, context)
-    if told is not None:
-        context.announce(told)
 
 
 def usual_for(task: Any, method: Any) -> Mapping[str, Any]:

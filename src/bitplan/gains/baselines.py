@@ -33,7 +33,7 @@ class Uniform(Gain):
 
 
 @dataclass(frozen=True)
-class Even(Gain):
+class EqualBits(Gain):
     """Every weight is worth the same, and each further bit takes three quarters off what is left of its error.
 
     value(c) = weights·(1 − 4^(b0 − b)), b the bits of weights, or of inputs where all weights have the same. So at a

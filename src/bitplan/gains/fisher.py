@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +17,19 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import widened
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Sloped, Slopes
+from bitplan.core.jobs import Job, Numbers
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
-from bitplan.gains.drop import MeasuredBatches, check_samples, lowered_jobs, with_top
-from bitplan.gains.finetuning import Expected, seconds_of
-from bitplan.gains.lowering import check_seen, check_task, check_top, finish, lower
-from bitplan.gains.rerun import Draws
-from bitplan.gains.time_estimate import foreseen, one_pass
+from bitplan.gains.drop import MeasuredBatches, with_top
+from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, members_of, seconds_of
+from bitplan.gains.lowering import check_seen, check_task, check_top
+from bitplan.gains.rerun import FixedCopy
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.lsq import summed_products
-from bitplan.quant.other_precisions import Fresh, is_off, lowered_weights, remember_weights_, rescaled
+from bitplan.quant.other_precisions import Fresh, is_off, lowered_weights, rescaled
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import Quantizers
 from bitplan.tasks.base import Task, WithAnswers, WithLoss, judged_by
@@ -72,83 +70,76 @@ class Fisher(Gain):
             raise InputError(f"fisher takes labels from the model or from the task, not from {self.labels!r}")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
-        """Three passes for each sample: one forward, and one back, which costs two; of a file, block after block."""
+        """Return the gains, by one pass forward and one back for each sample; a file is run block by block."""
         if isinstance(model, CheckpointLike):
-            return STREAMED.get("fisher")(self).layer_gains(model, graph, choices, context)
+            return STREAMED.get("fisher")(self, model, graph, choices, context).gains(graph)
         task, jobs = self._jobs(model, graph, choices, context)
-        done = finish(Lean(model, task), jobs, Slopes, context, "fisher")
+        done = do_jobs(SquaredSlopes(model, task), jobs, context, "fisher")
         names = [group.name for group in graph.selectable]
-        low = np.array([[done[job.id].squares[name] for job in jobs] for name in names])  # (G, B, C − 1), from float C
+        low = np.array([[done[job.id].numbers[name] for job in jobs] for name in names])  # (G, B, C − 1), from float C
         table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(names), len(choices))  # towards itself nothing leans
         samples = sum(job.count for job in jobs)
         return MeasuredBatches(table, 3, samples, seconds_of(done.values())).gains(graph)
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
-        """By one sample through the network as it is; what every choice makes of each weight comes on top."""
-        if isinstance(model, CheckpointLike):
-            return STREAMED.get("fisher")(self).expected(model, graph, choices, context)
-        _, jobs = self._jobs(model, graph, choices, context)
-        count = jobs[0].count
-        return foreseen(jobs, context, "parts", count, lambda: 3 * count * one_pass(model, context, 1, lambda *_: None))
-
     def _jobs(
         self, model: nn.Module, graph: Graph, choices: Sequence[Precision], context: Context
-    ) -> tuple[Task, list[Sloped]]:
-        """The task, and whole parts of its samples, as far as there are any."""
+    ) -> tuple[Task, list[Job]]:
+        """Return the task, and a job for each whole part of its samples."""
         needed = WithAnswers if self.labels == "model" else WithLoss
         task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
         check_top(model, graph, choices, "fisher")
         check_seen("fisher", choices)
         available = min(self.samples, context.task.size(judged_by(context.task)))
         count = min(self.part, available)
-        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        alike = {"members": members, "choices": tuple(choices), "labels": self.labels, "count": count}
-        firsts = range(0, available - count + 1, count)
-        return task, [
-            lowered_jobs(Sloped, model, graph, context, [{}], available, 1, first=first, **alike)[0] for first in firsts
-        ]
+        (job,) = lowered_jobs(
+            "fisher", model, graph, context, [{}], available, 1, members=members_of(graph), choices=tuple(choices),
+            count=count, options={"labels": self.labels},
+        )  # fmt: skip
+        return task, parts_of(job, available)
+
+
+def parts_of(job: Job, samples: int) -> list[Job]:
+    """Return the same job for each whole part of so many samples."""
+    parts = []
+    for first in range(0, samples - job.count + 1, job.count):
+        label = f"samples {first + 1} to {first + job.count}"
+        parts.append(job.model_copy(update={"first": first, "label": label}))
+    return parts
 
 
 @dataclass(frozen=True)
-class Lean(Draws):
-    """The work of one job: the slopes of some samples, one after the other."""
+class SquaredSlopes(BatchWork):
+    """Return for each group the mean over some samples of the squared slope towards each choice below the highest."""
 
-    def __call__(self, job: Sloped) -> Slopes:
-        """Square the slopes, and average them."""
-        start = time.perf_counter()
-        model, found = self._copy, quantizers_of(self._copy)
-        from_float = all(is_off(found[layer]) for layers in job.members.values() for layer in layers)
-        towards_which = job.choices if from_float else job.choices[:-1]
-        squares = np.zeros((len(job.members), len(towards_which)))
-        with slopes(model, job.members, towards_which, self._fresh) as towards, torch.enable_grad():
+    def __call__(self, job: Job) -> Numbers:
+        """Return the means by group."""
+        model, quantizers = self._copy.network, self._copy.quantizers
+        from_float = all(is_off(quantizers[layer]) for layers in job.members.values() for layer in layers)
+        choices = job.choices if from_float else job.choices[:-1]
+        squares = np.zeros((len(job.members), len(choices)))
+        by_task = job.option("labels") == "task"
+        with slopes(model, job.members, choices, self._copy.fresh) as towards, torch.enable_grad():
             for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
                 outputs = self.task.forward(model, batch)
-                if job.labels == "task":
+                if by_task:
                     loss = self.task.loss(outputs, batch)
                 else:
                     loss = drawn_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
                 squares += np.square(towards(loss)) / job.count
-                charge(Spend(forwards=1, backwards=1, labels=job.labels == "task"))
+                charge(Spend(forwards=1, backwards=1, labels=by_task))
         if not np.isfinite(squares).all():
             raise InputError("gradients are NaN or infinite: look at the data, or train the network first")
-        rows = zip(job.members, squares.tolist(), strict=True)
-        return Slopes(squares={name: tuple(row) for name, row in rows}, seconds=time.perf_counter() - start)
+        return dict(zip(job.members, squares.tolist(), strict=True))
 
     @cached_property
-    def _copy(self) -> nn.Module:
-        copy = lower(self.model, {}).eval().requires_grad_(False)
-        remember_weights_(copy)
-        return copy
-
-    @cached_property
-    def _fresh(self) -> Fresh:
-        return Fresh(self._copy)
+    def _copy(self) -> FixedCopy:
+        return FixedCopy(self.model, lambda copy: copy.eval().requires_grad_(False))
 
 
 def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
-    """−log p of labels drawn from the answers (1, classes, …) themselves.
+    """Return −log p of labels drawn from the answers (1, classes, …) themselves.
 
-    Where a sample has several answers, such as pixels, it is divided by the root of their number: squared gradients
+    If a sample has several answers, such as pixels, it is divided by the root of their number: squared gradients
     then have the mean that belongs to a loss which is a mean over them.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -6,12 +6,11 @@ import dataclasses
 import itertools
 import logging
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +22,13 @@ from bitplan.adapters.torch import inference
 from bitplan.core.about import About
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Eigenvalues, Powers, Probed, Probes
+from bitplan.core.jobs import Job, Numbers, Outcome
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.lowering import finish
+from bitplan.gains.jobs import MeasuredWork, do_jobs, seconds_of
 from bitplan.quant.checkpoint import fingerprint
 from bitplan.quant.lsq import codes
 from bitplan.quant.sites import find_sites
@@ -359,8 +358,6 @@ def _twice_differentiable() -> Iterator[None]:
 
 ROUND = 10  # probes, or layers, that share one graph per batch; after each round what was found is kept
 _WAVE = 4  # rounds at a time on an engine: some may be in vain, but its workers must start for each wave
-Job = TypeVar("Job", bound=Probes)
-Outcome = TypeVar("Outcome", Probed, Eigenvalues)
 ALONE = Context()
 
 
@@ -390,22 +387,26 @@ def traces(
     that are needed in any case are jobs at once; then, on an engine, some more at a time. As many count as would have
     been enough one after the other, so that the estimate is the same wherever it was made.
     """
-    about = _about(curve, seed)
-    jobs = [Probes(**about, first=first, count=min(ROUND, probes - first)) for first in range(0, probes, ROUND)]
+    jobs = _rounds(_job(curve, "Hessian probes", seed), probes)
     work = _Probing.of(curve, progress or context.progress, total=probes)
+    names = list(curve.weights)
     rounds: list[Tensor] = []  # each (probes, layers)
     seconds, used = 0.0, None
     while used is None and len(rounds) < len(jobs):
         width = max(1, -(-least // ROUND)) if not rounds else 1 if context.engine is None else _WAVE
         wave = jobs[len(rounds) : len(rounds) + width]
-        for outcome in _finished(work, wave, Probed, context):
-            rounds.append(torch.tensor(outcome.products, dtype=torch.float64))
-            seconds += outcome.seconds
+        outcomes = _do_rounds(work, wave, context)
+        rounds += [_by_probe(outcome, names) for outcome in outcomes]
+        seconds += seconds_of(outcomes)
         used = _enough(rounds, least, tolerance)
     found = torch.cat(rounds[:used])  # (probes, layers)
     means, errors = _mean_and_error(found)
-    names = list(curve.weights)
     return Traces(dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True)), len(found), seconds)
+
+
+def _by_probe(outcome: Outcome, names: Sequence[str]) -> Tensor:
+    """Return the products of some probes, (probes, layers)."""
+    return torch.tensor([outcome.numbers[name] for name in names], dtype=torch.float64).T.contiguous()
 
 
 def _enough(rounds: Sequence[Tensor], least: int, tolerance: float) -> int | None:
@@ -441,43 +442,50 @@ def top_eigenvalues(
     be iterated on as well. A layer is done when its eigenvalue moves by less than `tolerance`, relatively. Rounds of
     layers are jobs, all at once. The second value is the seconds that all took.
     """
-    names, about = list(curve.weights), _about(curve, seed) | {"iterations": iterations, "tolerance": tolerance}
-    jobs = [Powers(**about, first=first, count=min(ROUND, len(names) - first)) for first in range(0, len(names), ROUND)]
+    names = list(curve.weights)
+    job = _job(curve, "power iteration of layers", seed, iterations=iterations, tolerance=tolerance)
     work = _Iterating.of(curve, progress or context.progress, total=len(names))
-    outcomes = _finished(work, jobs, Eigenvalues, context)
-    values = [value for outcome in outcomes for value in outcome.values]
-    return dict(zip(names, values, strict=True)), sum(outcome.seconds for outcome in outcomes)
+    outcomes = _do_rounds(work, _rounds(job, len(names)), context)
+    return {name: outcome.value(name) for outcome in outcomes for name in outcome.numbers}, seconds_of(outcomes)
 
 
-def _about(curve: Curvature, seed: int) -> dict[str, Any]:
-    """What every outcome depends on, besides which probes or layers it is of."""
-    own = fingerprint(curve.model)
-    return {
-        "network": own.network,
-        "weights": own.weights,
-        "task": f"{title_of(curve.task)} {curve.task!r}",
-        "layers": tuple(curve.weights),
-        "sizes": curve.data.sizes,
-        "seed": seed,
-    }
+def _job(curve: Curvature, label: str, seed: int, **options: float) -> Job:
+    """Return the job of all probes or layers; `label` is what a part of it is called."""
+    hashes = fingerprint(curve.model)
+    return Job(
+        work=label, network=hashes.network, weights=hashes.weights, task=f"{title_of(curve.task)} {curve.task!r}",
+        seed=seed, options={"layers": list(curve.weights), "sizes": list(curve.data.sizes), **options},
+    )  # fmt: skip
 
 
-def _finished(
-    work: _OnCurve[Job, Outcome], jobs: Sequence[Job], kind: type[Outcome], context: Context
-) -> list[Outcome]:
-    """The outcomes in the order of the jobs. Here the work itself tells of every product; others tell of whole jobs."""
-    alone = context.engine is None or len(jobs) == 1  # a single job gains nothing from workers that must start first
-    if alone and context.shelf is None:
-        return [work(job) for job in jobs]
-    if alone:
+def _rounds(job: Job, total: int) -> list[Job]:
+    """Return the job in rounds of so many probes or layers in all."""
+    rounds = []
+    for first in range(0, total, ROUND):
+        count = min(ROUND, total - first)
+        label = f"{job.work} {first + 1} to {first + count}"
+        rounds.append(job.model_copy(update={"first": first, "count": count, "label": label}))
+    return rounds
+
+
+def _do_rounds(work: _OnCurve, jobs: Sequence[Job], context: Context) -> list[Outcome]:
+    """Return the outcomes in the order of the jobs.
+
+    In this process the work tells of every product; on an engine progress is told by whole jobs.
+    """
+    if context.engine is None or len(jobs) == 1:  # a single job gains nothing from workers that must start first
+        if context.shelf is None:  # there is nothing to go on from, so errors need no word about it
+            outcomes = [MeasuredWork(work)(job) for job in jobs]
+            charge(sum((outcome.spend for outcome in outcomes if outcome.spend), Spend()))
+            return outcomes
         context = dataclasses.replace(context, engine=None, progress=None)
-    done = finish(work, jobs, kind, context, "hawq")
+    done = do_jobs(work, jobs, context, "hawq")
     return [done[job.id] for job in jobs]
 
 
 @dataclass(frozen=True)
-class _OnCurve(ABC, Generic[Job, Outcome]):
-    """Work on the loss of some data by the weights of some layers; it travels to other processes without `progress`."""
+class _OnCurve(ABC):
+    """Work on the loss of some data by the weights of some layers. Other processes get it without `progress`."""
 
     model: nn.Module
     task: Task
@@ -494,26 +502,24 @@ class _OnCurve(ABC, Generic[Job, Outcome]):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"progress": None}
 
-    def __call__(self, job: Job) -> Outcome:
-        """Take the curve, do the job, and say how long it took."""
-        start = time.perf_counter()
+    def __call__(self, job: Job) -> Numbers:
+        """Do the job on the curve of its layers."""
         with curvature(self.model, self.task, self.data, self.layers) as curve:
-            found = self._on(curve, job)
-        return found.model_copy(update={"seconds": time.perf_counter() - start})
+            return self._measure(curve, job)
 
     @abstractmethod
-    def _on(self, curve: Curvature, job: Job) -> Outcome:
-        """What the job finds on a curve."""
+    def _measure(self, curve: Curvature, job: Job) -> Numbers:
+        """Do the job on a curve."""
 
     def _tell(self, done: int, total: int, what: str) -> None:
         if self.progress is not None:
             self.progress(done, total, what)
 
 
-class _Probing(_OnCurve[Probes, Probed]):
+class _Probing(_OnCurve):
     """vᵀHv of every layer for some probes, averaged over the batches."""
 
-    def _on(self, curve: Curvature, job: Probes) -> Probed:
+    def _measure(self, curve: Curvature, job: Job) -> Numbers:
         weights = list(curve.weights.values())
         found = torch.zeros(job.count, len(weights), dtype=torch.float64)
         batches = len(curve.data.batches)
@@ -530,33 +536,35 @@ class _Probing(_OnCurve[Probes, Probed]):
             del grads  # the graph is large: let it go before the next one is built
         if not found.isfinite().all():
             raise InputError("the curvature of the loss is not finite: check the data and the weights")
-        return Probed(products=tuple(map(tuple, found.tolist())))
+        return dict(zip(curve.weights, found.T.tolist(), strict=True))
 
 
-class _Iterating(_OnCurve[Powers, Eigenvalues]):
+class _Iterating(_OnCurve):
     """The largest eigenvalues of some layers, by their places."""
 
-    def _on(self, curve: Curvature, job: Powers) -> Eigenvalues:
+    def _measure(self, curve: Curvature, job: Job) -> Numbers:
+        iterations, tolerance = job.option("iterations"), job.option("tolerance")
         weights = list(curve.weights.values())
         places = range(job.first, job.first + job.count)
         vectors = {at: _unit(_gaussian(weights[at], job.seed, at)) for at in places}
         values = dict.fromkeys(places, 0.0)
         moving = list(places)
-        for turn in range(job.iterations):
+        for turn in range(iterations):
             products = _products(curve, vectors, moving)
             before = dict(values)
             for at in moving:
                 values[at] = float((vectors[at] * products[at]).sum(dtype=torch.float64))
                 vectors[at] = _unit(products[at])
-            moving = [at for at in moving if abs(values[at] - before[at]) > job.tolerance * abs(values[at])]
-            done = places.start * job.iterations + len(places) * (turn + 1)
+            moving = [at for at in moving if abs(values[at] - before[at]) > tolerance * abs(values[at])]
+            done = places.start * iterations + len(places) * (turn + 1)
             left = f"layers {places.start + 1} to {places.stop}, {len(moving)} of them left"
-            self._tell(done, self.total * job.iterations, f"power iteration, {left}")
+            self._tell(done, self.total * iterations, f"power iteration, {left}")
             if not moving:
                 break
         if not all(map(math.isfinite, values.values())):
             raise InputError("the curvature of the loss is not finite: check the data and the weights")
-        return Eigenvalues(values=tuple(values.values()))
+        names = list(curve.weights)
+        return {names[at]: (value,) for at, value in values.items()}
 
 
 def _products(curve: Curvature, vectors: Mapping[int, Tensor], places: Sequence[int]) -> dict[int, Tensor]:

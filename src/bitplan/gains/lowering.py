@@ -1,36 +1,23 @@
-"""From the network at the highest choice: the same with some groups lowered, steps rescaled, nothing trained."""
+"""Lower groups of a network that is at the highest choice, and check first that this is possible."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from torch import nn
 
-from bitplan.core.errors import InputError, Unfinished, WriteError
-from bitplan.core.jobs import Dropped, Lowered, Probes, Relaxed
+from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
-from bitplan.core.record import Record
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import lacks
-from bitplan.core.spend import charge, metering, uncharged
-from bitplan.gains.base import Context
+from bitplan.core.spend import uncharged
 from bitplan.quant.convert import is_quantized, plan_of, quantize, quantizers_of
 from bitplan.quant.other_precisions import is_off, switch_off_
-from bitplan.store.engines import Failure
-from bitplan.store.jobs import run_jobs
-from bitplan.store.record_store import Shelf
 from bitplan.tasks.base import Task, WithLoss, draw, judged_by, measure_
 
-# --- What methods that run the network share: a task that can be used, batches for all alike, and jobs that may
-# fail.
-
 By = Literal["loss", "score"]
-Job = TypeVar("Job", bound=Lowered | Dropped | Probes | Relaxed)
-Outcome = TypeVar("Outcome", bound=Record)
 
 _TRIED = 4  # samples on which the task is tried before long work starts
 
@@ -42,12 +29,12 @@ def check_by(by: str) -> None:
 
 
 def sign_of(by: By, task: Task) -> float:
-    """What a measured loss or score is multiplied by, so that more is better."""
+    """Return the factor for a measured loss or score, so that more is better."""
     return 1.0 if by == "score" and task.higher_is_better else -1.0
 
 
 def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Task:
-    """The task, where there is one with what is needed (a protocol of `tasks/base.py`) and with training data."""
+    """Return the task. Raise if there is none, or it lacks training data or a part of the `needed` protocol."""
     if task is None:
         raise InputError(
             f"{method} {work}: give a task, --task, or batches, --data package.module:loader (in Python: "
@@ -64,10 +51,7 @@ def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Tas
 
 
 def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
-    """Compute the loss of a few samples, so that what cannot work is said before long work starts.
-
-    `model` is changed: give a copy.
-    """
+    """Compute the loss of a few samples, so that errors come before long work starts. Changes `model`: give a copy."""
     split = judged_by(task)
     size = min(_TRIED, task.size(split))
     try:
@@ -86,74 +70,11 @@ def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
         raise InputError(f"task {task.name} has no score for a batch: use by=loss")
 
 
-def options_of_task(task: Task) -> dict[str, str]:
-    """A task's options, such as the size of its images, as far as it is a dataclass."""
-    if not dataclasses.is_dataclass(task):
-        return {}
-    return {field.name: repr(getattr(task, field.name)) for field in dataclasses.fields(task)}
-
-
-@dataclass(frozen=True)
-class Metered(Generic[Job, Outcome]):
-    """Work whose outcomes say what they spent, whichever process does it."""
-
-    work: Callable[[Job], Outcome]
-
-    def __call__(self, job: Job) -> Outcome:
-        """Do the job beside a meter."""
-        with metering() as meter:
-            outcome = self.work(job)
-        return outcome.model_copy(update={"spend": meter.spent}) if "spend" in type(outcome).model_fields else outcome
-
-
-def finish(
-    work: Callable[[Job], Outcome], jobs: Sequence[Job], kind: type[Outcome], context: Context, method: str
-) -> dict[str, Outcome]:
-    """Do all jobs, telling progress; their outcomes by job id. What they spent, now or before, is charged.
-
-    Where outcomes are kept, the others are finished before a failed one is raised: they are not done again.
-    """
-    once = {job.id: job for job in jobs}
-    shelf = None if context.shelf is None else context.shelf.holding(kind)
-    done: dict[str, Outcome] = {}
-    failed: list[tuple[Job, Failure]] = []
-    for job, outcome in run_jobs(Metered(work), list(once.values()), shelf=shelf, engine=context.engine):
-        if isinstance(outcome, Failure):
-            failed.append((job, outcome))
-            if shelf is None:
-                break
-        else:
-            done[job.id] = outcome
-            charge(getattr(outcome, "spend", None))
-        if context.progress is not None:
-            ended = len(done) + len(failed)
-            context.progress(ended, len(once), job.words)
-    if failed:
-        _raise(failed, len(once), shelf, method)
-    return done
-
-
-def _raise(failed: Sequence[tuple[Job, Failure]], total: int, shelf: Shelf[Outcome] | None, method: str) -> NoReturn:
-    """Say what failed first; a disk that cannot be written is nobody's fault but its own."""
-    job, failure = failed[0]
-    if failure.fault == "store":
-        raise WriteError(failure.message)
-    many = "" if len(failed) == 1 else f", and {len(failed) - 1} more of {total} jobs"
-    then = (
-        "nothing was kept, for there is no store"
-        if shelf is None
-        else f"the other outcomes are kept in {shelf.folder}, so that only what failed is done again"
-    )
-    error = Unfinished(f"{method} failed with {job.words} (seed {job.seed}){many}: {failure.error}; {then}")
-    error.add_note(failure.traceback)
-    raise error
-
-
 def check_top(model: Any, graph: Graph, choices: Sequence[Precision], method: str) -> None:
     """Raise unless every selectable layer of the model is at the highest choice."""
     top = choices[-1]
     if not isinstance(model, nn.Module):
-        raise InputError(f"{method} runs the network, so it needs the model itself, not {_shown(model)}")
+        raise InputError(f"{method} runs the network, so it needs the model itself, not {_describe(model)}")
     if not is_quantized(model):
         raise InputError(
             f"{method} lowers groups of a network that is trained at {top}, but this model is not quantized: "
@@ -171,14 +92,14 @@ def check_top(model: Any, graph: Graph, choices: Sequence[Precision], method: st
 
 
 def check_seen(method: str, choices: Sequence[Precision], *, inputs: bool = True) -> None:
-    """Refuse choices that quantize weights or inputs which the highest leaves alone: these have no quantizer."""
+    """Refuse choices that quantize weights or inputs which the highest choice leaves without a quantizer."""
     top = choices[-1]
     for choice in choices[:-1]:
-        unseen = {
+        without_quantizer = {
             "weights": choice.quantizes_weights and not top.quantizes_weights,
             "inputs": inputs and choice.quantizes_inputs and not top.quantizes_inputs,
         }
-        for role in (role for role, found in unseen.items() if found):
+        for role in (role for role, is_missing in without_quantizer.items() if is_missing):
             raise InputError(
                 f"{method} cannot tell what {choice} changes about {role}, which {top} leaves alone: take a highest "
                 "choice that quantizes them, or another method, such as drift"
@@ -186,21 +107,22 @@ def check_seen(method: str, choices: Sequence[Precision], *, inputs: bool = True
 
 
 def layers_of(graph: Graph, lowered: Mapping[str, Precision]) -> dict[str, Precision]:
-    """What each layer of the named groups is lowered to: linked layers go together."""
+    """Return the precision of each layer of the lowered groups: linked layers go together."""
     return {
         layer.name: lowered[group.name] for group in graph.selectable if group.name in lowered for layer in group.layers
     }
 
 
 def lower(model: nn.Module, layers: Mapping[str, Precision]) -> nn.Module:
-    """A copy of a quantized model with these layers at other precisions, their steps times 2^(b1−b2).
+    """Return a copy of a quantized model with these layers at other precisions, their steps times 2^(b1−b2).
 
-    What is switched off stays so, unless it is lowered.
+    Quantizers that are switched off stay so, unless their layer is lowered.
     """
     plan = plan_of(model)
-    made = quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | dict(layers)})))
-    switch_off_(made, (name for name, found in quantizers_of(model).items() if is_off(found) and name not in layers))
-    return made
+    lowered = quantize(model, Plan(**(dict(plan) | {"precisions": plan.precisions | dict(layers)})))
+    off = (name for name, quantizers in quantizers_of(model).items() if is_off(quantizers) and name not in layers)
+    switch_off_(lowered, off)
+    return lowered
 
 
 def is_float(model: nn.Module, graph: Graph) -> bool:
@@ -208,18 +130,18 @@ def is_float(model: nn.Module, graph: Graph) -> bool:
 
     A layer at w16a16 has no quantizer: it is at the highest choice, and only lower ones change it.
     """
-    found = quantizers_of(model)
+    quantizers = quantizers_of(model)
     layers = [layer.name for group in graph.selectable for layer in group.layers]
-    return all(name in found and is_off(found[name]) for name in layers)
+    return all(name in quantizers and is_off(quantizers[name]) for name in layers)
 
 
 def lowered_choices(model: nn.Module, graph: Graph, choices: Sequence[Precision]) -> Sequence[Precision]:
-    """The choices that differ from the network as it is: all of them where it is float, else those below the top."""
+    """Return the choices that differ from the network as it is: all if it is float, else those below the top."""
     return choices if is_float(model, graph) else choices[:-1]
 
 
 def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """What was measured of whole groups, by layer: it is the first one's, others add 0."""
+    """Return the rows of groups by layer: the first layer has its group's row, the others add 0."""
     return {
         layer.name: tuple(rows[group.name]) if number == 0 else (0.0,) * len(rows[group.name])
         for group in graph.selectable
@@ -227,7 +149,7 @@ def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[st
     }
 
 
-def _shown(model: Any) -> str:
+def _describe(model: Any) -> str:
     if model is None:
         return "only its graph"
     return f"a file ({getattr(model, 'path', model)}): read it with load_checkpoint(path, model)"

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Job, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.jobs import seconds_of
 from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
 
 Vector = tuple[int, ...]
@@ -100,18 +101,18 @@ class Regression(Gain):
             [self._measured(outcome) for outcome in outcomes],
             metric=task.metric if self.by == "score" else "loss",
             rows=split(len(vectors), len(vectors[0]), self.held_out, context.seed),
-            epochs=outcomes[0].samples / task.size("train"),
+            epochs=outcomes[0].value("samples") / task.size("train"),
             seconds=time.perf_counter() - start,
         )
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """What training all networks is going to take, by measuring a few steps; scoring them is not in it."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
+        """Return the trainings of all networks."""
         tuner, _, jobs = self._jobs(model, graph, choices, context)
-        return tuner.expected(jobs)
+        return Trainings(tuner, jobs)
 
     def _jobs(
         self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> tuple[Tuner, list[Vector], list[Lowered]]:
+    ) -> tuple[Tuner, list[Vector], list[Job]]:
         epochs, steps = self.epochs, self.steps
         if epochs is None and steps is None and context.recipe is not None:
             epochs, steps = context.recipe.epochs, context.recipe.steps
@@ -124,17 +125,14 @@ class Regression(Gain):
         tuner = Tuner.of("regression", model, graph, choices, context, recipe)
         names = [group.name for group in graph.selectable]
         vectors = random_networks(len(names), self.per_level, self.networks, context.seed)
-        jobs: list[Lowered] = []
+        jobs: list[Job] = []
         for vector in vectors:
             lowered = {name: choices[0] for name, at_top in zip(names, vector, strict=True) if not at_top}
             jobs.append(tuner.job(lowered, scored=self.by == "score"))
         return tuner, vectors, jobs
 
-    def _measured(self, outcome: Tuned) -> float:
-        if self.by == "loss":
-            return outcome.last_loss
-        assert outcome.score is not None, "it was asked for"
-        return outcome.score
+    def _measured(self, outcome: Outcome) -> float:
+        return outcome.value("last_loss" if self.by == "loss" else "score")
 
 
 def random_networks(groups: int, per_level: int, limit: int | None, seed: int) -> list[Vector]:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Dropped, Losses
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.gains.base import Context
-from bitplan.gains.drop import Measure, lowered_jobs
-from bitplan.gains.lowering import By, check_task, check_top, finish, lower, sign_of, try_task
+from bitplan.gains.drop import Measure, batchwise
+from bitplan.gains.jobs import do_jobs, lowered_jobs
+from bitplan.gains.lowering import By, check_task, check_top, lower, sign_of, try_task
 from bitplan.gains.regression import Regression
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.context import Setting, engine_of, make_lost
@@ -158,18 +158,11 @@ def _measure(
     task = check_task(context.task, "additivity", "runs the network on data")
     check_top(model, graph, choices, "additivity")
     try_task(lower(model, {}), task, by, "additivity")
-    jobs = lowered_jobs(Dropped, model, graph, context, lowered, samples, batch_size)
-    done = finish(Measure(model, task), jobs, Losses, context, "additivity")
+    jobs = lowered_jobs("drop", model, graph, context, lowered, samples, batch_size)
+    done = do_jobs(Measure(model, task), jobs, context, "additivity")
     sign = sign_of(by, task)
     goodness = []
     for job in jobs:
-        values = _list_values(done[job.id], by)  # one per batch
+        values = batchwise(done[job.id], by)
         goodness.append(sign * math.fsum(values) / len(values))
     return goodness
-
-
-def _list_values(outcome: Losses, by: By) -> Sequence[float]:
-    if by == "loss":
-        return outcome.losses
-    assert outcome.scores is not None, "try_task refuses a task without scores"
-    return outcome.scores

@@ -94,9 +94,9 @@ def _forecast_methods(setting: Setting, high: nn.Module, network: nn.Module, gra
                 task=setting.choosing_task, recipe=job.recipe, teacher=teacher, seed=job.seed, epochs=job.spend,
                 aim=setting.aim(job.budgets, graph),
             )  # fmt: skip
-            expected = gain.expected(high, graph, study.choices, context)
-            if expected is not None:
-                seconds[method.title] = seconds.get(method.title, 0.0) + float(expected.seconds)
+            trainings = gain.trainings(high, graph, study.choices, context)
+            if trainings is not None:
+                seconds[method.title] = seconds.get(method.title, 0.0) + trainings.estimate_time().seconds
     return seconds
 
 

@@ -7,7 +7,6 @@ import torch
 
 import bitplan
 from bitplan.adapters.gguf import cut_of, read_tensors
-from bitplan.gains import time_estimate
 from bitplan.plugins.llm.gguf import aligned
 from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
@@ -196,20 +195,10 @@ def test_texts_and_networks_that_do_not_fit_are_one_line(run, odd, words, said):
 
 
 def test_budgets_of_bare_weights_say_so_beside_groups(run, odd):
-    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "even", "--quantizer")
+    words = ("plan", "model", *WEIGHTS_ALONE, "--gain", "equal_bits", "--quantizer")
     told = "3bpw counts weights alone: --target packed:size=16,zeros=true also counts the scales of groups and all else"
     assert told in done(run, *words, "groups:size=16,zeros=true")[1]
     assert "counts weights alone" not in done(run, *words, "lsq")[1]
-
-
-@pytest.mark.parametrize(
-    ("gain", "called"), [("drift", "16 networks"), ("moments", "14 layers"), ("fisher", "1 parts")]
-)
-def test_what_takes_long_says_so_first(run, odd, monkeypatch, gain, called):
-    monkeypatch.setattr(time_estimate, "LONG", 0.0)
-    _, err = done(run, "plan", "model", *WEIGHTS_ALONE, "--gain", f"{gain}:samples=1", *TEXT)
-    assert f"{gain}: {called} (0 of them done), " in err
-    assert "samples left: about " in err
 
 
 def test_siblings_are_linked_in_networks_and_in_files(folder):
@@ -229,7 +218,18 @@ def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
     """A tokenizer.json does not say its name in llama.cpp, so the configuration keeps it."""
     source = write_gguf(tmp_path / "model.gguf")
     assert cut_of(source) == "default"  # which no tokenizer.json of these byte pairs would say
-    words = ("--bits", "w4a16,w8a16", "--budget", "6.5bpw", "--target", "gguf", "--gain", "even", "--rules", "narrow=0")
+    words = (
+        "--bits",
+        "w4a16,w8a16",
+        "--budget",
+        "6.5bpw",
+        "--target",
+        "gguf",
+        "--gain",
+        "equal_bits",
+        "--rules",
+        "narrow=0",
+    )
     done(run, "plan", "model.gguf", *words, "-o", "plan.json")
     done(run, "quantize", "model.gguf", "--plan", "plan.json", "-o", "mixed")
     done(run, "export", "mixed", "--format", "gguf", "-o", "again.gguf")

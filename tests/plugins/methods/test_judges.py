@@ -82,10 +82,10 @@ def test_looks_at_what_a_recipe_holds_out_are_paid_for():
 
 def test_what_it_trains_is_told_beforehand(start):
     method = SEARCHES.make("evolution", {"judge": "finetuned:steps=2", "spend": 5 * 2 * 16 * 3})
-    told = method.expected(*start, CHOICES, Context(task=TASK, recipe=RECIPE))
+    told = method.trainings(*start, CHOICES, Context(task=TASK, recipe=RECIPE)).estimate_time()
     assert (told.jobs, told.steps, told.samples) == (5, 10, 160)
     assert told.seconds > 0
-    assert SEARCHES.make("evolution", {}).expected(*start, CHOICES, Context(task=TASK)) is None
+    assert SEARCHES.make("evolution", {}).trainings(*start, CHOICES, Context(task=TASK)) is None
 
 
 def test_killed_in_the_middle_it_goes_on(tmp_path):

@@ -8,13 +8,9 @@ from torch.nn import functional as F
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Drifted
-from bitplan.core.precision import parse_choices
+from bitplan.core.jobs import Job
 from bitplan.gains.base import Context
-from bitplan.gains.drift import ready
-from bitplan.gains.rerun import Draws, Rerun
-from bitplan.gains.start_network import started
-from bitplan.plugins.methods.moments import MomentsGain
+from bitplan.gains.jobs import BatchWork
 from bitplan.plugins.methods.weight_error import WeightError
 from bitplan.quant.convert import quantizers_of, weights_of
 from texts import language_task
@@ -69,8 +65,8 @@ def test_drift_is_the_divergence_from_the_float_network(language):
     assert gains.options == {"samples": 3, "batch_size": 1, "temperature": 1.0}  # as the task says
     context = Context(task=task, quantizer=GROUPS)
 
-    job = Drifted(groups=(), layers={}, network="", weights="", task="", seed=0, batches=3, batch_size=1, temperature=1)
-    batches = Draws(model, context.task).drawn(job)
+    job = Job(work="drift", network="", weights="", task="", seed=0, batches=3, batch_size=1)
+    batches = BatchWork(model, context.task).drawn(job)
     group = graph.selectable[2].name
     found = []
     for choice in map(bitplan.Precision.parse, CHOICES.split(",")):
@@ -157,23 +153,6 @@ def test_in_context_groups_are_moved_from_the_plan_that_is_settled_on(language):
     plan = bitplan.select(graph, gains, bitplan.price("memory", graph, CHOICES), budget="3bpw")
     assert len(set(map(str, plan.precisions.values()))) > 1
     assert gains.budgets
-
-
-def test_a_pass_around_a_plan_gives_what_a_whole_pass_gives(language):
-    """What comes before a moved group is taken from the plan's own pass, bit for bit."""
-
-    model, graph, task, _ = language
-    choices = parse_choices(CHOICES)
-    start, _ = started(MomentsGain(), "moments", model, graph, choices, Context(task=task, quantizer=GROUPS))
-    batches = list(task.batches("train", 2))[:2]
-    rerun = Rerun(start, task, batches, lambda network: ready(network, 2), lambda outputs, _: outputs.logits)
-    around = {layer.name: choices[1] for group in graph.selectable for layer in group.layers}
-    last = graph.selectable[-1].layers[0].name
-    for moved in ({}, {last: choices[0]}, {next(iter(around)): choices[2]}):
-        layers = around | moved
-        near = [after for _, after in rerun.pairs(layers, around)]
-        far = [after for _, after in rerun.pairs(layers)]
-        assert all(torch.equal(one, other) for one, other in zip(near, far, strict=True))
 
 
 def test_bad_options_are_said(language):

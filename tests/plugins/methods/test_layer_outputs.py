@@ -10,11 +10,10 @@ from toys import Refusing, Spans, Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Noised
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Costs, Gains, Graph, Layer
 from bitplan.gains.base import Context
-from bitplan.gains.drop import lowered_jobs
+from bitplan.gains.jobs import lowered_jobs
 from bitplan.plugins.methods.adaptive import Perturb, noise_borne, row_of
 from bitplan.plugins.methods.imprint import pooled
 from bitplan.plugins.methods.layer_outputs import watching_behind
@@ -213,8 +212,8 @@ def test_adaptive_measures_what_quantizing_a_group_moves(start):
     """p by hand: the answers with one layer's weights as they are, beside those at 4 bits."""
     model, graph = start
     job = lowered_jobs(
-        Noised, model, graph, Context(task=TASK),
-        [{"middle": parse_choices("w2a2,w4a4")[1]}], 128, 128, levels=3, fall=5.0,
+        "adaptive", model, graph, Context(task=TASK),
+        [{"middle": parse_choices("w2a2,w4a4")[1]}], 128, 128, options={"levels": 3, "fall": 5.0},
     )[0]  # fmt: skip
     found = Perturb(model, TASK)(job)
     (images, _) = Perturb(model, TASK).drawn(job)[0]
@@ -223,7 +222,7 @@ def test_adaptive_measures_what_quantizing_a_group_moves(start):
         "middle": bitplan.Precision(weight_bits=16, act_bits=4)}})).eval()  # fmt: skip
     with torch.no_grad():
         moved = (model.eval()(images) - plain(images)).double().square().sum(dim=1).mean()
-    assert found.own == pytest.approx(float(moved), rel=1e-4)
+    assert found["own"][0] == pytest.approx(float(moved), rel=1e-4)
 
 
 def test_adaptive_goes_on_from_its_store(start, tmp_path):

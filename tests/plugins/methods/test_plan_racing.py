@@ -7,7 +7,7 @@ from toys import RECIPE, Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import Diverged, InputError, Unfinished, WriteError
-from bitplan.core.jobs import Tuned
+from bitplan.core.jobs import Outcome
 from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context, LayerGains, aim_within
 from bitplan.gains.baselines import Uniform
@@ -59,7 +59,7 @@ class Pretended:
     def run(self, jobs):
         self.rounds.append(jobs)
         means = [self.losses[str(job.layers)][len(self.rounds) - 1] for job in jobs]
-        return [Tuned(mean_loss=mean, last_loss=mean, steps=1, samples=16) for mean in means]
+        return [Outcome(numbers={"mean_loss": (mean,), "steps": (1,), "samples": (16,)}) for mean in means]
 
 
 def four_plans(graph, monkeypatch):
@@ -84,7 +84,7 @@ def test_the_plan_that_trains_best_over_all_rounds_is_taken(start, monkeypatch):
     assert picks_of(start[1], gains) == third, "second was ahead by 1 for so many steps, then behind by 1.5 for more"
     assert "takes the plan of uniform, of 4 plans, for 80% alone" in gains.notes[-1]
     assert gains.counts["plans"] == 4
-    short, long = (jobs[0].run.recipe.steps for jobs in pretended.rounds)
+    short, long = (jobs[0].recipe.steps for jobs in pretended.rounds)
     assert long == pytest.approx(2 * short, abs=1), "rounds are given the same, and half as many share it"
     assert {job.seed for jobs in pretended.rounds for job in jobs} == {0, 1}, "other batches in each round"
 
@@ -146,7 +146,7 @@ def test_what_it_expects_is_the_most_that_it_trains(start, plans, spend):
     model, graph = start
     aim = aim_within(graph, parse_choices(CHOICES), BUDGET)
     context = Context(task=TASK, recipe=SHORT, aim=aim)
-    told = PlanRacing(spend=spend, plans=plans).expected(model, graph, aim.choices, context)
+    told = PlanRacing(spend=spend, plans=plans).trainings(model, graph, aim.choices, context).estimate_time()
     found = raced(start, plans=plans, spend=spend)
     assert found.counts["samples"] <= told.samples
     assert 3 * told.samples <= spend * 3 * 256 * len(aim.groups) * 2

@@ -12,7 +12,7 @@ from toys import CHOICES, RECIPE, Stripes, quantized
 
 import bitplan
 from bitplan.core.errors import BudgetError, InputError
-from bitplan.core.jobs import Tuned
+from bitplan.core.jobs import Outcome
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context
@@ -77,7 +77,7 @@ class Simulated:
         batches = np.stack([rough, np.zeros_like(rough)], axis=1)[:, :, None] + np.zeros(8)
         batches = batches + self.chance.normal(0, 1e-3, batches.shape)
         tuner = SimpleNamespace(graph=graph, run=self.run, job=self.job, work=SimpleNamespace(task=Stripes(39_000)))
-        tuner.run_of_all = SimpleNamespace(recipe=RECIPE.model_copy(update={"batch_size": 100}))
+        tuner.recipe = RECIPE.model_copy(update={"batch_size": 100})
         monkeypatch.setattr(AlpsRacing, "_tuner", lambda *_: tuner)
         monkeypatch.setattr(Drift, "measure", lambda *_: MeasuredBatches(-1 - batches, 1, 1, 0.0))
         self.noise = noise
@@ -92,7 +92,7 @@ class Simulated:
     def tuned(self, job):
         left = 0.5 + 0.5 * math.exp(-job.steps / 100)
         loss = 1 + left * self.hurt[self.names.index(job.groups[0])] + self.chance.normal(0, self.noise)
-        return Tuned(mean_loss=loss, last_loss=loss, steps=job.steps, samples=100 * job.steps)
+        return Outcome(numbers={"mean_loss": (loss,), "steps": (job.steps,), "samples": (100 * job.steps,)})
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -205,7 +205,8 @@ def test_it_tells_the_most_that_it_will_take():
     task = Stripes()
     model, graph = quantized(task, train=False)
     context = Context(task=task, recipe=RECIPE)
-    expected = AlpsRacing(budgets="70%", steps=8).expected(model, graph, parse_choices(CHOICES), context)
+    trainings = AlpsRacing(budgets="70%", steps=8).trainings(model, graph, parse_choices(CHOICES), context)
+    expected = trainings.estimate_time()
     assert (expected.jobs, expected.steps) == (4 + 2 + 1, 4 * 2 + 2 * 4 + 8)
     assert expected.seconds > 0
 

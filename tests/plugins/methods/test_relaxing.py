@@ -67,7 +67,8 @@ def test_plans_are_within_the_budget_and_say_what_was_spent(start, method, optio
 def test_without_a_limit_it_takes_what_the_recipe_takes_and_epochs_count_otherwise(start):
     assert estimated(start, "fracbits").counts["steps"] == RECIPE.steps
     assert estimated(start, "fracbits", epochs=0.5).counts["steps"] == int(0.5 * 128 / 16)
-    told = RELAXATIONS.make("fracbits", {}).expected(*start, CHOICES, Context(task=Rows(), recipe=RECIPE))
+    trainings = RELAXATIONS.make("fracbits", {}).trainings(*start, CHOICES, Context(task=Rows(), recipe=RECIPE))
+    told = trainings.estimate_time()
     assert (told.jobs, told.steps, told.samples) == (1, 6, 96)
 
 

@@ -11,30 +11,31 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Drifted, Drifts, Dropped, Sloped, Slopes
+from bitplan.core.jobs import Job, Numbers, Outcome
 from bitplan.core.naming import split
 from bitplan.core.precision import Precision
-from bitplan.core.record import Record
 from bitplan.core.records import Graph, Plan
 from bitplan.core.spend import Spend, charge
-from bitplan.forward.operations import tensors_in
-from bitplan.gains.base import Context, LayerGains
-from bitplan.gains.drift import Drift
-from bitplan.gains.drop import MeasuredBatches, one_at_a_time, sizes_for, with_top
-from bitplan.gains.finetuning import Expected, seconds_of
-from bitplan.gains.fisher import Fisher, drawn_loss
-from bitplan.gains.lowering import check_task, layers_of, options_of_task
-from bitplan.gains.rerun import mixed
-from bitplan.gains.time_estimate import known, timed
+from bitplan.gains.base import Context
+from bitplan.gains.drop import MeasuredBatches, with_top
+from bitplan.gains.jobs import (
+    batches_within,
+    members_of,
+    mix_seed,
+    one_at_a_time,
+    options_of_task,
+    seconds_of,
+    with_lowered,
+)
+from bitplan.gains.lowering import check_task
 from bitplan.models.block_sequence import BlockCalls, BlockChain
 from bitplan.models.streamed import ReadUnit, skeleton_of
 from bitplan.quant.convert import options_of, quantize_, quantizers_of
@@ -49,142 +50,93 @@ from bitplan.tasks.base import Batch, Task, WithAnswers, WithLoss, judged_by, ti
 from bitplan.tune.distillation import divergence
 from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
 
-_TOGETHER = 16  # lowered networks that go through the file at once: what a kill loses, for as many times less reading
-_ROWS = 256  # of a matrix, that are timed to tell how long all will take
-
-Job = TypeVar("Job", bound=Dropped)
-Outcome = TypeVar("Outcome", bound=Record)
+if TYPE_CHECKING:
+    from bitplan.gains.drift import Drift
+    from bitplan.gains.fisher import Fisher
 
 
-@dataclass(frozen=True)
-class StreamedDrift:
-    """The gain `drift` of a network in a file."""
-
-    gain: Drift
-
-    def layer_gains(
-        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> LayerGains:
-        """Return the same gains as `Drift` does with the network in memory."""
-        task, jobs = self._jobs(model, graph, choices, context)
-        kept = _KeptOutcomes(jobs, context, Drifts)
-        if kept.left:
-            network = StreamedNetwork(model, graph, choices, context)
-            through = Through(network, task, _drawn(task, jobs[0]))
-            starts = {job.id: through.first_of(job.layers) for job in kept.left}
-            waiting = sorted(kept.left, key=lambda job: starts[job.id])
-            through.run_reference()
-            for some in _slices(waiting):
-                begun = time.perf_counter()
-                for job, moved in through.drifts(some, min(starts[job.id] for job in some)):
-                    kept.keep(job, Drifts(divergences=moved, seconds=(time.perf_counter() - begun) / len(some)))
-        charge(Spend(forwards=(1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size, evaluations=len(jobs)))
-        low = -np.array([kept.done[job.id].divergences for job in jobs])  # (G C, B)
-        samples = (1 + len(jobs)) * jobs[0].batches * jobs[0].batch_size
-        table = with_top(low, 0.0, len(graph.selectable), len(choices))
-        return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values())).gains(graph)
-
-    def expected(
-        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> Expected | None:
-        """Return how long it takes: half of each network is not run again."""
-        task, jobs = self._jobs(model, graph, choices, context)
-        size = jobs[0].batches * jobs[0].batch_size
-        return streamed_expected(jobs, size / 2, "networks", task, graph, context)
-
-    def _jobs(
-        self, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-    ) -> tuple[Task, list[Drifted]]:
-        """Return the task, and a job for each group at each choice, from the float network."""
-        task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
-        check_weights_alone(choices, "drift")
-        batches, size = sizes_for(task, self.gain.samples, self.gain.batch_size)
-        about = about_file(opened_as(model), choices, context) | {"batches": batches, "batch_size": size}
-        return task, [
-            Drifted(groups=tuple(one), layers=layers_of(graph, one), temperature=self.gain.temperature, **about)
-            for one in one_at_a_time(graph, choices)
-        ]
+_TOGETHER = 16  # lowered networks that go through the file at once: a kill loses these, for 16 times less reading
 
 
-@dataclass(frozen=True)
-class StreamedFisher:
-    """The gain `fisher` of a network in a file."""
-
-    gain: Fisher
-
-    def layer_gains(
-        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> LayerGains:
-        """Return the same gains as `Fisher` does with the network in memory."""
-        task, jobs = self._jobs(model, graph, choices, context)
-        kept = _KeptOutcomes(jobs, context, Slopes)
-        if kept.left:
-            network = StreamedNetwork(model, graph, choices, context)
-            batches = _drawn(task, jobs[0])
-            for job in kept.left:
-                begun = time.perf_counter()
-                through = Through(network, task, batches[job.first : job.first + job.count])
-                squares = np.square(through.slopes(job)).mean(axis=0)  # (G, C)
-                if not np.isfinite(squares).all():
-                    raise InputError("gradients are NaN or infinite: look at the data, or at the weights")
-                rows = zip(job.members, squares.tolist(), strict=True)
-                found = {name: tuple(row) for name, row in rows}
-                kept.keep(job, Slopes(squares=found, seconds=time.perf_counter() - begun))
-        samples = sum(job.count for job in jobs)
-        charge(Spend(forwards=samples, backwards=samples, labels=self.gain.labels == "task"))
-        low = np.array([[kept.done[job.id].squares[group.name] for job in jobs] for group in graph.selectable])
-        table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))  # from (G, B, C)
-        return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values())).gains(graph)
-
-    def expected(
-        self, model: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> Expected | None:
-        """Return how long it takes: four passes for each sample."""
-        task, jobs = self._jobs(model, graph, choices, context)
-        return streamed_expected(jobs, 4 * jobs[0].count, "parts", task, graph, context)
-
-    def _jobs(
-        self, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
-    ) -> tuple[Task, list[Sloped]]:
-        """Return the task, and a job for each whole part of its samples."""
-        needed = WithAnswers if self.gain.labels == "model" else WithLoss
-        task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
-        check_weights_alone(choices, "fisher")
-        available = min(self.gain.samples, task.size(judged_by(task)))
-        count = min(self.gain.part, available)
-        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        about = about_file(opened_as(model), choices, context) | {"batches": available, "batch_size": 1, "groups": ()}
-        about |= {"layers": {}, "members": members, "choices": tuple(choices), "labels": self.gain.labels}
-        about |= {"count": count}
-        return task, [Sloped(first=first, **about) for first in range(0, available - count + 1, count)]
+def streamed_drift(
+    asked: Drift, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
+) -> MeasuredBatches:
+    """Return the measures of `Drift.measure`, of a network in a file."""
+    task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
+    check_weights_alone(choices, "drift")
+    batches, size = batches_within(task, asked.samples, asked.batch_size)
+    job = job_on_file("drift", opened_as(model), choices, context, batches, size).model_copy(
+        update={"options": {"temperature": asked.temperature}}
+    )
+    jobs = [with_lowered(job, graph, lowered) for lowered in one_at_a_time(graph, choices)]
+    kept = _KeptOutcomes(jobs, context)
+    if kept.left:
+        network = StreamedNetwork(model, graph, choices, context)
+        through = Through(network, task, _drawn(task, jobs[0]))
+        starts = {job.id: through.first_of(job.layers) for job in kept.left}
+        waiting = sorted(kept.left, key=lambda job: starts[job.id])
+        through.run_reference()
+        for some in _slices(waiting):
+            begun = time.perf_counter()
+            for job, moved in through.drifts(some, min(starts[job.id] for job in some)):
+                kept.keep(job, {"divergences": moved}, (time.perf_counter() - begun) / len(some))
+    samples = (1 + len(jobs)) * job.samples
+    charge(Spend(forwards=samples, evaluations=len(jobs)))
+    low = -np.array([kept.done[job.id].numbers["divergences"] for job in jobs])  # (G C, B)
+    table = with_top(low, 0.0, len(graph.selectable), len(choices))
+    return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values()))
 
 
-def streamed_expected(
-    jobs: Sequence[Dropped], passes: float, called: str, task: Task, graph: Graph, context: Context
-) -> Expected | None:
-    """What jobs take of which each is so many passes through all layers, by the products of a few rows."""
-    done = {job.id for job in jobs} & (set() if context.shelf is None else context.shelf.ids())
-    left = len(jobs) - len(done)
-    layers = [layer for group in graph.selectable for layer in group.layers if layer.weights]
-    part = torch.linspace(-1, 1, _ROWS * max(layer.in_features or 1 for layer in layers)).view(_ROWS, -1)
-    product = min(timed(lambda: part @ part.T) for _ in range(2)) / (part.numel() * _ROWS)
-    tokens = sum(leaf.numel() for leaf in tensors_in(next(iter(task.batches(judged_by(task), 1)))))
-    each = product * tokens * passes * sum(layer.weights for layer in layers)
-    return known(len(jobs), len(done), called, left * jobs[0].batches * jobs[0].batch_size, left * each)
+def streamed_slopes(
+    asked: Fisher, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
+) -> MeasuredBatches:
+    """Return the measures of `Fisher`, of a network in a file."""
+    from bitplan.gains.fisher import parts_of  # here, since it asks this file how to run
+
+    task = check_task(
+        context.task, "fisher", "differentiates the answers to data",
+        WithAnswers if asked.labels == "model" else WithLoss,
+    )  # fmt: skip
+    check_weights_alone(choices, "fisher")
+    available = min(asked.samples, task.size(judged_by(task)))
+    job = job_on_file("fisher", opened_as(model), choices, context, available, 1).model_copy(
+        update={
+            "members": members_of(graph), "choices": tuple(choices), "count": min(asked.part, available),
+            "options": {"labels": asked.labels},
+        }
+    )  # fmt: skip
+    jobs = parts_of(job, available)
+    kept = _KeptOutcomes(jobs, context)
+    if kept.left:
+        network = StreamedNetwork(model, graph, choices, context)
+        batches = _drawn(task, jobs[0])
+        for job in kept.left:
+            begun = time.perf_counter()
+            through = Through(network, task, batches[job.first : job.first + job.count])
+            squares = np.square(through.slopes(job)).mean(axis=0)  # (G, C)
+            if not np.isfinite(squares).all():
+                raise InputError("gradients are NaN or infinite: look at the data, or at the weights")
+            kept.keep(job, dict(zip(job.members, squares.tolist(), strict=True)), time.perf_counter() - begun)
+    samples = sum(job.count for job in jobs)
+    charge(Spend(forwards=samples, backwards=samples, labels=asked.labels == "task"))
+    low = np.array([[kept.done[job.id].numbers[group.name] for job in jobs] for group in graph.selectable])  # (G, B, C)
+    table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))
+    return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values()))
 
 
-class _KeptOutcomes(Generic[Job, Outcome]):
-    """Which jobs are done, kept in a store where there is one; how far it is."""
+class _KeptOutcomes:
+    """The outcomes of jobs that are done together; kept in the context's store, if there is one."""
 
-    def __init__(self, jobs: Sequence[Job], context: Context, kind: type[Outcome]) -> None:
-        self._shelf = None if context.shelf is None else context.shelf.holding(kind)
+    def __init__(self, jobs: Sequence[Job], context: Context) -> None:
+        self._shelf = None if context.shelf is None else context.shelf.holding(Outcome)
         self._jobs, self._progress = jobs, context.progress
         found = {} if self._shelf is None else {job.id: self._shelf.find(job.id) for job in jobs}
         self.done = {key: outcome for key, outcome in found.items() if outcome is not None}
         self.left = [job for job in jobs if job.id not in self.done]
 
-    def keep(self, job: Job, outcome: Outcome) -> None:
-        """Keep it, and tell."""
+    def keep(self, job: Job, numbers: Numbers, seconds: float) -> None:
+        """Keep the outcome of a job, and tell progress."""
+        outcome = Outcome(numbers={name: tuple(row) for name, row in numbers.items()}, seconds=seconds)
         self.done[job.id] = outcome
         if self._shelf is not None:
             self._shelf.keep(job.id, outcome)
@@ -192,14 +144,14 @@ class _KeptOutcomes(Generic[Job, Outcome]):
             self._progress(len(self.done), len(self._jobs), job.words)
 
 
-def _slices(jobs: list[Drifted]) -> Iterator[list[Drifted]]:
+def _slices(jobs: list[Job]) -> Iterator[list[Job]]:
     """Some at a time, those behind each other together."""
     return (jobs[start : start + _TOGETHER] for start in range(0, len(jobs), _TOGETHER))
 
 
-def _drawn(task: Task, job: Dropped) -> list[Batch]:
+def _drawn(task: Task, job: Job) -> list[Batch]:
     """The batches that a network in memory would be run on."""
-    every = task.batches(judged_by(task), job.batch_size, seed=mixed(job.seed))
+    every = task.batches(judged_by(task), job.batch_size, seed=mix_seed(job.seed))
     found = list(itertools.islice(every, job.batches))
     if len(found) < job.batches:
         raise InputError(f"task {task.name} ran out of batches after {len(found)} of {job.batches}: check its data")
@@ -252,7 +204,7 @@ class Through:
                 )
 
     @torch.no_grad()
-    def drifts(self, jobs: Sequence[Drifted], first: int) -> Iterator[tuple[Drifted, tuple[float, ...]]]:
+    def drifts(self, jobs: Sequence[Job], first: int) -> Iterator[tuple[Job, tuple[float, ...]]]:
         """How far each lowered network's answers are from those of the network as it is, on every batch."""
         states = [self._states[first] for _ in jobs]
         for number in range(first, len(self._chain.blocks)):
@@ -265,7 +217,7 @@ class Through:
                 with self._network.lowered(behind):
                     answers = [self._answers(place, state) for place, state in enumerate(own)]
                 pairs = zip(answers, self._own, strict=True)
-                moved = tuple(float(divergence(now, then, job.temperature)) for now, then in pairs)
+                moved = tuple(float(divergence(now, then, job.option("temperature"))) for now, then in pairs)
                 if not np.isfinite(moved).all():
                     raise InputError(f"the answers are NaN or infinite with {job.words}: look at its weights")
                 yield job, moved
@@ -279,7 +231,7 @@ class Through:
             pairs = zip(self._calls, states, strict=True)
             return [self._chain.run(number, calls, state) for calls, state in pairs]
 
-    def slopes(self, job: Sloped) -> np.ndarray:
+    def slopes(self, job: Job) -> np.ndarray:
         """The slope of each sample's loss towards each choice, added up over a group: (samples, G, C)."""
         self.run_reference()
         rows = {layer: row for row, layers in enumerate(job.members.values()) for layer in layers}
@@ -292,7 +244,7 @@ class Through:
         return found
 
     def _slopes_in(
-        self, layers: Sequence[str], job: Sloped, found: np.ndarray, rows: dict[str, int], towards: Any
+        self, layers: Sequence[str], job: Job, found: np.ndarray, rows: dict[str, int], towards: Any
     ) -> list[Tensor]:
         """Add the slopes of some layers, which have their data; what comes back to the states before them."""
         weights = [self._network.weight(layer).requires_grad_() for layer in layers]
@@ -309,12 +261,14 @@ class Through:
                 found[place, rows[layer]] += [float(_product(gradient, change)) for change in some]
         return back
 
-    def _loss(self, job: Sloped, place: int) -> tuple[Tensor, Tensor]:
+    def _loss(self, job: Job, place: int) -> tuple[Tensor, Tensor]:
         """The last state of a batch, and its loss."""
+        from bitplan.gains.fisher import drawn_loss  # here, since it asks this file how to run
+
         state = self._states[-1][place].detach().requires_grad_()
         batch = self._batches[place]
         outputs = self._chain.answers(self._calls[place], state, self._running(batch))
-        if job.labels == "task":
+        if job.option("labels") == "task":
             return state, self._task.loss(outputs, batch)
         return state, drawn_loss(self._task.logits(outputs), seed=job.seed * 1_000_003 + job.first + place)
 
@@ -412,14 +366,16 @@ class StreamedNetwork:
         return site.module, split(site.parameter)[1]
 
 
-def about_file(opened: OpenedCheckpoint, choices: Sequence[Precision], context: Context) -> dict[str, Any]:
-    """What jobs on a file depend on, whichever method's they are."""
+def job_on_file(
+    work: str, opened: OpenedCheckpoint, choices: Sequence[Precision], context: Context, batches: int, batch_size: int
+) -> Job:  # fmt: skip
+    """Return a job on the network of a file, which is identified by its name, size and time."""
     files = sorted(opened.path.glob("*.safetensors")) if opened.path.is_dir() else [opened.path]
-    return {
-        "network": context.quantizer_for(choices), "task": title_of(context.task), "seed": context.seed,
-        "task_options": options_of_task(context.task),
-        "weights": " ".join(f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in files),
-    }  # fmt: skip
+    return Job(
+        work=work, network=context.quantizer_for(choices), task=title_of(context.task), seed=context.seed,
+        weights=" ".join(f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in files),
+        task_options=options_of_task(context.task), batches=batches, batch_size=batch_size,
+    )  # fmt: skip
 
 
 def check_weights_alone(choices: Sequence[Precision], method: str) -> None:

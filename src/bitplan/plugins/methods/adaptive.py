@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,14 +14,13 @@ from torch import Tensor, nn
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Noise, Noised
+from bitplan.core.jobs import Job, Numbers
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import check_samples, lowered_jobs
-from bitplan.gains.lowering import by_first_layer, check_seen, check_task, check_top, finish, lower, sign_of, try_task
-from bitplan.gains.rerun import Draws
+from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, seconds_of
+from bitplan.gains.lowering import by_first_layer, check_seen, check_task, check_top, lower, sign_of, try_task
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.tasks.base import Batch, samples_in
 
@@ -64,21 +62,19 @@ class Adaptive(Gain):
         check_seen("adaptive", choices, inputs=False)
         try_task(lower(model, {}), task, "score", "adaptive")
         every = [{group.name: choices[-1]} for group in graph.selectable]
-        jobs = lowered_jobs(
-            Noised, model, graph, context, every, self.samples, self.batch_size, levels=self.levels, fall=self.fall
-        )
-        done = finish(Perturb(model, task), jobs, Noise, context, "adaptive")
+        options = {"levels": self.levels, "fall": self.fall}
+        jobs = lowered_jobs("adaptive", model, graph, context, every, self.samples, self.batch_size, options=options)
+        done = do_jobs(Perturb(model, task), jobs, context, "adaptive")
         top = choices[-1].weight_bits
         rows = {}
         for group, job in zip(graph.selectable, jobs, strict=True):
             noise = done[job.id]
-            rows[group.name] = row_of(noise.own * 4.0**top, noise.borne, choices)
+            rows[group.name] = row_of(noise.value("own") * 4.0**top, noise.value("borne"), choices)
         passes = (2 + self.levels) * len(jobs)
-        samples = jobs[0].batches * jobs[0].batch_size
         return LayerGains(
             by_first_layer(graph, rows),
-            counts={"passes": passes, "samples": passes * samples},
-            work=math.fsum(done[job.id].seconds for job in jobs),
+            counts={"passes": passes, "samples": passes * jobs[0].samples},
+            work=seconds_of(done.values()),
         )
 
 
@@ -89,12 +85,14 @@ def row_of(noise: float, borne: float, choices: Sequence[Precision]) -> tuple[fl
 
 
 @dataclass(frozen=True)
-class Perturb(Draws):
-    """The work of one job: run a group's weights as they are, quantized, and with more and more noise."""
+class Perturb(BatchWork):
+    """Run a group's weights as they are, quantized, and with more and more noise.
 
-    def __call__(self, job: Noised) -> Noise:
-        """Say how much noise its quantization makes, and how much costs the score."""
-        start = time.perf_counter()
+    Return the mean squared distances of answers: those of the group's own quantization, and those that the score bears.
+    """
+
+    def __call__(self, job: Job) -> Numbers:
+        """Return the noise of its quantization, `own`, and the noise that costs the score its fall, `borne`."""
         model = lower(self.model, {}).eval()
         batches, weights, quantizers = self.drawn(job), weights_of(model), quantizers_of(model)
         members = [layer for layer in job.layers if layer in weights]
@@ -103,13 +101,16 @@ class Perturb(Draws):
             for layer in members:
                 quantizers[layer].weight.enabled = False  # type: ignore[union-attr]
             plain, score = self._answers(model, batches)
-            levels = [self._perturbed(model, [weights[layer] for layer in members], job, n) for n in range(job.levels)]
+            levels = [
+                self._perturbed(model, [weights[layer] for layer in members], job, n)
+                for n in range(job.option("levels"))
+            ]
         noises = [_noise(answers, plain) for answers, _ in levels]
         falls = [sign_of("score", self.task) * (score - other) for _, other in levels]
-        borne = noise_borne(noises, falls, job.fall)
+        borne = noise_borne(noises, falls, job.option("fall"))
         if not (math.isfinite(borne) and all(map(math.isfinite, noises))):
             raise InputError("the answers are NaN or infinite with noise in its weights: train the network first")
-        return Noise(own=_noise(quantized, plain), borne=borne, seconds=time.perf_counter() - start)
+        return {"own": (_noise(quantized, plain),), "borne": (borne,)}
 
     def _answers(self, model: nn.Module, batches: Sequence[Batch]) -> tuple[list[Tensor], float]:
         answers, scores = [], []
@@ -122,7 +123,7 @@ class Perturb(Draws):
         return answers, float(np.mean(scores))
 
     def _perturbed(
-        self, model: nn.Module, weights: Sequence[Tensor], job: Noised, level: int
+        self, model: nn.Module, weights: Sequence[Tensor], job: Job, level: int
     ) -> tuple[list[Tensor], float]:
         """Answers and score with uniform noise, which is taken off again."""
         kept = [weight.clone() for weight in weights]

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Drifted, Drifts
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import charge
 from bitplan.gains.base import Context, Gain, LayerGains, check_aim
-from bitplan.gains.drift import Compare, Drift, once_for
-from bitplan.gains.drop import lowered_jobs, one_at_a_time
-from bitplan.gains.finetuning import seconds_of
-from bitplan.gains.lowering import by_first_layer, check_task, check_top, finish, is_float, layers_of
+from bitplan.gains.drift import Compare, Drift, price_of_reference
+from bitplan.gains.jobs import do_jobs, lowered_jobs, one_at_a_time, seconds_of
+from bitplan.gains.lowering import by_first_layer, check_task, check_top, is_float
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.tasks.base import WithAnswers
 
@@ -100,18 +98,17 @@ class _Around:
         top = None if self._float else self._aim.choices[-1]
         every = one_at_a_time(self._graph, self._aim.choices)
         moved = [{} if set(one.values()) == {top} else one for one in every]
-        return self._table(self._run(moved, part, self._method.samples, self._work))
+        return self._table(self._run(moved, part, self._method.samples))
 
     def around(self, plan: Picks, part: int) -> Table:
         """What each group is worth at each choice, the others being as in a plan."""
         groups, choices = len(plan), len(self._aim.choices)
         moved = [self._lowered((*plan[:g], c, *plan[g + 1 :])) for g in range(groups) for c in range(choices)]
-        work = replace(self._work, around=layers_of(self._graph, self._lowered(plan)))
-        return self._table(self._run(moved, part, self._method.samples, work))
+        return self._table(self._run(moved, part, self._method.samples))
 
     def divergences(self, plans: Sequence[Picks], part: int, samples: int) -> NDArray[np.float64]:
         """How far the answers of each plan are from those of the network as it is, by batch, (P, B)."""
-        return self._run([self._lowered(plan) for plan in plans], part, samples, self._work)
+        return self._run([self._lowered(plan) for plan in plans], part, samples)
 
     def _lowered(self, plan: Picks) -> dict[str, Precision]:
         """What a plan changes of the network as it is: of a float one, all groups."""
@@ -124,16 +121,14 @@ class _Around:
         gains: Table = means[:, :1] - means
         return gains
 
-    def _run(
-        self, every: Sequence[Mapping[str, Precision]], part: int, samples: int, work: Compare
-    ) -> NDArray[np.float64]:
-        """By set of lowered groups and batch, (P, B)."""
+    def _run(self, every: Sequence[Mapping[str, Precision]], part: int, samples: int) -> NDArray[np.float64]:
+        """Return the divergences by set of lowered groups and batch, (P, B)."""
         context = replace(self._context, seed=self._context.seed * 1_009 + part)
         jobs = lowered_jobs(
-            Drifted, self._model, self._graph, context, every, samples, self._method.batch_size,
-            temperature=self._method.temperature,
+            "drift", self._model, self._graph, context, every, samples, self._method.batch_size,
+            options={"temperature": self._method.temperature},
         )  # fmt: skip
-        done = finish(work, jobs, Drifts, context, "drift_in_context")
-        charge(once_for(jobs))
+        done = do_jobs(self._work, jobs, context, "drift_in_context")
+        charge(price_of_reference(jobs))
         self.seconds += seconds_of(done.values())
-        return np.array([done[job.id].divergences for job in jobs])
+        return np.array([done[job.id].numbers["divergences"] for job in jobs])

@@ -16,7 +16,7 @@ from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.forward.batches import split_batch
 from bitplan.gains.base import Context, Gain, LayerGains
-from bitplan.gains.drop import check_samples
+from bitplan.gains.jobs import check_samples
 from bitplan.gains.lowering import check_task
 from bitplan.plugins.methods.layer_outputs import by_sample, check_model, run, watching_behind
 from bitplan.quant.convert import copied

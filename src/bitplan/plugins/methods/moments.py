@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,20 +13,18 @@ from torch import Tensor, nn
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Misread, OutputErrors
+from bitplan.core.jobs import Job, Numbers, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
-from bitplan.gains.drop import check_samples, lowered_jobs
-from bitplan.gains.finetuning import Expected, seconds_of
-from bitplan.gains.lowering import check_seen, check_task, check_top, finish, lower
-from bitplan.gains.rerun import Draws
-from bitplan.gains.time_estimate import foreseen, one_pass
-from bitplan.quant.convert import quantizers_of, weights_of
+from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, members_of, seconds_of
+from bitplan.gains.lowering import check_seen, check_task, check_top
+from bitplan.gains.rerun import FixedCopy
+from bitplan.quant.convert import weights_of
 from bitplan.quant.moments import Multiplied, WeightWatch
-from bitplan.quant.other_precisions import Fresh, lowered_weights, remember_weights_
+from bitplan.quant.other_precisions import lowered_weights
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.tasks.base import Task, WithData
 from bitplan.weights.opened import CheckpointLike
@@ -62,13 +59,12 @@ class MomentsGain(Gain):
         """A job for each batch; a file is run block after block (`plugins/llm/streamed_moments.py`)."""
         check_seen("moments", choices, inputs=False)
         if isinstance(model, CheckpointLike):
-            return STREAMED.get("moments")(self).layer_gains(model, graph, choices, context)
+            return self._streamed(model, graph, choices, context)
         task, jobs = self._jobs(model, graph, choices, context)
-        one, members = jobs[0], jobs[0].members
-        done = finish(SpoilOutputs(model, task), jobs, OutputErrors, context, "moments")
+        done = do_jobs(CompareOutputs(model, task), jobs, context, "moments")
         outcomes = [done[job.id] for job in jobs]
-        layers = [layer for names in members.values() for layer in names]
-        gains = np.array([self.gains_of(layer, outcomes, len(choices)) for layer in layers])  # (L, C, B)
+        layers = [layer for names in jobs[0].members.values() for layer in names]
+        gains = np.array([self._gains(layer, outcomes, len(choices)) for layer in layers])  # (L, C, B)
         errors = None
         if len(jobs) > 1:
             spread = gains.std(axis=2, ddof=1) / np.sqrt(len(jobs))
@@ -76,79 +72,76 @@ class MomentsGain(Gain):
         return LayerGains(
             values=dict(zip(layers, map(tuple, gains.mean(axis=2).tolist()), strict=True)),
             errors=errors,
-            counts={"samples": one.batches * one.batch_size, "batches": one.batches},
+            counts={"samples": jobs[0].samples, "batches": jobs[0].batches},
             work=seconds_of(outcomes),
-        )
-
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected | None:
-        """By one batch through the network as it is; of a file, by its largest layer."""
-        check_seen("moments", choices, inputs=False)
-        if isinstance(model, CheckpointLike):
-            return STREAMED.get("moments")(self).expected(model, graph, choices, context)
-        _, jobs = self._jobs(model, graph, choices, context)
-        size = jobs[0].batch_size
-        passes = 1 + len(choices)
-        return foreseen(
-            jobs, context, "batches", size, lambda: passes * one_pass(model, context, size, lambda *_: None)
         )
 
     def _jobs(
         self, model: nn.Module, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> tuple[Task, list[Misread]]:
-        """The task, and a job for each batch."""
+    ) -> tuple[Task, list[Job]]:
+        """Return the task, and a job for each batch."""
         task = check_task(context.task, "moments", "looks at what layers read", WithData)
         check_top(model, graph, choices, "moments")
-        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        alike = {"members": members, "choices": choices, "first": 0}
-        one = lowered_jobs(Misread, model, graph, context, [{}], self.samples, self.batch_size, **alike)[0]
-        return task, [Misread(**(dict(one) | {"first": number})) for number in range(one.batches)]
+        (job,) = lowered_jobs(
+            "moments", model, graph, context, [{}], self.samples, self.batch_size, members=members_of(graph),
+            choices=choices, count=1,
+        )  # fmt: skip
+        numbers = range(job.batches)
+        labels = [f"batch {number + 1} of {job.batches}" for number in numbers]
+        return task, [
+            job.model_copy(update={"first": n, "label": label}) for n, label in zip(numbers, labels, strict=True)
+        ]
 
-    def gains_of(self, layer: str, outcomes: Sequence[OutputErrors], choices: int) -> np.ndarray:
-        """Return a layer's gains by choice and batch, (C, B); a product of activations, without weights, has none."""
-        if layer not in outcomes[0].errors:
+    def _streamed(
+        self, file: CheckpointLike, graph: Graph, choices: tuple[Precision, ...], context: Context
+    ) -> LayerGains:
+        """All samples in one batch, so that the file is read once."""
+        outcome = STREAMED.get("moments")(file, graph, choices, context, self.samples)
+        layers = [layer.name for group in graph.selectable for layer in group.layers]
+        values = {name: tuple(self._gains(name, [outcome], len(choices))[:, 0].tolist()) for name in layers}
+        return LayerGains(values, counts={"samples": self.samples, "batches": 1}, work=outcome.seconds)
+
+    def _gains(self, layer: str, outcomes: Sequence[Outcome], choices: int) -> np.ndarray:
+        """By choice and batch, (C, B); a layer without weights, a product of activations, has none."""
+        if layer not in outcomes[0].numbers:
             return np.zeros((choices, len(outcomes)))
-        errors = np.array([outcome.errors[layer] for outcome in outcomes]).T  # (C, B)
-        powers = np.array([outcome.powers[layer] for outcome in outcomes])
+        powers, *rows = np.array([outcome.numbers[layer] for outcome in outcomes]).T  # (1 + C, B)
+        errors = np.array(rows)  # (C, B)
         shares = errors / np.maximum(powers, np.finfo(np.float64).tiny) if self.relative else errors
         return shares[:1] - shares
 
 
 @dataclass(frozen=True)
-class SpoilOutputs(Draws):
-    """The work of one job: run one batch, and every layer on what it then reads with the weights of each choice."""
+class CompareOutputs(BatchWork):
+    """Run one batch, and every layer on what it then reads with the weights of each choice.
 
-    def __call__(self, job: Misread) -> OutputErrors:
-        """Sums of squares, by layer."""
-        start = time.perf_counter()
-        found = quantizers_of(self._copy)
+    Return for each layer with weights the squares of its outputs, and of their error at each choice, as sums.
+    """
+
+    def __call__(self, job: Job) -> Numbers:
+        """Return sums of squares by layer."""
+        network, quantizers = self._copy.network, self._copy.quantizers
         weights = {
             layer: quantizer
             for layers in job.members.values()
             for layer in layers
-            if (quantizer := found[layer].weight) is not None
+            if (quantizer := quantizers[layer].weight) is not None
         }
-        lowered = {layer: lowered_weights(layer, found[layer], job.choices, self._fresh) for layer in weights}
+        lowered = {layer: lowered_weights(layer, quantizers[layer], job.choices, self._copy.fresh) for layer in weights}
         watch = OutputWatch(lambda call: lowered[call.layer])
         with torch.no_grad(), watch.watching(weights):
-            self.task.forward(self._copy, self.drawn(job)[job.first])
+            self.task.forward(network, self.drawn(job)[job.first])
         charge(Spend(forwards=job.batch_size * (1 + len(job.choices))))
         for layer in weights.keys() - watch.powers.keys():  # cut or computed before it is multiplied: inputs unseen
-            watch.add_(
-                layer, weights_of(self._copy)[layer], [one(weights_of(self._copy)[layer]) for one in lowered[layer]]
-            )
+            weight = weights_of(network)[layer]
+            watch.add_(layer, weight, [quantizer(weight) for quantizer in lowered[layer]])
         if not np.isfinite([*watch.powers.values(), *np.concatenate([[0.0], *watch.errors.values()])]).all():
             raise InputError("outputs are NaN or infinite: look at the data, or train the network first")
-        return OutputErrors(powers=watch.powers, errors=watch.errors, seconds=time.perf_counter() - start)
+        return watch.numbers
 
     @cached_property
-    def _copy(self) -> nn.Module:
-        copy = lower(self.model, {}).eval()
-        remember_weights_(copy)
-        return copy
-
-    @cached_property
-    def _fresh(self) -> Fresh:
-        return Fresh(self._copy)
+    def _copy(self) -> FixedCopy:
+        return FixedCopy(self.model, nn.Module.eval)
 
 
 class OutputWatch(WeightWatch):
@@ -162,6 +155,11 @@ class OutputWatch(WeightWatch):
         self._lowered = lowered
         self.powers: dict[str, float] = {}
         self.errors: dict[str, tuple[float, ...]] = {}
+
+    @property
+    def numbers(self) -> dict[str, tuple[float, ...]]:
+        """By layer its power, then its errors."""
+        return {layer: (power, *self.errors[layer]) for layer, power in self.powers.items()}
 
     def see(self, call: Multiplied) -> None:
         """Run it again with the weights of each choice."""

@@ -11,12 +11,13 @@ import numpy as np
 
 from bitplan.core.about import About, about_of
 from bitplan.core.errors import Diverged, FileError, InputError, Unfinished
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Job, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import charge, metering
 from bitplan.gains.base import Context, Gain, LayerGains, as_record, check_aim, make_gain, usual_for
-from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of
+from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
+from bitplan.gains.jobs import seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.tasks.base import judged_by, samples_per_epoch
@@ -81,15 +82,15 @@ class PlanRacing(Gain):
             notes=(*left_out, f"gains: plan_racing takes the plan of {whose}, for {', '.join(aim.budgets)} alone"),
         )
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """At most this much training: as if all plans differed, and methods took nothing."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
+        """Return the most trainings that there may be: as if all plans differed, and methods took nothing."""
         aim = check_aim(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
         race = _PlanRace(tuner, aim, self._allowed(tuner, aim), self.rounds, self.spend)
         plans = [aim.top[:-number] + (0,) * number for number in range(1, min(len(self._names), len(aim.groups)) + 1)]
         counts = [count for count in range(2, len(plans) + 1) if race.suffices_for(count)] or [min(2, len(plans))]
         most = max(counts, key=race.steps_for)  # fewer plans may be left more by rounding
-        return tuner.expected([job for jobs in race.jobs(plans[:most]) for job in jobs])
+        return Trainings(tuner, [job for jobs in race.jobs(plans[:most]) for job in jobs])
 
     @property
     def _names(self) -> list[str]:
@@ -160,20 +161,20 @@ class _PlanRace:
     rounds: int
     spend: float
 
-    def run(self, plans: Sequence[Picks]) -> tuple[Picks, list[Tuned]]:
+    def run(self, plans: Sequence[Picks]) -> tuple[Picks, list[Outcome]]:
         """The plan of the least loss, and all trainings; of one plan none. Of equals the one that came first."""
         losses = dict.fromkeys(plans, 0.0)
-        outcomes: list[Tuned] = []
+        outcomes: list[Outcome] = []
         left = list(plans)
         for number, steps in enumerate(self._lengths(len(plans))):
             tuned = self.tuner.run([self._job(picks, number, steps) for picks in left])
             for picks, outcome in zip(left, tuned, strict=True):
-                losses[picks] += steps * outcome.mean_loss  # all that are left have trained for as long
+                losses[picks] += steps * outcome.value("mean_loss")  # all that are left have trained for as long
             outcomes += tuned
             left = sorted(left, key=losses.__getitem__)[: _kept(len(left))]
         return left[0], outcomes
 
-    def jobs(self, plans: Sequence[Picks]) -> list[list[Lowered]]:
+    def jobs(self, plans: Sequence[Picks]) -> list[list[Job]]:
         """Those of every round, if the first plans are the best."""
         rounds, left = [], list(plans)
         for number, steps in enumerate(self._lengths(len(plans))):
@@ -181,7 +182,7 @@ class _PlanRace:
             left = left[: _kept(len(left))]
         return rounds
 
-    def _job(self, picks: Picks, number: int, steps: int) -> Lowered:
+    def _job(self, picks: Picks, number: int, steps: int) -> Job:
         return self.tuner.job(self.aim.lowered_groups(picks), seed=number, steps=steps)
 
     def suffices_for(self, plans: int) -> bool:
@@ -202,7 +203,7 @@ class _PlanRace:
 
     def _lengths(self, plans: int) -> list[int]:
         """The steps of a plan in each round; an epoch at most."""
-        task, size = self.tuner.work.task, self.tuner.run_of_all.recipe.batch_size
+        task, size = self.tuner.work.task, self.tuner.recipe.batch_size
         lengths = []
         for passes, count in self._shares(plans):
             steps = self._affordable(passes, count)
@@ -216,7 +217,7 @@ class _PlanRace:
 
     def _affordable(self, passes: float, count: int) -> int:
         """As many steps as the passes allow each of so many plans, what is held out being judged with them."""
-        task, size = self.tuner.work.task, self.tuner.run_of_all.recipe.batch_size
+        task, size = self.tuner.work.task, self.tuner.recipe.batch_size
         judging = task.size("test") if judged_by(task) == "test" else 0
         return int((passes / count - judging) / (size * _passes_of_a_sample(self.tuner)))
 
@@ -228,7 +229,7 @@ def _kept(plans: int) -> int:
 
 def _passes_of_a_sample(tuner: Tuner) -> int:
     """One forward, one back, which costs two, and that of a teacher."""
-    return 3 + tuner.run_of_all.recipe.distills
+    return 3 + tuner.recipe.distills
 
 
 def _fewer(gain: Gain, samples: int) -> Gain:

@@ -14,7 +14,7 @@ from bitplan.core.about import About
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.jobs import Lowered, Tuned
+from bitplan.core.jobs import Job, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.costs.base import price_for
@@ -22,7 +22,8 @@ from bitplan.gains.alps import Goodness, errors_over_seeds, values_of
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
-from bitplan.gains.finetuning import Expected, Tuner, check_length, counts_of, recipe_for, seconds_of, shortened
+from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for, shorten
+from bitplan.gains.jobs import seconds_of
 from bitplan.gains.lowering import by_first_layer
 from bitplan.selection.base import spent_by
 from bitplan.selection.budget_constraint import BudgetConstraint
@@ -224,20 +225,20 @@ class AlpsRacing(Gain):
             else (f"gains: alps_racing raced for {', '.join(scales.aims[0].budgets)}",),
         )
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """At most this much: as if all groups were raced, and the share to keep of them in every further round."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
+        """Return the most trainings that there may be: all groups raced, then the share to keep of them each round."""
         self._scales(graph, choices, context)
         tuner = self._tuner(model, graph, choices, context)
         groups = len(graph.selectable)
         allowed = self._most(_steps_of_alps(tuner, len(choices)), groups, len(choices))
         left = groups
-        jobs: list[Lowered] = []
+        jobs: list[Job] = []
         for steps, most in zip(self.lengths, allowed, strict=True):
             left = min(left, most)
             raced = np.arange(groups) < left  # whichever they are
             jobs += _jobs(tuner, choices, raced, steps, self.seeds)
             left = math.ceil(self.keep * left)
-        return tuner.expected(jobs)
+        return Trainings(tuner, jobs)
 
     def _most(self, steps_of_alps: int, groups: int, choices: int) -> list[int]:
         """How many groups each round may race, of all and by what may be spent on it."""
@@ -273,7 +274,7 @@ class _Race:
     choices: tuple[Precision, ...]
     scales: Scales
     most: Sequence[int]
-    trained: dict[str, tuple[Lowered, Tuned]] = field(default_factory=dict)
+    trained: dict[str, tuple[Job, Outcome]] = field(default_factory=dict)
 
     def run(self, screen: LossTable) -> LossTable:
         """From the losses of the screen to those on the scale of the last training that was needed."""
@@ -319,7 +320,7 @@ class _Race:
         new = [job for job in jobs if job.id not in self.trained]
         for job, tuned in zip(new, self.tuner.run(new), strict=True):
             self.trained[job.id] = job, tuned
-        mean_losses = np.array([self.trained[job.id][1].mean_loss for job in jobs])
+        mean_losses = np.array([self.trained[job.id][1].value("mean_loss") for job in jobs])
         lower_choices, seeds = len(self.choices) - 1, self.options.seeds
         measured = mean_losses.reshape(-1, lower_choices, seeds)  # (raced groups, C − 1, seeds)
         losses = np.full((len(raced), lower_choices), np.nan)
@@ -332,13 +333,13 @@ class _Race:
 
 def _steps_of_alps(tuner: Tuner, choices: int) -> int:
     """What ALPS takes: an epoch for each group at each choice below the highest."""
-    epoch = steps_of(tuner.work.task, shortened(tuner.run_of_all.recipe, epochs=1.0))
+    epoch = steps_of(tuner.work.task, shorten(tuner.recipe, epochs=1.0))
     return len(tuner.graph.selectable) * (choices - 1) * epoch
 
 
-def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int, seeds: int) -> list[Lowered]:
+def _jobs(tuner: Tuner, choices: Sequence[Precision], raced: Chosen, steps: int, seeds: int) -> list[Job]:
     """In the order of groups, choices, seeds."""
-    jobs: list[Lowered] = []
+    jobs: list[Job] = []
     for group, runs in zip(tuner.graph.selectable, raced, strict=True):
         if not runs:
             continue

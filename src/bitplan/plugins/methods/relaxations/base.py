@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Learned, Relaxed
+from bitplan.core.jobs import Job, Numbers
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
@@ -25,8 +24,9 @@ from bitplan.core.registry import CHOOSERS
 from bitplan.core.spend import PassMeter, Spend, charge, uncharged
 from bitplan.core.trials import Recipe
 from bitplan.gains.base import Context, Gain, LayerGains, check_aim, check_spend, meter_for
-from bitplan.gains.finetuning import Expected, Tuner, shortened
-from bitplan.gains.lowering import by_first_layer, check_task, finish
+from bitplan.gains.finetuning import Trainings, Tuner, recipe_of, shorten
+from bitplan.gains.jobs import do_jobs, members_of
+from bitplan.gains.lowering import by_first_layer, check_task
 from bitplan.quant.blend import Shares, blended
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.selection.exact import exact
@@ -114,10 +114,10 @@ class Relaxation(Gain):
             notes=(*unsaid, f"gains: {self._name} trained for {spent}, for {', '.join(aim.budgets)} alone"),
         )
 
-    def expected(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Expected:
-        """What the training is going to take, by a few steps of the network at the highest choice."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
+        """Return the training, timed as that of the network at the highest choice."""
         tuner, _ = self._begin(model, graph, choices, context)
-        return tuner.expected([tuner.job({})])
+        return Trainings(tuner, [tuner.first])
 
     def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
         """Refuse a limit that does not do for a step."""
@@ -133,7 +133,7 @@ class Relaxation(Gain):
         meter = meter_for(self.spend, context, steps_of(task, recipe) * one.passes)
         least = 2 if self.in_turn else 1
         meter.check(one * least, f"{least} steps of {self._name}", less="train with a smaller batch_size in the recipe")
-        recipe = shortened(recipe, steps=meter.room(one))
+        recipe = shorten(recipe, steps=meter.room(one))
         if self.in_turn:
             check_halves(task, recipe.batch_size, self._name)
         return Tuner.of(self._name, model, graph, choices, context, recipe), meter
@@ -156,27 +156,26 @@ def relax(method: Relaxation, tuner: Tuner, aim: BudgetConstraint, meter: PassMe
 
     It is done in this process: there is nothing to share with others.
     """
-    context, run = tuner.context, tuner.run_of_all
-    job = Relaxed(
-        method=tuner.method,
-        options=_options(method),
-        members={group.name: tuple(layer.name for layer in group.layers) for group in tuner.graph.selectable},
-        choices=aim.choices,
-        costs=aim.costs.tolist(),
-        capacities=tuple(aim.capacities.tolist()),
-        run=run,
-        task_options=dict(tuner.task_options),
-    )
+    context = tuner.context
+    limits = {"costs": aim.costs.tolist(), "capacities": aim.capacities.tolist()}
+    job = tuner.first.model_copy(
+        update={
+            "work": tuner.method, "options": _options(method) | limits, "members": members_of(tuner.graph),
+            "choices": aim.choices, "label": f"all of {', '.join(map(str, aim.choices))} at once",
+        }
+    )  # fmt: skip
     running = None if context.shelf is None else context.shelf.running
     work = Relax(method, tuner.work.model, tuner.work.task, aim, tuner.work.teacher, running, context.progress)
     here = dataclasses.replace(context, engine=None, progress=None)
-    outcome = finish(work, [job], Learned, here, tuner.method)[job.id]
+    outcome = do_jobs(work, [job], here, tuner.method)[job.id]
     if running is not None:
         running.clear(job.id)
-    meter.charge(price_of(run.recipe), outcome.steps)
+    steps = int(outcome.value("steps"))
+    meter.charge(price_of(tuner.recipe), steps)
     meter.charge(Spend(trainings=1))
-    like = method.start(aim, run.seed)
-    return FoundShares(like.new_tensor(outcome.theta).reshape(like.shape), outcome.steps, outcome.seconds)
+    start = method.start(aim, job.seed)
+    rows = [outcome.numbers[f"theta {row}"] for row in range(len(start))]
+    return FoundShares(start.new_tensor(rows).reshape(start.shape), steps, outcome.seconds)
 
 
 def check_positive(method: str, **numbers: float) -> None:
@@ -287,7 +286,7 @@ class LearnedShares(Shares):
 
 @dataclass(frozen=True)
 class Relax:
-    """The work of a job: train a copy of the network with all choices at once, and say where θ ended."""
+    """Train a copy of the network with all choices at once, and return θ at the end: for each group a row."""
 
     method: Relaxation
     model: nn.Module
@@ -297,29 +296,28 @@ class Relax:
     running: Places | None = None
     progress: Progress | None = None
 
-    def __call__(self, job: Relaxed) -> Learned:
-        """Train by the job's recipe and seed; what a killed training left is where it goes on."""
-        start = time.perf_counter()
+    def __call__(self, job: Job) -> Numbers:
+        """Train by the job's recipe and seed; a killed training goes on where it was."""
         with uncharged():  # what a killed training took counts too: all steps are charged below
             model, log = self._run(job)
         theta = learned(model).theta.detach().cpu()
-        rows = tuple(tuple(row) for row in theta.reshape(len(theta), -1).tolist())
-        charge(price_of(job.run.recipe) * len(log.lines) + Spend(trainings=1, evaluations=1))
-        return Learned(theta=rows, steps=len(log.lines), seconds=time.perf_counter() - start)
+        charge(price_of(recipe_of(job)) * len(log.lines) + Spend(trainings=1, evaluations=1))
+        rows = theta.reshape(len(theta), -1).tolist()
+        return {f"theta {row}": numbers for row, numbers in enumerate(rows)} | {"steps": (len(log.lines),)}
 
-    def made(self, job: Relaxed) -> nn.Module:
+    def made(self, job: Job) -> nn.Module:
         """The copy."""
         shares = LearnedShares(self.method, self.aim, self.method.start(self.aim, job.seed))
         return blended(self.model, list(job.members.values()), job.choices, shares)
 
-    def _run(self, job: Relaxed) -> tuple[nn.Module, TrainLog]:
+    def _run(self, job: Job) -> tuple[nn.Module, TrainLog]:
         if self.running is None:
             model = self.made(job)
             return model, self._trained(model, job)
         return begun_anew(lambda model: self._trained(model, job), lambda: self.made(job), self.running, job.id)
 
-    def _trained(self, model: nn.Module, job: Relaxed) -> TrainLog:
-        recipe = job.run.recipe
+    def _trained(self, model: nn.Module, job: Job) -> TrainLog:
+        recipe = recipe_of(job)
         task = InTurn.of(self.task, recipe.batch_size) if self.method.in_turn else self.task
         folder = None if self.running is None else self.running.path(job.id)
         return finetune_(

@@ -6,24 +6,22 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from bitplan.core.about import about_of
-from bitplan.core.jobs import Dropped, Lowered
+from bitplan.core.jobs import Job, Numbers, Outcome
 from bitplan.core.option_parsing import read_named
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
-from bitplan.core.record import Record
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS, JUDGES, check_is
 from bitplan.core.spend import PassMeter, Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, check_aim, check_spend, meter_for
-from bitplan.gains.finetuning import Expected
-from bitplan.gains.lowering import by_first_layer, finish
+from bitplan.gains.finetuning import Trainings
+from bitplan.gains.jobs import do_jobs
+from bitplan.gains.lowering import by_first_layer
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks, Repair
 from bitplan.tasks.base import samples_per_epoch
-
-# --- What a search is: it proposes plans, a judge scores them, it learns. One loop for all of them.
 
 Scored = Sequence[tuple[Picks, float]]
 """Plans and how good they are; more is better."""
@@ -86,13 +84,11 @@ class Search(Gain):
             notes=(f"gains: {self._name} gives the best of {spent}, for {', '.join(aim.budgets)} alone",),
         )
 
-    def expected(
-        self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
-    ) -> Expected | None:  # fmt: skip
-        """What the judge's trainings are going to take at most; None where it trains nothing."""
+    def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings | None:
+        """Return the most trainings that the judge may do. None if it trains nothing."""
         bench, meter = self._begin(model, graph, choices, context)
         meter.charge(bench.once)
-        return bench.expected(meter.room(bench.price))
+        return bench.trainings(meter.room(bench.price))
 
     def check_limit(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> None:
         """Refuse a limit that does not do for one evaluation."""
@@ -162,8 +158,6 @@ def search(
 
 Lowering = Mapping[str, Precision]
 """A plan as it is judged: the groups that are below the highest choice, and what they are at."""
-Job = TypeVar("Job", bound=Lowered | Dropped)
-Outcome = TypeVar("Outcome", bound=Record)
 
 
 class Judged(NamedTuple):
@@ -183,8 +177,8 @@ class Bench(Protocol):
     def judged(self, plans: Sequence[Lowering]) -> list[Judged]:
         """Score some plans at once, in their order."""
 
-    def expected(self, plans: int) -> Expected | None:
-        """What training so many plans is going to take; None where none is trained."""
+    def trainings(self, plans: int) -> Trainings | None:
+        """Return the trainings for so many plans. None if nothing is trained."""
         return None
 
 
@@ -207,26 +201,28 @@ def judge_of(written: str) -> PlanJudge:
 
 
 @dataclass(frozen=True)
-class JobBench(Bench, Generic[Job, Outcome]):
-    """A bench whose plans are jobs, with outcomes of one kind; kept in the context's store, done on its engine."""
+class JobBench(Bench):
+    """A bench whose plans are jobs: kept in the context's store, done on its engine.
+
+    `job` makes the job of a plan, `work` does it, `score` reads its outcome. `train` returns the trainings of plans.
+    """
 
     price: Spend
     method: str
     context: Context
-    work: Callable[[Job], Outcome]
-    kind: type[Outcome]
+    work: Callable[[Job], Numbers]
     job: Callable[[Lowering], Job]
     score: Callable[[Outcome], float]
-    forecast: Callable[[int], Expected] | None = None
+    train: Callable[[int], Trainings] | None = None
     once: Spend = Bench.once
 
     def judged(self, plans: Sequence[Lowering]) -> list[Judged]:
         """One job each, and each once; the loop tells how far it is, not they."""
         jobs = [self.job(plan) for plan in plans]
         silent = dataclasses.replace(self.context, progress=None)
-        done = finish(self.work, jobs, self.kind, silent, self.method)
-        return [Judged(self.score(done[job.id]), getattr(done[job.id], "seconds", 0.0)) for job in jobs]
+        done = do_jobs(self.work, jobs, silent, self.method)
+        return [Judged(self.score(done[job.id]), done[job.id].seconds) for job in jobs]
 
-    def expected(self, plans: int) -> Expected | None:
-        """As whoever made the bench can tell."""
-        return None if self.forecast is None else self.forecast(plans)
+    def trainings(self, plans: int) -> Trainings | None:
+        """Return the trainings for so many plans. None if nothing is trained."""
+        return None if self.train is None else self.train(plans)

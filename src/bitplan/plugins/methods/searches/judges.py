@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from bitplan.core.about import About
-from bitplan.core.jobs import Drifted, Drifts, Dropped, Losses, Lowered, Tuned
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend
 from bitplan.gains.alps import Alps, measured_by
 from bitplan.gains.base import Context
-from bitplan.gains.drift import Compare, Drift, once_for
-from bitplan.gains.drop import Drop, Measure, batchwise, lowered_jobs
-from bitplan.gains.finetuning import Expected, Tuner, recipe_for
-from bitplan.gains.lowering import By, check_task, check_top, layers_of, lower, sign_of, try_task
-from bitplan.plugins.methods.searches.base import Bench, JobBench, Lowering, PlanJudge
+from bitplan.gains.drift import Compare, Drift, price_of_reference
+from bitplan.gains.drop import Drop, Measure, batchwise
+from bitplan.gains.finetuning import Trainings, Tuner, recipe_for
+from bitplan.gains.jobs import lowered_jobs, with_lowered
+from bitplan.gains.lowering import By, check_task, check_top, lower, sign_of, try_task
+from bitplan.plugins.methods.searches.base import Bench, JobBench, PlanJudge
 from bitplan.tasks.base import WithAnswers, judged_by
-from bitplan.tune.length import samples_of, steps_of
+from bitplan.tune.length import samples_of
 from bitplan.tune.validation import looks_of
-
-Draw = TypeVar("Draw", bound=Dropped)
 
 
 @dataclass(frozen=True)
@@ -48,12 +44,14 @@ class DriftJudge(PlanJudge):
         task = check_task(context.task, method, "runs the network on data", WithAnswers)
         check_top(model, graph, choices, method)
         (first,) = lowered_jobs(
-            Drifted, model, graph, context, [{}], self.samples, self.batch_size, temperature=self.temperature
-        )
-        once = once_for([first])
+            "drift", model, graph, context, [{}], self.samples, self.batch_size,
+            options={"temperature": self.temperature},
+        )  # fmt: skip
+        once = price_of_reference([first])
         return JobBench(
-            once + Spend(evaluations=1), method, context, Compare(model, task), Drifts, _like(first, graph),
-            lambda outcome: -fmean(outcome.divergences), once=once,
+            once + Spend(evaluations=1), method, context, Compare(model, task),
+            lambda plan: with_lowered(first, graph, plan),
+            lambda outcome: -fmean(outcome.numbers["divergences"]), once=once,
         )  # fmt: skip
 
 
@@ -78,10 +76,10 @@ class DropJudge(PlanJudge):
         task = check_task(context.task, method, "runs the network on labelled data")
         check_top(model, graph, choices, method)
         try_task(lower(model, {}), task, self.by, method)
-        (first,) = lowered_jobs(Dropped, model, graph, context, [{}], self.samples, self.batch_size)
-        price, sign = Spend(forwards=first.batches * first.batch_size, evaluations=1), sign_of(self.by, task)
+        (first,) = lowered_jobs("drop", model, graph, context, [{}], self.samples, self.batch_size)
+        price, sign = Spend(forwards=first.samples, evaluations=1), sign_of(self.by, task)
         return JobBench(
-            price, method, context, Measure(model, task), Losses, _like(first, graph),
+            price, method, context, Measure(model, task), lambda plan: with_lowered(first, graph, plan),
             lambda outcome: sign * fmean(batchwise(outcome, self.by)),
         )  # fmt: skip
 
@@ -115,28 +113,7 @@ class FinetunedJudge(PlanJudge):
         sign = sign_of(self.by, tuner.work.task)
         looked = looks_of(tuner.work.task, recipe)
         price = Spend(samples + taught + held + looked, samples, trainings=1, evaluations=1)
-        return JobBench[Lowered, Tuned](
-            price, method, context, tuner.work, Tuned, tuner.job,
-            lambda outcome: sign * measured_by(self.by, outcome), lambda plans: _of_so_many(tuner, plans),
+        return JobBench(
+            price, method, context, tuner.work, tuner.job, lambda outcome: sign * measured_by(self.by, outcome),
+            lambda plans: Trainings(tuner, [tuner.job({}, seed=number) for number in range(plans)]),  # alike in time
         )  # fmt: skip
-
-
-def _like(first: Draw, graph: Graph) -> Callable[[Lowering], Draw]:
-    """What makes jobs like this one with other groups lowered: the network behind it is hashed once."""
-
-    def make(plan: Lowering) -> Draw:
-        return first.model_copy(update={"groups": tuple(plan), "layers": layers_of(graph, plan)})
-
-    return make
-
-
-def _of_so_many(tuner: Tuner, plans: int) -> Expected:
-    """All trainings take what one takes; which are in the store already is not known before they are proposed."""
-    one = tuner.expected([tuner.job({})])
-    task, recipe = tuner.work.task, tuner.run_of_all.recipe
-    steps = steps_of(task, recipe)
-    each = one.seconds / max(one.steps, 1) if one.steps else 0.0
-    return dataclasses.replace(
-        one, jobs=plans, done=0, steps=plans * steps, samples=plans * samples_of(task, recipe),
-        seconds=plans * steps * each,
-    )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -14,14 +13,15 @@ from torch import Tensor, nn
 
 from bitplan.core.about import About
 from bitplan.core.errors import InputError
-from bitplan.core.jobs import Losses, Relaxed, Shown, Tuned
+from bitplan.core.jobs import Job, Numbers
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, uncharged
 from bitplan.gains.base import Context
-from bitplan.gains.drop import batchwise, check_samples
-from bitplan.gains.finetuning import Tuner, check_length, recipe_for
-from bitplan.gains.lowering import By, check_by, check_task, finish, layers_of, options_of_task, sign_of
+from bitplan.gains.drop import batchwise
+from bitplan.gains.finetuning import Trainings, Tuner, check_length, recipe_for, recipe_of
+from bitplan.gains.jobs import check_samples, do_jobs, members_of, options_of_task, with_lowered
+from bitplan.gains.lowering import By, check_by, check_task, sign_of
 from bitplan.plugins.methods.searches.base import Bench, JobBench, PlanJudge
 from bitplan.quant.blend import Shares, blended
 from bitplan.quant.checkpoint import fingerprint
@@ -70,30 +70,31 @@ class SharedJudge(PlanJudge):
         trained_on, judging = (task, task) if judged_by(task) == "test" else task.hold_out(self.hold_out)
         here = dataclasses.replace(context, task=trained_on, engine=None)
         tuner = Tuner.of(method, model, graph, choices, here, recipe, by=self.by)
-        members = {group.name: tuple(layer.name for layer in group.layers) for group in graph.selectable}
-        training = Relaxed(
-            method="shared", options={"hold_out": self.hold_out}, members=members, choices=choices, costs=(),
-            capacities=(), run=tuner.run_of_all, task_options=dict(tuner.task_options),
+        training = tuner.first.model_copy(
+            update={
+                "work": "shared", "options": {"hold_out": self.hold_out}, "members": members_of(graph),
+                "choices": choices, "label": f"all of {', '.join(map(str, choices))} at once",
+            }
         )  # fmt: skip
         samples = samples_of(trained_on, recipe)
         once = Spend(samples + (samples if recipe.distills else 0), samples, trainings=1, labels=True)
         work = _Showing(tuner, training, judging, None if here.shelf is None else here.shelf.running)
         first, sign = self._first(model, training, judging), sign_of(self.by, task)
-        return JobBench[Shown, Losses](
-            Spend(forwards=first.batches * first.batch_size, evaluations=1), method, here, work, Losses,
-            lambda plan: first.model_copy(update={"groups": tuple(plan), "layers": layers_of(graph, plan)}),
-            lambda outcome: sign * fmean(batchwise(outcome, self.by)), lambda _: tuner.expected([tuner.job({})]),
+        return JobBench(
+            Spend(forwards=first.samples, evaluations=1), method, here, work,
+            lambda plan: with_lowered(first, graph, plan),
+            lambda outcome: sign * fmean(batchwise(outcome, self.by)), lambda _: Trainings(tuner, [tuner.first]),
             once=once,
         )  # fmt: skip
 
-    def _first(self, model: nn.Module, training: Relaxed, judging: Task) -> Shown:
-        """The job that lowers nothing: others are like it."""
+    def _first(self, model: nn.Module, training: Job, judging: Task) -> Job:
+        """Return the job that lowers nothing: others are like it."""
         available, own = min(self.samples, judging.size("test")), fingerprint(model)
         size = min(self.batch_size, available)
-        return Shown(
-            groups=(), layers={}, network=own.network, weights=own.weights, task=title_of(judging),
+        return Job(
+            work="shared", network=own.network, weights=own.weights, task=title_of(judging),
             task_options=options_of_task(judging), seed=training.seed, batches=available // size, batch_size=size,
-            trained=training.id,
+            options={"trained": training.id},
         )  # fmt: skip
 
 
@@ -120,15 +121,14 @@ class _Showing:
     """The work of jobs: one network, trained when the first of them is to be done, at the plan of each."""
 
     tuner: Tuner
-    training: Relaxed
+    training: Job
     judging: Task
     running: Places | None
     network: nn.Module | None = None
     batches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
 
-    def __call__(self, job: Shown) -> Losses:
-        """Put the groups where the plan has them, and run."""
-        start = time.perf_counter()
+    def __call__(self, job: Job) -> Numbers:
+        """Put the groups where the plan has them, run, and return the losses and scores of batches."""
         network = self._trained()
         choices, top = self.training.choices, len(self.training.choices) - 1
         picks = [
@@ -141,21 +141,20 @@ class _Showing:
         if key not in self.batches:
             self.batches[key] = draw(network, self.judging, *key, job.seed, "test")
         losses, scores = measure_(network, self.judging, self.batches[key])
-        told = None if scores is None else tuple(scores)
-        return Losses(losses=tuple(losses), scores=told, seconds=time.perf_counter() - start)
+        return {"losses": losses} | ({} if scores is None else {"scores": scores})
 
     def _trained(self) -> nn.Module:
         """The network, from its folder where its training was finished before."""
         if self.network is None:
             context = dataclasses.replace(self.tuner.context, progress=None)
-            finish(self._train, [self.training], Tuned, context, self.tuner.method)
+            do_jobs(self._train, [self.training], context, self.tuner.method)
         if self.network is None:  # its outcome was found: its weights are in the folder, unless that was cleared away
             self._train(self.training)
         assert self.network is not None
         return self.network
 
-    def _train(self, job: Relaxed) -> Tuned:
-        start, work, recipe = time.perf_counter(), self.tuner.work, job.run.recipe
+    def _train(self, job: Job) -> Numbers:
+        work, recipe = self.tuner.work, recipe_of(job)
         folder = None if self.running is None else self.running.path(job.id)
 
         def made() -> nn.Module:
@@ -171,7 +170,4 @@ class _Showing:
                 log = trained(self.network)
             else:
                 self.network, log = begun_anew(trained, made, self.running, job.id)
-        return Tuned(
-            mean_loss=log.mean_loss, last_loss=log.lines[-1].loss, steps=len(log.lines),
-            samples=samples_of(work.task, recipe), seconds=time.perf_counter() - start,
-        )  # fmt: skip
+        return {"mean_loss": (log.mean_loss,), "steps": (len(log.lines),)}
