@@ -10,7 +10,6 @@ from bitplan.core.precision import Precision
 from bitplan.core.record import Record
 from bitplan.core.records import Name
 from bitplan.core.spend import Spend
-from bitplan.core.studies import Finite
 from bitplan.core.trials import Count, NotNegative, Run
 
 
@@ -22,10 +21,9 @@ def _lowered(groups: tuple[str, ...], layers: dict[str, Precision]) -> str:
 
 
 class _Outcome(Record):
-    """What came of a job, and what that took: seconds, and passes, which files of before do not say."""
+    """What came of a job, and what that took: seconds, and passes."""
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"spend"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"spend"})
 
     seconds: NotNegative = 0.0
     spend: Spend | None = None
@@ -59,17 +57,15 @@ class Tuned(_Outcome):
     """What training said: means over all its steps, and over the last tenth of them; the score on the test split.
 
     Where samples were held out of choosing's training, all of these are measured on them once it is over. Scores of
-    training are None where the task has none for a batch, `last_score` also in files from before it was written down,
+    training are None where the task has none for a batch,
     `score` where it was not asked for.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = _Outcome.unless_usual | {"last_score"}
-
-    mean_loss: Finite
-    mean_score: Finite | None = None
-    last_loss: Finite
-    last_score: Finite | None = None
-    score: Finite | None = None
+    mean_loss: float
+    mean_score: float | None = None
+    last_loss: float
+    last_score: float | None = None
+    score: float | None = None
     steps: Count
     samples: Count
 
@@ -96,7 +92,7 @@ class Dropped(Record):
 class Drifted(Dropped):
     """A job: the same, but compared with the network as it is, by what both answer at a temperature."""
 
-    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    temperature: Annotated[float, Field(gt=0)]
 
 
 class Shown(Dropped):
@@ -108,7 +104,7 @@ class Shown(Dropped):
 class Drifts(_Outcome):
     """How far the answers to each batch are from those of the network as it is."""
 
-    divergences: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    divergences: Annotated[tuple[float, ...], Field(min_length=1)]
 
 
 class Sloped(Dropped):
@@ -162,7 +158,7 @@ class Noised(Dropped):
     """
 
     levels: Count
-    fall: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    fall: Annotated[float, Field(gt=0)]
 
 
 class Noise(_Outcome):
@@ -175,8 +171,8 @@ class Noise(_Outcome):
 class Losses(_Outcome):
     """The loss and the score of each batch; `scores` is None where the task has none for a batch."""
 
-    losses: Annotated[tuple[Finite, ...], Field(min_length=1)]
-    scores: tuple[Finite, ...] | None = None
+    losses: Annotated[tuple[float, ...], Field(min_length=1)]
+    scores: tuple[float, ...] | None = None
 
 
 class Relaxed(Record):
@@ -209,7 +205,7 @@ class Relaxed(Record):
 class Learned(_Outcome):
     """What a relaxation learned: for each group the numbers that its shares follow from."""
 
-    theta: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
+    theta: Annotated[tuple[tuple[float, ...], ...], Field(min_length=1)]
     steps: Count
 
 
@@ -249,10 +245,10 @@ class Powers(Probes):
 class Probed(_Outcome):
     """vᵀHv of each probe, for each layer."""
 
-    products: Annotated[tuple[tuple[Finite, ...], ...], Field(min_length=1)]
+    products: Annotated[tuple[tuple[float, ...], ...], Field(min_length=1)]
 
 
 class Eigenvalues(_Outcome):
     """The eigenvalue of largest magnitude of each layer's block."""
 
-    values: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    values: Annotated[tuple[float, ...], Field(min_length=1)]

@@ -12,9 +12,8 @@ from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from bitplan.core.errors import suggestion
 from bitplan.core.naming import inside
-from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
-from bitplan.core.record import Record, Upgrade, Value, identity
+from bitplan.core.record import Record, Value
 from bitplan.core.rules import RuleName, precision_beside
 from bitplan.core.spend import EPOCH, Spend
 
@@ -30,8 +29,6 @@ class Layer(Value):
     A fixed layer says which `rule` fixed it, `why` in words, and whether somebody wrote that rule's precision. Where it
     is fixed only because it is linked to another layer, all three are that layer's, which `linked_to` names.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"written"})
 
     name: Name
     kind: Name
@@ -104,8 +101,7 @@ class Group(Value):
         return sum(layer.weights for layer in self.layers)
 
 
-# --- Where a network uses its layers, as tracing saw it: what `quantize` cannot tell from names
-# .
+# --- Where a network uses its layers, as tracing saw it: what `quantize` cannot tell from names.
 
 
 class Use(Value):
@@ -115,8 +111,6 @@ class Use(Value):
     where otherwise it is a parameter, a part of one or the same numbers in another order; `softmax` that a product of
     activations is followed by one before the next product, whose input is quantized too.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"computed", "softmax"})
 
     module: str
     function: str
@@ -147,8 +141,6 @@ class Addition(Value):
     also those before the module that only a norm, ReLU or max pooling lies behind.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"left", "right"})
-
     module: str
     call: str
     left: str = ""
@@ -170,8 +162,6 @@ class Integers(Value):
     (ReLU, max pooling): an integer kernel gives 8 bits at most, also to a layer that would take more.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"additions", "norms", "floats", "feeds"})
-
     additions: tuple[Addition, ...] = ()
     norms: dict[str, str] = {}
     floats: tuple[str, ...] = ()
@@ -182,7 +172,6 @@ class _Noted(Record):
     """What says in words which decisions were left to bitplan, one line each: ids do not tell it."""
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"notes"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"notes"})
 
     notes: tuple[str, ...] = ()
 
@@ -194,7 +183,6 @@ class _Used(_Noted):
     """
 
     outside_id: ClassVar[frozenset[str]] = _Noted.outside_id | {"uses", "integers"}
-    unless_usual: ClassVar[frozenset[str]] = _Noted.unless_usual | {"uses", "integers"}
 
     uses: Uses | None = None
     integers: Integers | None = None
@@ -206,8 +194,6 @@ class _Used(_Noted):
 
 class Graph(_Used):
     """The layers of a network in execution order, which of them are linked, and, if traced, where they are used."""
-
-    older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
 
     model: Name
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
@@ -227,12 +213,6 @@ class Graph(_Used):
             if len({layers[name].fixed for name in link.layers}) > 1:
                 raise ValueError(f"linked layers {', '.join(link.layers)} are fixed differently")
         return self
-
-    @cached_property
-    def id(self) -> str:
-        """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
-        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to", "written"}}})
-        return identity(told, type(self))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -299,11 +279,10 @@ class Gains(_PerGroup):
     """
 
     outside_id: ClassVar[frozenset[str]] = _PerGroup.outside_id | {"spend", "samples_per_epoch"}
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"budgets", "spend", "samples_per_epoch"}
 
     method: Name
     options: dict[str, JsonValue] = {}
-    rows: dict[str, tuple[float, ...]]
+    rows: dict[str, tuple[Annotated[float, Field(allow_inf_nan=True)], ...]]  # `_finite` says which are not
     errors: dict[str, tuple[float, ...]] | None = None
     histograms: dict[str, tuple[Count, ...]] | None = None
     counts: dict[str, Count] = {}
@@ -354,8 +333,6 @@ class Costs(_PerGroup):
     index of the widest of these for every choice.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"lacking", "target", "places"}
-
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
@@ -387,8 +364,6 @@ class Limit(Value):
     where the selector lists all selections, otherwise by the linear relaxation.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"fixed"})
-
     budget: str
     cost_name: Name
     capacity: Count
@@ -417,7 +392,6 @@ class Plan(_Used):
     """
 
     outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
-    unless_usual: ClassVar[frozenset[str]] = _Used.unless_usual | {"rounding", "target"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -498,8 +472,7 @@ class Checkpoint(Record):
 
     `spec` is a name of the zoo, or "config.json", which then describes a network of transformers' and lies beside it:
     the only ways a checkpoint names code. `tied` maps a tensor's name to the one
-    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors; empty in checkpoints
-    from before it was written down.
+    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors.
     """
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"sha256"}

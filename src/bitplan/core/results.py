@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, JsonValue
 
 from bitplan.core.ceilings import Ceiling
-from bitplan.core.record import Record, Value
+from bitplan.core.record import Record, Value, with_checksum
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.core.trials import Result
@@ -74,8 +74,10 @@ class RunResults(Record):
 
     def to_json(self, *, of: str | None = None) -> str:
         """As of any record, with a line for each entry of what is listed: small, and told apart line by line."""
-        whole = json.loads(super().to_json(of=of))
-        return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in whole.items()) + "\n}\n"
+        content = json.loads(super().to_json(of=of))
+        del content["checksum"]
+        lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        return with_checksum("{\n" + lines + "\n}\n")
 
 
 def _lines(value: Any, depth: int = 0) -> str:

@@ -181,6 +181,5 @@ class StillRun(RunFolder):
 
     @cached_property
     def results(self) -> list[Result]:
-        """The trials of the study that are done, without the logs of their trainings, which no table shows."""
-        found = self.trials.ids()
-        return [self.trials.read(name, without="log") for name in self._wanted(found) if name in found]
+        """The trials of the study that are done."""
+        return super().results

@@ -26,6 +26,7 @@ from typing import Any, TypeVar, overload
 from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.parsing import check_available, check_room, memory_for
 from bitplan.core.record import Record
+from bitplan.core.records import ABOUT, Checkpoint
 
 # --- Files that are whole or not there: atomic writing, and reading with one clear line on failure.
 
@@ -212,30 +213,36 @@ def load(path: str | Path) -> Any: ...
 
 
 @overload
-def load(
-    path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False, without: str = ""
-) -> AnyRecord: ...
+def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord: ...
 
 
-def load(
-    path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False, without: str = ""
-) -> Any:
-    """Read a record, of whichever kind its file says, or of the given kind; options as for `from_json`.
+def load(path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False) -> Any:
+    """Read a record of the given kind, or of any kind; options as for `from_json`.
 
-    Without a kind, the folder of a checkpoint gives what stands there about it (`load_checkpoint` reads the network),
-    and that of a run its `RunFolder`.
+    Without a kind, the folder of a run gives its `RunFolder`, and that of a checkpoint its `Checkpoint` (use
+    `load_checkpoint` to read the network).
     """
     if kind is None:
-        from bitplan.store.record_types import load_any
-
-        return load_any(Path(path))
+        if Path(path).is_dir():
+            return _load_folder(Path(path))
+        kind = Record
     text = read_text(path)
     try:
-        return kind.from_json(text, of=of, sealed=sealed, without=without)
+        return kind.from_json(text, of=of, sealed=sealed)
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from None
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def _load_folder(path: Path) -> Any:
+    from bitplan.store.run_folder import RunFolder
+
+    if RunFolder.is_one(path):
+        return RunFolder(path)
+    if (path / ABOUT).is_file():
+        return load(path / ABOUT, Checkpoint)
+    raise FileError(f"{path} is a folder, and neither a checkpoint (with a {ABOUT}) nor a run (with a study.json)")
 
 
 def set_aside(path: Path) -> Path:

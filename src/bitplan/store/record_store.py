@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from bitplan.core.errors import Damaged, FileError, WriteError
-from bitplan.core.record import Record, is_intact, sealed
+from bitplan.core.record import Record
 from bitplan.store.files import ASIDE, checked_name, load, read_bytes, restore, set_aside, write_text
 
 # --- A shelf: records of one kind in a folder, each under the id of what it belongs to.
@@ -33,20 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shelf(Generic[Kept]):
-    """Where records of a kind are kept by id, and where those who work on one say so (`leases`).
-
-    `sealed` takes no file without a checksum, which those of older formats lack.
-    """
+    """Where records of a kind are kept by id, and where those who work on one say so (`leases`)."""
 
     folder: Path
     kind: type[Kept]
     leases: Path
-    sealed: bool = True
 
     @classmethod
     def at(cls, folder: str | Path) -> Shelf[Record]:
         """A folder of its own for outcomes of any kind, its leases inside it."""
-        return Shelf(Path(folder), Record, Path(folder) / "leases", sealed=False)
+        return Shelf(Path(folder), Record, Path(folder) / "leases")
 
     def holding(self, kind: type[Other]) -> Shelf[Other]:
         """The same folder for records of another kind: jobs of several methods stand side by side."""
@@ -73,9 +69,9 @@ class Shelf(Generic[Kept]):
         """All that are there, by one look into the folder."""
         return {name.removesuffix(_SUFFIX) for name in self._names() if name.endswith(_SUFFIX)}
 
-    def read(self, name: str, *, without: str = "") -> Kept:
-        """The record of an id, checked; a field that is left out is checked by the seal alone, and is not there."""
-        return load(self.path(name), self.kind, of=name, sealed=self.sealed, without=without)
+    def read(self, name: str) -> Kept:
+        """Return the record of an id, checked."""
+        return load(self.path(name), self.kind, of=name, sealed=True)
 
     def find(self, name: str) -> Kept | None:
         """The same, or None where there is none."""
@@ -97,18 +93,6 @@ class Shelf(Generic[Kept]):
                 if self.has(name):
                     raise
         return sound, damaged
-
-    def look_at(self, names: Iterable[str]) -> tuple[set[str], dict[str, Damaged]]:
-        """The same without what they say: which are sound, by their seals alone where these fit."""
-        intact: set[str] = set()
-        others: list[str] = []
-        for name in names:
-            try:
-                (intact.add if is_intact(read_bytes(self.path(name)), of=name) else others.append)(name)
-            except FileError:  # gone, or read again below, which says why not
-                others.append(name)
-        sound, damaged = self.read_sound(others)
-        return intact | sound.keys(), damaged
 
     def set_aside(self, name: str) -> Path:
         """Keep a damaged record under another name, and give that name."""
@@ -148,8 +132,7 @@ def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
     text = record.to_json(of=of)
     if path.is_file():
         try:
-            same = (text.encode(), sealed(text).encode())
-            if path.stat().st_size in map(len, same) and read_bytes(path) in same:
+            if path.stat().st_size == len(text.encode()) and read_bytes(path) == text.encode():
                 return
             load(path, type(record), of=of, sealed=True)
         except Damaged as error:
@@ -158,7 +141,7 @@ def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
             pass  # of another bitplan, which may be written over as before
     elif os.path.lexists(path):
         _log.warning("%s is no file; it is made, and the old one is kept as %s", path, set_aside(path).name)
-    write_text(path, sealed(text))
+    write_text(path, text)
 
 
 # --- Folders of a run by id that others fill, such as checkpoints.

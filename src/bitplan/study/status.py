@@ -68,7 +68,8 @@ def status(folder: str | Path) -> Status:
     study = run.study
     agenda = run.agenda or Agenda(study=study.id, trials=())
     names = {trial.id: study.words(trial) for trial in agenda.trials}
-    done, damaged = run.trials.look_at(sorted(run.trials.ids() & names.keys()))
+    results, damaged = run.trials.read_sound(sorted(run.trials.ids() & names.keys()))
+    done = set(results)
     failures, unclear = run.failed.read_sound(name for name in names if name not in done and run.failed.has(name))
     failed = tuple(failures.values())
     lost = set(failures)

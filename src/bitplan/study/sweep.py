@@ -277,7 +277,7 @@ class _Sweeper:
         asked = self._to_train(served, plans)
         before = self.run.trained.ids()
         if self.redo:  # what is damaged among them is trained again
-            before, _ = self.run.trained.look_at(before & {job.id for job in asked})
+            before = set(self.run.trained.read_sound(before & {job.id for job in asked})[0])
         for trial in lost_starts(self.setting, {job.start for job in asked if job.id not in before}):
             self._start(trial)
         count = 0

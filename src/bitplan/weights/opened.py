@@ -129,11 +129,9 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     return OpenedCheckpoint(place, tensors, about.plan)
 
 
-def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False) -> None:
-    """Refuse a checkpoint of ours whose file of tensors is not the one that was written; `sealed` must say its hash."""
+def check_weights(folder: Path, about: CheckpointRecord) -> None:
+    """Refuse a checkpoint of ours whose file of tensors is not the one that was written."""
     path = folder / TENSORS
-    if not about.sha256 and not sealed:  # from before it was written down
-        return
     if sha256_of(path) != about.sha256:
         raise Damaged(f"{path} is damaged: it is not the file that {ABOUT} beside it was written for")
 
