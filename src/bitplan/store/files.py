@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import difflib
 import errno
 import glob
@@ -27,8 +26,6 @@ from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.parsing import check_available, check_room, memory_for
 from bitplan.core.record import Record
 from bitplan.core.records import ABOUT, Checkpoint
-
-# --- Files that are whole or not there: atomic writing, and reading with one clear line on failure.
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _FOLDER = "folder"
@@ -321,87 +318,50 @@ def flush_folder(path: Path) -> None:
         os.close(number)
 
 
-# --- Folders that are put in place of others: at every moment the old one or the new one has the name.
+# --- Folders that replace others, in two renames: the old one moves aside, the new one gets the name.
 
-
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_ATTEMPTS = 10
 
 
 def put_in_place(new: Path, target: Path) -> None:
-    """Give a folder its name; what had the name before is removed afterwards, and stays where this fails."""
-    try:
-        new.rename(target)  # nothing is there, or an empty folder
-        return
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-    if not exchange(new, target):
-        _in_two_steps(new, target)
-        return
-    remove_quietly([new])  # the old one by now
+    """Give a folder its name, and remove the folder that had it; that one stays if this fails.
+
+    A kill between the two renames leaves the old folder aside, and `restore` puts it back.
+    """
+    for attempt in range(_ATTEMPTS):  # another process may restore the old one between the two renames
+        try:
+            new.rename(target)  # nothing is there, or an empty folder
+            break
+        except OSError as error:
+            if error.errno not in _TAKEN or attempt == _ATTEMPTS - 1:
+                restore(target)
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(target.with_name(f".{target.name}.old.{secrets.token_hex(4)}"))
+    for old in _list_aside(target):
+        gone = temporary_name(target)  # renamed first, so that `restore` never finds half of it
+        with contextlib.suppress(OSError):
+            old.rename(gone)
+            remove_quietly([gone])
 
 
 def restore(target: Path) -> None:
-    """Give a folder its name back that somebody had set aside who was killed before the new one was in place."""
-    aside = _set_aside(target)
-    with contextlib.suppress(OSError):  # somebody else was faster, or the disk is read-only
+    """Put a folder back that a killed process had moved aside and not yet replaced."""
+    aside = _list_aside(target)
+    with contextlib.suppress(OSError):  # another process was faster, or the disk is read-only
         if aside and not os.path.lexists(target):
             max(aside, key=lambda path: path.stat().st_ctime_ns).rename(target)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Let two paths exchange what they name, in one step; False where the system or this disk has no such step."""
-    rename = _renameat2()
-    if rename is None:
-        return False
-    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _CANNOT:
-        return False
-    raise OSError(number, os.strerror(number), str(other))
-
-
-@cache
-def _renameat2() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return None
-
-
-def _in_two_steps(new: Path, target: Path) -> None:
-    for left in _set_aside(target):  # by somebody who was killed when the new one was in place
-        _forget(left)
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    _forget(old)
-
-
-def _set_aside(target: Path) -> list[Path]:
+def _list_aside(target: Path) -> list[Path]:
     return list(target.parent.glob(f".{glob.escape(target.name)}.old.*"))
-
-
-def _forget(old: Path) -> None:
-    """Remove what was set aside; first its name, so that nobody restores a half of it."""
-    gone = old.with_name(old.name.replace(".old.", ".gone."))
-    with contextlib.suppress(OSError):
-        old.rename(gone)
-        remove_quietly([gone])
 
 
 # --- Temporary names: what is written gets its own name when it is whole, and who is killed before leaves this one.
 
 
 _NAME = re.compile(r"\.(?P<of>.+)\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d{1,9})-(?P<born>\d*)-[0-9a-f]{8}(\.[^.]*)?")
-_GONE = re.compile(r"\.(?P<of>.+)\.gone\.[0-9a-f]{8}")  # a folder that was replaced, and is being removed
 _DAY = 24 * 3600.0
 
 
@@ -420,7 +380,7 @@ def left_behind(folder: Path, of: str | None = None, *, by_others: bool = False)
     found = []
     with contextlib.suppress(OSError):  # there is no such folder
         for path in folder.iterdir():
-            name = _NAME.fullmatch(path.name) or _GONE.fullmatch(path.name)
+            name = _NAME.fullmatch(path.name)
             if name and of in (None, name["of"]) and _is_left(path, name, by_others):
                 found.append(path)
     return sorted(found)
@@ -442,8 +402,6 @@ def remove_quietly(paths: Iterable[Path]) -> None:
 
 
 def _is_left(path: Path, name: re.Match[str], by_others: bool) -> bool:
-    if name.re is _GONE:
-        return True  # whoever removes it finds nothing to do
     if name["machine"] == _machine():
         return is_gone(int(name["pid"]), name["born"])
     return by_others and _age(path) > _DAY
