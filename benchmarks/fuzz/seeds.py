@@ -64,17 +64,10 @@ def _records(corpus: Path) -> None:
     plan = bitplan.select(small, gains, costs, budget="70%")
     for record in (small, gains, costs, plan, Recipe(steps=3), training()):
         write_text(corpus / "record" / f"{record.kind()}.json", record.to_json())
-    old = json.loads(small.to_json()) | {"format": 1}
-    for layer in old["layers"]:
-        layer.pop("rule", None)
-    write_text(corpus / "record" / "graph-1.json", json.dumps({k: v for k, v in old.items() if k not in _SEAL}))
     with TemporaryDirectory() as folder:
         bitplan.save_checkpoint(quantized(), Path(folder) / "whole")
         about = load(Path(folder) / "whole" / ABOUT, Checkpoint)
-    write_text(corpus / "checkpoint" / ABOUT, about.model_copy(update={"sha256": ""}).to_json())
-
-
-_SEAL = ("id", "checksum")
+    write_text(corpus / "checkpoint" / ABOUT, about.to_json())
 
 
 def _texts(corpus: Path) -> None:
@@ -129,7 +122,6 @@ def _trainings(corpus: Path) -> None:
     from bitplan.tune.log import LogFile, LogLine
     from bitplan.tune.resume import Mark, TrainingFolder
     from bitplan.tune.validation import Judge, Look
-    from bitplan.weights.torch_tensors import read_safetensors, write_tensors
 
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
     optimizer = optimizer_of(model)
@@ -145,10 +137,6 @@ def _trainings(corpus: Path) -> None:
         state = Path(name) / "resume.safetensors"
         write_bytes(corpus / "log" / "log.jsonl", folder.log.read_bytes())
         write_bytes(corpus / "resume" / "sealed.safetensors", state.read_bytes())
-        tensors, texts = read_safetensors(state)
-        open_ = {key: value for key, value in json.loads(texts["bitplan"]).items() if key != "checksum"}
-        write_tensors(tensors, state, {"bitplan": json.dumps(open_)})  # as files of before are
-        write_bytes(corpus / "resume" / "before.safetensors", state.read_bytes())
     holder = {"machine": "m", "pid": 4, "born": "7", "token": "ab12"}
     write_text(corpus / "lease" / "lease", json.dumps(holder))
 
