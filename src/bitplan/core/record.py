@@ -136,7 +136,7 @@ class Record(Value):
     @classmethod
     def _find_kind(cls, kind: object) -> type[Self]:
         """Return the class that a file names, if it is one that was asked for."""
-        if kind not in cls.kinds:
+        if isinstance(kind, str) and kind not in cls.kinds:
             import_all_kinds()
         target = cls.kinds.get(kind) if isinstance(kind, str) else None
         if target is None:

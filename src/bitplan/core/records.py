@@ -17,8 +17,6 @@ from bitplan.core.record import Record, Value
 from bitplan.core.rules import RuleName, precision_beside
 from bitplan.core.spend import EPOCH, Spend
 
-# --- What a Graph is made of: layers, links, and the groups that are chosen for at once.
-
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
 
@@ -51,12 +49,12 @@ class Layer(Value):
 
     @property
     def is_end(self) -> bool:
-        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
+        """True if it is fixed as the first or the last layer itself, not through a link."""
         return self.rule in ("first", "last") and not self.linked_to
 
     @property
     def usual(self) -> bool:
-        """Whether it is fixed by a rule that nobody wrote."""
+        """True if a default rule fixes it, not one that somebody wrote."""
         return self.fixed is not None and self.rule != "pattern" and not self.written
 
     def fixed_beside(self, choices: Sequence[Precision]) -> Precision:
@@ -101,9 +99,6 @@ class Group(Value):
         return sum(layer.weights for layer in self.layers)
 
 
-# --- Where a network uses its layers, as tracing saw it: what `quantize` cannot tell from names.
-
-
 class Use(Value):
     """One place at which a layer is multiplied: by which function, in the forward of which module.
 
@@ -123,14 +118,11 @@ Uses = dict[str, tuple[Use, ...]]
 
 
 def check_uses(uses: Mapping[str, object] | None, layers: Iterable[str]) -> None:
-    """Raise unless every layer that is said to be used exists."""
+    """Raise ValueError unless every layer with uses exists."""
     known = set(layers)
     for name in uses or ():
         if name not in known:
             raise ValueError(f"layer {name!r}, of which uses are told, does not exist{suggestion(name, known)}")
-
-
-# --- What an integer kernel computes beside the layers, as tracing saw it: norms after convolutions, and additions.
 
 
 class Addition(Value):
@@ -169,7 +161,7 @@ class Integers(Value):
 
 
 class _Noted(Record):
-    """What says in words which decisions were left to bitplan, one line each: ids do not tell it."""
+    """A record whose `notes` say which decisions bitplan made, one line each. The id leaves them out."""
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"notes"}
 
@@ -177,9 +169,9 @@ class _Noted(Record):
 
 
 class _Used(_Noted):
-    """What may know where a network uses its layers; that is the network's, so ids do not tell it.
+    """A record that may say where a network uses its layers. The id leaves that out: it is a fact about the network.
 
-    `integers` is what integer kernels compute beside them. None means that nobody looked.
+    `integers` says what integer kernels compute beside the layers. None means that tracing did not look.
     """
 
     outside_id: ClassVar[frozenset[str]] = _Noted.outside_id | {"uses", "integers"}
@@ -188,7 +180,7 @@ class _Used(_Noted):
     integers: Integers | None = None
 
     def uses_of(self, layer: str) -> tuple[Use, ...]:
-        """What is told of a layer's uses: nothing where its name says it, or nobody looked."""
+        """Return the uses of a layer: none if its name says them, or if tracing did not look."""
         return (self.uses or {}).get(layer, ())
 
 
@@ -229,7 +221,7 @@ class Graph(_Used):
         return tuple(group for group in self.groups if group.fixed is None)
 
     def fixed_beside(self, choices: Iterable[Precision]) -> dict[str, Precision]:
-        """The precisions of the fixed layers, beside what the others have to choose from."""
+        """Return the precisions of the fixed layers beside the choices of the others."""
         beside = [(group, group.fixed_beside(choices)) for group in self.groups]
         return {layer.name: fixed for group, fixed in beside if fixed for layer in group.layers}
 
@@ -246,7 +238,7 @@ class Graph(_Used):
         )
 
     def link_of(self, layer: str) -> Link | None:
-        """The link a layer belongs to, if any."""
+        """Return the link that a layer belongs to, if any."""
         return next((link for link in self.links if layer in link.layers), None)
 
 
@@ -260,7 +252,7 @@ class _PerGroup(_Noted):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What they are the rows of: the method or the cost."""
+        """The method or the cost that gave the rows."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -300,7 +292,7 @@ class Gains(_PerGroup):
 
     @property
     def epochs(self) -> float | None:
-        """What was spent, in epochs of training; None where that is not known."""
+        """The passes that were spent, in epochs of training; None if that is not known."""
         if self.spend is None:
             return None
         if not self.spend.passes:
@@ -407,7 +399,7 @@ class Plan(_Used):
 
     @property
     def proof(self) -> str:
-        """What is proven of it, in words."""
+        """What is proven about its gain, in words."""
         if self.gap is None:
             return "not proven"
         if self.gap > self.rounding:
@@ -458,7 +450,7 @@ def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: t
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
 
 
-# --- What a checkpoint folder says about the tensors beside it.
+# The names of weight files.
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
 """How files of weights usually end; .gguf is a network of its own (`models/pretrained.py`), not weights for another."""

@@ -18,8 +18,6 @@ from bitplan.core.records import Name
 from bitplan.core.rules import Rules
 from bitplan.core.trials import Count, LogLines, NotNegative, Positive, Recipe, Trial
 
-# --- The parts of a study: methods, quantizers, where they start, and what choosing may see.
-
 
 class Method(Value):
     """A gain with its options, the selector it is used with (the method's own unless said), and how tables call it.
@@ -190,12 +188,12 @@ class Study(Record):
         return self
 
     def reference_recipe(self, precision: Precision) -> Recipe:
-        """How the network with all layers at a choice is trained."""
+        """Return the recipe for the network with all layers at one choice."""
         own = self.lowest_recipe if precision == self.choices[0] else None
         return own or self.recipe
 
     def title_of(self, trial: Trial) -> str:
-        """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        """Return the name of a trial's method in tables: its label, or for references `float` or the precision."""
         if trial.role == "quantizer":
             return next((one.title for one in self.quantizers if one.name == trial.method), trial.method)
         if trial.role != "choice":
@@ -212,7 +210,7 @@ class Study(Record):
         return next((method.title for method in said + unsaid), trial.method)
 
     def once(self, what: str, trial: Trial, work: Callable[[], Found]) -> Found:
-        """What depends on how a trial chose and trained, worked out once for all of its budgets and seeds."""
+        """Cache a value that depends on how a trial chose and trained, for all of its budgets and seeds."""
         known = self.__dict__.setdefault(_KNOWN, {})
         how = (str(trial.options), trial.selector, trial.gain_recipe, str(trial.gain_start), trial.recipe)
         key = (what, trial.method, *how)
@@ -222,23 +220,23 @@ class Study(Record):
         return found
 
     def words(self, trial: Trial) -> str:
-        """A trial as people call it."""
+        """Return the name of a trial for people."""
         start = "" if trial.start_seed is None else f" start {trial.start_seed}"
         return f"{self.words_over_seeds(trial)}{start} seed {trial.seed}"
 
     def words_over_seeds(self, trial: Trial) -> str:
-        """The same for all of its seeds together."""
+        """Return the name of a trial without its seeds."""
         at = [trial.at] if trial.at else []
         return " ".join([self.title_of(trial), *trial.budgets, *at])
 
 
 def _looks(title: str) -> str:
-    """What is left of a title for a hasty reader, and for disks that do not tell small letters from capitals."""
+    """Return a title without differences that a hasty reader, or a disk that ignores case, would miss."""
     return " ".join(unicodedata.normalize("NFKC", title).casefold().split())
 
 
 def _way(one: Method | QuantizerAt) -> str:
-    """All that a method or quantizer is but what it is called."""
+    """Return a text of everything about a method or quantizer but its label."""
     return f"{type(one).__name__} {_text(one.model_dump(mode='json', exclude={'label'}))}"
 
 

@@ -121,9 +121,9 @@ LENGTHS = ("epochs", "steps")
 
 
 def on_top(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """What people write of a recipe, on top of another; a length replaces the base's, and all further stages of it.
+    """Return the fields of a recipe with changes on top. A new length replaces the base's length and further stages.
 
-    A second stage, `then`, says what differs from the first; its length it always says itself.
+    The fields of a second stage, `then`, come on top of the first; it always has its own length.
     """
     replaced = (*LENGTHS, "then") if any(key in changes for key in LENGTHS) else ()
     told = {key: value for key, value in base.items() if key not in replaced} | dict(changes)
