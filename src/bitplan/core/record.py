@@ -108,14 +108,14 @@ class Record(Value):
             raise Damaged(f"the {cls.kind()} has no checksum that fits its content: {_EDITED}; {cls.again}")
         target = cls._find_kind(content.get("bitplan"))
         _check_format(target, content.get("format"))
-        if not is_intact and {"id", "checksum"} <= content.keys():
-            raise Damaged(f"the {target.kind()}'s checksum does not fit its content: {_EDITED}; {_MAKE_AGAIN}")
         record = target.model_validate({key: value for key, value in content.items() if key not in _HEAD})
         if not is_intact and content.get("id", record.id) != record.id:
             stated = content["id"]
             raise FileError(
                 f"the {target.kind()}'s id {stated} does not fit its content ({record.id}): {_EDITED}; {_MAKE_AGAIN}"
             )
+        if not is_intact and {"id", "checksum"} <= content.keys():
+            raise Damaged(f"the {target.kind()}'s checksum does not fit its content: {_EDITED}; {_MAKE_AGAIN}")
         if of is not None and content.get("of") != of:
             raise Damaged(f"the {record.kind()} belongs to {content.get('of')}, not to {of}: files were exchanged")
         return record
