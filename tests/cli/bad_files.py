@@ -145,7 +145,7 @@ def _records(folder: Path) -> None:
     text = (folder / "graph.json").read_text()
     for name, content in {
         "cut": text[:200],
-        "newer": text.replace('"format": 2', '"format": 9'),
+        "newer": text.replace('"format": 1', '"format": 9'),
         "edited": text.replace('"macs": ', '"macs": 1'),
         "renamed": text.replace('"bitplan": "graph"', '"bitplan": "grpah"'),
         "text": "hello",

@@ -20,7 +20,7 @@ def files(graph, tmp_path, monkeypatch):
     save(bitplan.price("bmac", graph), "bmac.json")
     text = (tmp_path / "graph.json").read_text()
     (tmp_path / "cut.json").write_text(text[:200])
-    (tmp_path / "newer.json").write_text(text.replace('"format": 2', '"format": 9'))
+    (tmp_path / "newer.json").write_text(text.replace('"format": 1', '"format": 9'))
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "binary.json").write_bytes(b"\x89PNG\r\n\xff")
     (tmp_path / "nan.csv").write_text("layer,gain\na,1\nb,nan\nc,1\n")

@@ -12,8 +12,8 @@ import pytest
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.parsing import parse_json, parse_toml, parsing
 from bitplan.core.record import Record
+from bitplan.core.trials import Recipe
 from bitplan.store.files import load
-from bitplan.store.record_types import KINDS
 from bitplan.store.user_tables import read_table
 
 FAULTS = [
@@ -133,7 +133,7 @@ def test_a_record_may_nest_no_deeper_than_it_can_be_written_again(tmp_path, dept
     """Where a value of any kind is allowed, it is read and can be written, or the file is refused."""
     path = tmp_path / "checkpoint.json"
     nested = "[" * depth + "]" * depth
-    path.write_text(f'{{"bitplan": "checkpoint", "format": 2, "options": {{"a": {nested}}}}}')
+    path.write_text(f'{{"bitplan": "checkpoint", "format": 1, "options": {{"a": {nested}}}}}')
     try:
         read = load(path, Record)
     except FileError:
@@ -143,9 +143,9 @@ def test_a_record_may_nest_no_deeper_than_it_can_be_written_again(tmp_path, dept
 
 @pytest.mark.parametrize("written", ['"nan"', '"-inf"', '" Infinity"', "NaN", "1e999"])
 def test_a_number_that_is_none_enters_no_record_as_a_text_either(tmp_path, written):
-    text = '{"bitplan": "recipe", "format": 2, "steps": 3, "lr": %s}'
+    text = '{"bitplan": "recipe", "format": 1, "steps": 3, "lr": %s}'
     (tmp_path / "r.json").write_text(text % "0.5")
-    assert isinstance(load(tmp_path / "r.json", Record), KINDS["recipe"])
+    assert isinstance(load(tmp_path / "r.json", Record), Recipe)
     (tmp_path / "r.json").write_text(text % written)
     with pytest.raises(FileError, match="r.json"):
         load(tmp_path / "r.json", Record)

@@ -122,46 +122,30 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
-    monkeypatch.setattr(files, "exchange", lambda *_: False)
     with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), whole_folder(path) as temporary:
         fill(temporary, whole_folder, "new")
     assert text_at(path) == "old"
     assert os.listdir(tmp_path) == ["it"]
 
 
-def test_two_names_are_exchanged_in_one_step_here(tmp_path):
-    """Where this fails, the disk of the tests has no such step, and nothing below tries it."""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    assert files.exchange(tmp_path / "a", tmp_path / "b")
-    assert os.listdir(tmp_path / "a") == ["b"]
-    with pytest.raises(FileNotFoundError):
-        files.exchange(tmp_path / "a", tmp_path / "nowhere")
-
-
 def test_killed_at_any_line_a_folder_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path):
     script = Path(__file__).with_name("killed_swap.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    for way in ("one step", "two steps"):
-        assert found[way]["kills"] > 30, "at every line of ours, and between the steps of removing a folder"
-        assert found[way]["wrong"] == [], "old or new, whole, once somebody looks for it"
-        assert {"old", "new"} == set(found[way]["seen"])
-        assert found[way]["left"] == [], "and who replaces it next leaves nothing but that"
-    assert found["one step"]["gone"] == 0, "and with one step even before anybody looks"
-    assert found["two steps"]["gone"] > 0, "a kill between the two steps was among them"
+    assert found["kills"] > 30, "at every line of ours, and between the steps of removing a folder"
+    assert found["wrong"] == [], "old or new, whole, once somebody looks for it"
+    assert {"old", "new"} == set(found["seen"])
+    assert found["left"] == [], "and who replaces it next leaves nothing but that"
+    assert found["gone"] > 0, "a kill between the two renames was among them"
 
 
 def test_what_was_left_half_removed_is_never_restored(tmp_path):
     path = tmp_path / "it"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "exchange", lambda *_: False)
         patch.setattr(files, "remove_quietly", lambda _: None)  # as if killed before
         for text in ("first", "second", "third"):
             with whole_folder(path) as temporary:
                 fill(temporary, whole_folder, text)
-    assert len(os.listdir(tmp_path)) == 2, "whoever writes there next removes what was left before"
     path.rename(tmp_path / "elsewhere")
     files.restore(path)
     assert not path.exists()

@@ -13,8 +13,8 @@ from bitplan.store.files import birth, clear_left, is_gone, left_behind, remove,
 
 WRITING = """
 import sys, time
-from bitplan.core import store
-with getattr(store, sys.argv[1])(sys.argv[2]) as temporary:
+from bitplan.store import files
+with getattr(files, sys.argv[1])(sys.argv[2]) as temporary:
     (temporary / "half" if temporary.is_dir() else temporary).write_text("half")
     print(temporary, flush=True)
     time.sleep(600)

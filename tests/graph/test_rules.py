@@ -185,12 +185,6 @@ def test_what_is_no_pattern_is_refused(wrong):
         bitplan.Rules(fix=[wrong])
 
 
-def test_reasons_are_worded_as_ever_since_the_ids_of_graphs_depend_on_them():
-    model, example = bitplan.load_model("digits_resnet")
-    graph = bitplan.trace(model, example, rules=bitplan.Rules(narrow=48), name="digits_resnet")
-    assert graph.id == "5ee174712b29"  # as before rules were fields
-
-
 AMENDMENTS = [{}, {"fix": ["wide=w2a8"]}, {"fix": ["twin=w8a8"]}, {"free": ["narrow"]}, {"free": ["narrow", "twin"]}]
 AMENDMENTS += [{"fix": ["*=w4a4"], "free": ["head"]}, {"free": ["*"]}, {"fix": ["st*=w3a3", "wide=w2a2"]}]
 

@@ -296,7 +296,7 @@ def test_a_clock_that_is_set_makes_nobody_wait_for_ever(tmp_path, shift):
 def test_who_was_killed_while_taking_over_is_not_waited_for(tmp_path):
     path = tmp_path / "a"
     foreign(path)
-    imports = "import os; from pathlib import Path; from bitplan.engines import lease"
+    imports = "import os; from pathlib import Path; from bitplan.store import lease"
     dies = "lease.os.replace = lambda *_: os.kill(os.getpid(), 9)"
     code = f"{imports}\n{dies}\nwith lease.held(Path({str(path)!r}), stale='t'): pass"
     subprocess.run([sys.executable, "-c", code], check=False)

@@ -125,7 +125,7 @@ DAMAGE = {
 def same(one, other):
     """Whether two files say the same: a bit can be flipped so that they do (1e-5 and 1E-5)."""
     try:
-        return {**json.loads(one), "seal": ""} == {**json.loads(other), "seal": ""}  # the checksum vouches for it too
+        return json.loads(one) == json.loads(other)
     except (ValueError, TypeError):
         return False
 

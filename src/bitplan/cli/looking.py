@@ -52,10 +52,10 @@ def show_file(
     """Show any file of bitplan's: a graph, gains, costs, a plan, results, a checkpoint, a run."""
     from bitplan.cli.show import show_record, show_status, show_table
     from bitplan.core.results import RunResults
-    from bitplan.store.record_types import load_any
+    from bitplan.store.files import load
     from bitplan.store.run_folder import RunFolder
 
-    record = load_any(file)
+    record = load(file)
     if isinstance(record, RunFolder):
         from bitplan.study.status import status
 

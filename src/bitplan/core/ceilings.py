@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from bitplan.core.precision import Precision
 from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
-from bitplan.core.studies import Finite, Study
+from bitplan.core.studies import Study
 from bitplan.core.trials import Count, NotNegative
 
 
@@ -36,7 +36,7 @@ class TriedPlan(Value):
     by: str
     seed: int
     training: str
-    score: Finite
+    score: float
 
 
 class FinalScore(Value):
@@ -45,7 +45,7 @@ class FinalScore(Value):
     start: str
     seed: int
     training: str
-    score: Finite
+    score: float
 
 
 class Finalist(Value):
@@ -53,7 +53,7 @@ class Finalist(Value):
 
     picks: Places
     by: str
-    expected: Finite
+    expected: float
     error: NotNegative
     scores: tuple[FinalScore, ...] = ()
 

@@ -11,7 +11,6 @@ from bitplan.core.precision import Precision
 from bitplan.core.record import Record
 from bitplan.core.records import Count, Name
 from bitplan.core.spend import Spend
-from bitplan.core.studies import Finite
 from bitplan.core.trials import NotNegative, Recipe
 
 Numbers = Mapping[str, Sequence[float]]
@@ -73,7 +72,7 @@ class Outcome(Record):
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"spend"}
 
-    numbers: dict[Name, tuple[Finite, ...]]
+    numbers: dict[Name, tuple[float, ...]]
     seconds: NotNegative = 0.0
     spend: Spend | None = None
 

@@ -1,37 +1,36 @@
-"""What all records have in common: frozen, validated when built, JSON with a version, an id."""
+"""What all records have in common: frozen, validated when built, JSON with a version and a checksum, an id."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from bitplan.core.errors import Damaged, FileError, RecordError, suggestion
 from bitplan.core.frozen import MAY_HOLD, freeze
 from bitplan.core.parsing import parse_json
 
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-"""The content of a file of an older format → the content of today's."""
+FORMAT = 1
+"""The version of files. Others are refused."""
 
 
 class Value(BaseModel):
     """A frozen part of a record, compared by its fields; what they hold is frozen too (`core/frozen.py`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # a start builds what it uses
-    unless_usual: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are written only where they differ from their default: files of before them have the ids they had."""
+    # Building a schema only when it is used keeps a start fast. No record holds NaN or infinity: JSON has neither.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise _refusal(error, type(self)) from None
+            raise _explain(error, type(self)) from None
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -39,10 +38,10 @@ class Value(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise _refusal(error, cls) from None
+            raise _explain(error, cls) from None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields changed; what was worked out from the others is forgotten."""
+        """Return a copy with some fields changed, without values that were cached from the others."""
         fresh = super().model_copy(update=update, deep=deep)
         for name in set(fresh.__dict__) - set(type(self).model_fields):
             del fresh.__dict__[name]
@@ -56,32 +55,14 @@ class Value(BaseModel):
             if type(value) in MAY_HOLD:
                 fields[name] = freeze(value)
 
-    @model_serializer(mode="wrap")
-    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = dump(self)
-        fields = type(self).model_fields if self.unless_usual else {}
-        for name in self.unless_usual:
-            if getattr(self, name) == fields[name].default:
-                content.pop(name, None)
-        return content
-
 
 class Record(Value):
     """A noun of the flow: one JSON file, one id."""
 
-    format: ClassVar[int] = 2
-    """That of files. Format 2 has a checksum, and says what a file belongs to."""
-    id_format: ClassVar[int] = 1
-    """That of ids: raised only where the content itself means something else, so that ids outlive formats of files."""
-    older: ClassVar[Mapping[int, Upgrade]] = {1: dict}
-    """Formats of before that are read too, each with what makes its content one of today's."""
-    passing: ClassVar[frozenset[int]] = frozenset()
-    """Formats of before, without a checksum, that are taken also where files must be sealed."""
-    remake: ClassVar[str] = ""
-    """What to do about a file whose format is no longer read."""
     again: ClassVar[str] = "delete it, and what made it makes it again"
-    """What to do about a file that must be sealed and is not."""
+    """Advice for a damaged file of a run."""
     outside_id: ClassVar[frozenset[str]] = frozenset({"seconds", "device", "versions"})
+    """Facts about how the record came about; the id covers all other fields."""
     kinds: ClassVar[dict[str, type[Record]]] = {}
 
     @classmethod
@@ -91,61 +72,52 @@ class Record(Value):
 
     @classmethod
     def kind(cls) -> str:
-        """The word that names this kind of record in its file."""
+        """Return the word that names this kind of record in its file."""
         return cls.__name__.lower()
 
     @property
     def id(self) -> str:
-        """First 12 hex digits of the SHA-256 of the canonical JSON, run-time facts left out."""
-        known = self.__dict__.get(_ID)  # worked out once: a run asks for the ids of thousands of trials
+        """The first 12 hex digits of the SHA-256 of the kind and of all fields but `outside_id`."""
+        known = self.__dict__.get(_ID)  # cached: a run asks for the ids of thousands of trials
         if known is None:
-            known = self.__dict__[_ID] = identity(self.model_dump(mode="json"), type(self))
+            content = self.model_dump(mode="json", exclude=set(self.outside_id)) | {"bitplan": self.kind()}
+            known = self.__dict__[_ID] = hashlib.sha256(_CANONICAL.encode(content).encode()).hexdigest()[:12]
         return str(known)
 
     def to_json(self, *, of: str | None = None) -> str:
-        """Write as JSON that `from_json` reads back equal; `of` says what it belongs to.
+        """Write as JSON that `from_json` reads back equal; `of` names the owner of the file.
 
-        The id names the content. The checksum is of the whole file, run-time facts and `of` included.
+        The id covers the content. The checksum covers the whole file, run-time facts and `of` included.
         """
-        head: dict[str, Any] = {"bitplan": self.kind(), "format": self.format, "id": self.id}
+        head: dict[str, Any] = {"bitplan": self.kind(), "format": FORMAT, "id": self.id}
         if of is not None:
             head["of"] = of
-        content = self.model_dump(mode="json")
-        head["checksum"] = _digest(head | content)[:32]
-        return json.dumps(head | content, indent=1, allow_nan=False) + "\n"
+        return with_checksum(json.dumps(head | self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
 
     @classmethod
-    def from_json(cls, text: str | bytes, *, of: str | None = None, sealed: bool = False, without: str = "") -> Self:
-        """Read one record; called on `Record` itself, whichever kind the text says it is.
+    def from_json(cls, text: str | bytes, *, of: str | None = None, sealed: bool = False) -> Self:
+        """Read one record; called on `Record` itself, of any kind.
 
-        A file without its id line was edited on purpose and is taken as it is, unless it must be `sealed`: then id and
-        checksum must be there. `of` is what it must belong to; formats that did not say so pass, unless sealed. The
-        field `without`, a long list, is left empty where the text's seal fits, of which it remains a part.
+        A file without its id line was edited on purpose and is accepted, unless it must be `sealed`: then the checksum
+        must fit. `of` is the owner that the file must name.
         """
-        intact = cls._intact(text, without)
-        if intact is not None:
-            _check_owner(*intact, of)
-            return intact[0]
-        whole = _parse(text, f": {_EDITED}; {cls.again}" if sealed else "")
-        if sealed:  # first of all: what damage made of a file says nothing about who wrote it
-            _check_checksum(whole, cls.again)
-        content = {key: value for key, value in whole.items() if key not in _HEAD}
-        target = cls._target(whole.get("bitplan"))
-        version = _check_format(target, whole.get("format"))
-        advice = target.again if sealed else "make it again, or delete its id line to accept the change"
-        if sealed and version == target.format and not {"id", "checksum"} <= whole.keys():
-            raise Damaged(f"the {target.kind()} has no id or no checksum: it was edited by hand; {advice}")
-        today = content if version == target.format else target.older[version](dict(content))
-        record = target.model_validate(today)
-        if _HIDDEN.search(str(text)) and not _is_finite(record.model_dump()):
-            raise Damaged(f"a number of the {target.kind()} is not finite: {_EDITED}; {advice}")
-        if "id" in whole:
-            _check_seal(whole, record.id if version == target.format else identity(content, target), advice)
-        if version != target.format:  # from before files carried a checksum and said what they belong to
-            if sealed and version not in target.passing:
-                raise FileError(f"the {target.kind()} is of format {version}, without a checksum: {advice}")
-            return record
-        _check_owner(record, whole.get("of"), of)
+        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
+        is_intact = _has_checksum(raw)
+        content = _parse(text, raw, is_intact=is_intact, advice=f": {_EDITED}; {cls.again}" if sealed else "")
+        if sealed and not is_intact:  # checked first: damage to the other fields says nothing about who wrote the file
+            raise Damaged(f"the {cls.kind()} has no checksum that fits its content: {_EDITED}; {cls.again}")
+        target = cls._find_kind(content.get("bitplan"))
+        _check_format(target, content.get("format"))
+        record = target.model_validate({key: value for key, value in content.items() if key not in _HEAD})
+        if not is_intact and content.get("id", record.id) != record.id:
+            stated = content["id"]
+            raise FileError(
+                f"the {target.kind()}'s id {stated} does not fit its content ({record.id}): {_EDITED}; {_MAKE_AGAIN}"
+            )
+        if not is_intact and {"id", "checksum"} <= content.keys():
+            raise Damaged(f"the {target.kind()}'s checksum does not fit its content: {_EDITED}; {_MAKE_AGAIN}")
+        if of is not None and content.get("of") != of:
+            raise Damaged(f"the {record.kind()} belongs to {content.get('of')}, not to {of}: files were exchanged")
         return record
 
     def __repr__(self) -> str:
@@ -162,26 +134,10 @@ class Record(Value):
         return html_of(self)
 
     @classmethod
-    def _intact(cls, text: str | bytes, without: str) -> tuple[Self, object] | None:
-        """The record in a text whose seal fits, of today's format, and what it belongs to."""
-        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
-        if not _has_seal(raw):
-            return None
-        try:
-            told = _left_out(raw, without) if without else raw
-            whole = from_json(told, allow_inf_nan=False)  # four times as fast as ours, which is for what anybody wrote
-        except ValueError:  # whoever made the seal did not write a record: ours says what is wrong
-            return None
-        target = cls._target(whole.get("bitplan"))
-        if whole.get("format") != target.format or not _is_id(whole.get("id")):
-            return None
-        record = target.model_validate({key: value for key, value in whole.items() if key not in _HEAD})
-        record.__dict__[_ID] = whole["id"]
-        return record, whole.get("of")
-
-    @classmethod
-    def _target(cls, kind: object) -> type[Self]:
-        """The kind that a file says it is, where it is one that was asked for."""
+    def _find_kind(cls, kind: object) -> type[Self]:
+        """Return the class that a file names, if it is one that was asked for."""
+        if isinstance(kind, str) and kind not in cls.kinds:
+            import_all_kinds()
         target = cls.kinds.get(kind) if isinstance(kind, str) else None
         if target is None:
             says = (
@@ -194,116 +150,64 @@ class Record(Value):
 
 
 _EDITED = "the file was edited by hand or damaged"
+_MAKE_AGAIN = "make it again, or delete its id line to accept the change"
 _ID = "_id"  # pydantic shows no name like this as a field
-_HIDDEN = re.compile(r'"\s*[+-]?(nan|inf)', re.IGNORECASE)  # texts that pydantic takes for numbers
-_HEAD = frozenset({"seal", "bitplan", "format", "id", "of", "checksum"})
-_HEAD_BYTES = 400  # that they take at most
-_SEAL = '{\n "seal": "'
-_SEAL_DIGITS = 32
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # NaN too: it is looked for, not written
+_HEAD = frozenset({"checksum", "bitplan", "format", "id", "of"})
+_CHECKSUM = re.compile(rb'\s*{\s*"checksum"\s*:\s*"([0-9a-f]{32})"')
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_CANONICAL.encode(content).encode()).hexdigest()
+def import_all_kinds() -> None:
+    """Import every module that defines records, so that `Record.kinds` lists them all."""
+    from bitplan.core import ceilings, jobs, latencies, records, results, studies, trials, verdicts  # noqa: F401
 
 
-def identity(content: Mapping[str, Any], target: type[Record]) -> str:
-    """The id of content as it stands in a file."""
-    told = {key: value for key, value in content.items() if key not in target.outside_id}
-    return _digest(told | {"bitplan": target.kind(), "format": target.id_format})[:12]
+def with_checksum(text: str) -> str:
+    """Return a record's JSON with the checksum of its bytes as the first field.
 
-
-def sealed(text: str) -> str:
-    """A record's JSON with a seal of its very bytes before all else, so that thousands are checked in a second.
-
-    A file whose seal fits is as it was written, and neither its checksum nor its id is worked out again.
+    Blanks do not count, so that a file may be laid out anew, or get the line ends of another system.
     """
     rest = f'",{text.removeprefix("{")}'
-    return f"{_SEAL}{_seal_of(rest.encode())}{rest}"
+    return f'{{\n "checksum": "{_sum_bytes(rest.encode()[1:])}{rest}'
 
 
-def is_intact(text: bytes, *, of: str) -> bool:
-    """Whether a file is as it was written for `of`; where not, only `from_json` can tell what it is."""
-    return _has_seal(text) and f'"of": {json.dumps(of)}'.encode() in text[:_HEAD_BYTES]
+def _sum_bytes(text: bytes) -> str:
+    return hashlib.sha256(text.translate(None, b" \t\r\n")).hexdigest()[:32]
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{12}", value))
+def _has_checksum(text: bytes) -> bool:
+    """Tell whether a text begins with the checksum of all that follows it."""
+    checksum = _CHECKSUM.match(text)
+    return checksum is not None and checksum[1].decode() == _sum_bytes(text[checksum.end() :])
 
 
-def _seal_of(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:_SEAL_DIGITS]
-
-
-def _has_seal(text: bytes) -> bool:
-    """Whether a text begins with the seal of all that follows it."""
-    begin, end = len(_SEAL), len(_SEAL) + _SEAL_DIGITS
-    return text.startswith(_SEAL.encode()) and text[begin:end] == _seal_of(text[end:]).encode()
-
-
-def _left_out(text: bytes, field: str) -> bytes:
-    """A sealed text with an empty list in place of a field's: a tenth is left to parse of a result with its log.
-
-    Its lines are as `to_json` wrote them: one blank before the names and the ends of fields, and more within them.
-    """
-    name = f'\n "{field}": [\n'.encode()
-    begin = text.find(name) + len(name)
-    end = text.find(b"\n ]", begin) if begin >= len(name) else -1
-    return text if end < 0 else text[:begin] + text[end:]
-
-
-def _check_owner(record: Record, found: object, of: str | None) -> None:
-    if of is not None and found != of:
-        raise Damaged(f"the {record.kind()} belongs to {found}, not to {of}: files were exchanged")
-
-
-def _check_seal(whole: Mapping[str, Any], own: str, advice: str) -> None:
-    """Refuse a file whose content is not the one that its id or its checksum was made of."""
-    if whole["id"] != own:
-        kind = whole["bitplan"]
-        raise FileError(f"the {kind}'s id {whole['id']} does not fit its content ({own}): {_EDITED}; {advice}")
-    _check_checksum(whole, advice)
-
-
-def _check_checksum(whole: Mapping[str, Any], advice: str) -> None:
-    """Refuse a file whose checksum is of another one; without an id line it was edited on purpose."""
-    rest = {key: value for key, value in whole.items() if key not in ("seal", "checksum")}
-    if {"id", "checksum"} <= whole.keys() and whole["checksum"] != _digest(rest)[:32]:
-        raise Damaged(f"the {whole.get('bitplan')}'s checksum does not fit its content: {_EDITED}; {advice}")
-
-
-def _parse(text: str | bytes, advice: str) -> dict[str, Any]:
-    try:
-        content = parse_json(text)
-    except FileError as error:
-        raise Damaged(f"{error}{advice}") from None
+def _parse(text: str | bytes, raw: bytes, *, is_intact: bool, advice: str) -> dict[str, Any]:
+    content: Any = None
+    if is_intact:
+        with contextlib.suppress(ValueError):  # if a stranger made the checksum, our parser says what is wrong
+            content = from_json(raw, allow_inf_nan=False)  # four times as fast
+    if content is None:
+        try:
+            content = parse_json(text)
+        except FileError as error:
+            raise Damaged(f"{error}{advice}") from None
     if not isinstance(content, dict):
         raise Damaged(f"not a bitplan record but a JSON {type(content).__name__}")
     return content
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether all numbers in a value are; others could not be written again."""
-    if isinstance(value, dict | list | tuple):
-        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _check_format(target: type[Record], version: object) -> int:
-    """The format of a file, where this bitplan reads it."""
-    kind, known = target.kind(), target.format
+def _check_format(target: type[Record], version: object) -> None:
+    kind = target.kind()
     if not isinstance(version, int) or isinstance(version, bool):
-        raise FileError(f"the {kind} says no format version (expected {known})")
-    if version > known:
-        raise FileError(f"{kind} format {version} is newer than this bitplan reads ({known}): upgrade bitplan")
-    if version < known and version not in target.older:
-        advice = target.remake or f"make the {kind} again"
-        raise FileError(f"{kind} format {version} is no longer read (now {known}): {advice}")
-    return version
+        raise FileError(f"the {kind} says no format version (expected {FORMAT})")
+    if version > FORMAT:
+        raise FileError(f"{kind} format {version} is newer than this bitplan reads ({FORMAT}): upgrade bitplan")
+    if version < FORMAT:
+        raise FileError(f"{kind} format {version} is no longer read (now {FORMAT}): make the {kind} again")
 
 
-def _refusal(error: ValidationError, target: type[BaseModel]) -> RecordError:
-    """What is wrong, behind the name of what it is wrong of; one that was built inside has put it there before."""
+def _explain(error: ValidationError, target: type[BaseModel]) -> RecordError:
+    """Return an error in one line that begins with the name of the record, once."""
     name = f"{target.__name__}: "
     return RecordError(name + _one_line(error, target).removeprefix(name))
 

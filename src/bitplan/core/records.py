@@ -12,13 +12,10 @@ from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from bitplan.core.errors import suggestion
 from bitplan.core.naming import inside
-from bitplan.core.older import graph_of_format_1
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
-from bitplan.core.record import Record, Upgrade, Value, identity
+from bitplan.core.record import Record, Value
 from bitplan.core.rules import RuleName, precision_beside
 from bitplan.core.spend import EPOCH, Spend
-
-# --- What a Graph is made of: layers, links, and the groups that are chosen for at once.
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[StrictInt, Field(ge=0)]
@@ -30,8 +27,6 @@ class Layer(Value):
     A fixed layer says which `rule` fixed it, `why` in words, and whether somebody wrote that rule's precision. Where it
     is fixed only because it is linked to another layer, all three are that layer's, which `linked_to` names.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"written"})
 
     name: Name
     kind: Name
@@ -54,12 +49,12 @@ class Layer(Value):
 
     @property
     def is_end(self) -> bool:
-        """Whether it is fixed as the first or the last layer itself, not through a link with it."""
+        """True if it is fixed as the first or the last layer itself, not through a link."""
         return self.rule in ("first", "last") and not self.linked_to
 
     @property
     def usual(self) -> bool:
-        """Whether it is fixed by a rule that nobody wrote."""
+        """True if a default rule fixes it, not one that somebody wrote."""
         return self.fixed is not None and self.rule != "pattern" and not self.written
 
     def fixed_beside(self, choices: Sequence[Precision]) -> Precision:
@@ -104,10 +99,6 @@ class Group(Value):
         return sum(layer.weights for layer in self.layers)
 
 
-# --- Where a network uses its layers, as tracing saw it: what `quantize` cannot tell from names
-# .
-
-
 class Use(Value):
     """One place at which a layer is multiplied: by which function, in the forward of which module.
 
@@ -115,8 +106,6 @@ class Use(Value):
     where otherwise it is a parameter, a part of one or the same numbers in another order; `softmax` that a product of
     activations is followed by one before the next product, whose input is quantized too.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"computed", "softmax"})
 
     module: str
     function: str
@@ -129,14 +118,11 @@ Uses = dict[str, tuple[Use, ...]]
 
 
 def check_uses(uses: Mapping[str, object] | None, layers: Iterable[str]) -> None:
-    """Raise unless every layer that is said to be used exists."""
+    """Raise ValueError unless every layer with uses exists."""
     known = set(layers)
     for name in uses or ():
         if name not in known:
             raise ValueError(f"layer {name!r}, of which uses are told, does not exist{suggestion(name, known)}")
-
-
-# --- What an integer kernel computes beside the layers, as tracing saw it: norms after convolutions, and additions.
 
 
 class Addition(Value):
@@ -146,8 +132,6 @@ class Addition(Value):
     of the module's forward an operand is, empty where it is none; `layers` are the convolutions that make operands,
     also those before the module that only a norm, ReLU or max pooling lies behind.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"left", "right"})
 
     module: str
     call: str
@@ -170,8 +154,6 @@ class Integers(Value):
     (ReLU, max pooling): an integer kernel gives 8 bits at most, also to a layer that would take more.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"additions", "norms", "floats", "feeds"})
-
     additions: tuple[Addition, ...] = ()
     norms: dict[str, str] = {}
     floats: tuple[str, ...] = ()
@@ -179,35 +161,31 @@ class Integers(Value):
 
 
 class _Noted(Record):
-    """What says in words which decisions were left to bitplan, one line each: ids do not tell it."""
+    """A record whose `notes` say which decisions bitplan made, one line each. The id leaves them out."""
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"notes"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"notes"})
 
     notes: tuple[str, ...] = ()
 
 
 class _Used(_Noted):
-    """What may know where a network uses its layers; that is the network's, so ids do not tell it.
+    """A record that may say where a network uses its layers. The id leaves that out: it is a fact about the network.
 
-    `integers` is what integer kernels compute beside them. None means that nobody looked.
+    `integers` says what integer kernels compute beside the layers. None means that tracing did not look.
     """
 
     outside_id: ClassVar[frozenset[str]] = _Noted.outside_id | {"uses", "integers"}
-    unless_usual: ClassVar[frozenset[str]] = _Noted.unless_usual | {"uses", "integers"}
 
     uses: Uses | None = None
     integers: Integers | None = None
 
     def uses_of(self, layer: str) -> tuple[Use, ...]:
-        """What is told of a layer's uses: nothing where its name says it, or nobody looked."""
+        """Return the uses of a layer: none if its name says them, or if tracing did not look."""
         return (self.uses or {}).get(layer, ())
 
 
 class Graph(_Used):
     """The layers of a network in execution order, which of them are linked, and, if traced, where they are used."""
-
-    older: ClassVar[Mapping[int, Upgrade]] = {1: graph_of_format_1}
 
     model: Name
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
@@ -229,12 +207,6 @@ class Graph(_Used):
         return self
 
     @cached_property
-    def id(self) -> str:
-        """That of format 1, where `why` alone said the rule, so that gains of before still belong to their graph."""
-        told = self.model_dump(mode="json", exclude={"layers": {"__all__": {"rule", "linked_to", "written"}}})
-        return identity(told, type(self))
-
-    @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Linked layers together, every other layer alone, in execution order of first members."""
         layers = {layer.name: layer for layer in self.layers}
@@ -249,7 +221,7 @@ class Graph(_Used):
         return tuple(group for group in self.groups if group.fixed is None)
 
     def fixed_beside(self, choices: Iterable[Precision]) -> dict[str, Precision]:
-        """The precisions of the fixed layers, beside what the others have to choose from."""
+        """Return the precisions of the fixed layers beside the choices of the others."""
         beside = [(group, group.fixed_beside(choices)) for group in self.groups]
         return {layer.name: fixed for group, fixed in beside if fixed for layer in group.layers}
 
@@ -266,7 +238,7 @@ class Graph(_Used):
         )
 
     def link_of(self, layer: str) -> Link | None:
-        """The link a layer belongs to, if any."""
+        """Return the link that a layer belongs to, if any."""
         return next((link for link in self.links if layer in link.layers), None)
 
 
@@ -280,7 +252,7 @@ class _PerGroup(_Noted):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What they are the rows of: the method or the cost."""
+        """The method or the cost that gave the rows."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -299,11 +271,10 @@ class Gains(_PerGroup):
     """
 
     outside_id: ClassVar[frozenset[str]] = _PerGroup.outside_id | {"spend", "samples_per_epoch"}
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"budgets", "spend", "samples_per_epoch"}
 
     method: Name
     options: dict[str, JsonValue] = {}
-    rows: dict[str, tuple[float, ...]]
+    rows: dict[str, tuple[Annotated[float, Field(allow_inf_nan=True)], ...]]  # `_finite` says which are not
     errors: dict[str, tuple[float, ...]] | None = None
     histograms: dict[str, tuple[Count, ...]] | None = None
     counts: dict[str, Count] = {}
@@ -321,7 +292,7 @@ class Gains(_PerGroup):
 
     @property
     def epochs(self) -> float | None:
-        """What was spent, in epochs of training; None where that is not known."""
+        """The passes that were spent, in epochs of training; None if that is not known."""
         if self.spend is None:
             return None
         if not self.spend.passes:
@@ -354,8 +325,6 @@ class Costs(_PerGroup):
     index of the widest of these for every choice.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = _PerGroup.unless_usual | {"lacking", "target", "places"}
-
     name: Name
     unit: str
     rows: dict[str, tuple[Count, ...]]
@@ -387,8 +356,6 @@ class Limit(Value):
     where the selector lists all selections, otherwise by the linear relaxation.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"fixed"})
-
     budget: str
     cost_name: Name
     capacity: Count
@@ -417,7 +384,6 @@ class Plan(_Used):
     """
 
     outside_id: ClassVar[frozenset[str]] = _Used.outside_id | {"rounding"}
-    unless_usual: ClassVar[frozenset[str]] = _Used.unless_usual | {"rounding", "target"}
 
     model: Name
     precisions: dict[str, Precision]
@@ -433,7 +399,7 @@ class Plan(_Used):
 
     @property
     def proof(self) -> str:
-        """What is proven of it, in words."""
+        """What is proven about its gain, in words."""
         if self.gap is None:
             return "not proven"
         if self.gap > self.rounding:
@@ -484,7 +450,7 @@ def _check_width(name: str, row: tuple[float, ...] | tuple[int, ...], choices: t
         raise ValueError(f"{name!r} has {len(row)} values for {len(choices)} choices")
 
 
-# --- What a checkpoint folder says about the tensors beside it.
+# The names of weight files.
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".th", ".gguf")
 """How files of weights usually end; .gguf is a network of its own (`models/pretrained.py`), not weights for another."""
@@ -498,8 +464,7 @@ class Checkpoint(Record):
 
     `spec` is a name of the zoo, or "config.json", which then describes a network of transformers' and lies beside it:
     the only ways a checkpoint names code. `tied` maps a tensor's name to the one
-    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors; empty in checkpoints
-    from before it was written down.
+    it is stored under, where both are the same tensor. `sha256` is that of the file of tensors.
     """
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"sha256"}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, JsonValue
 
 from bitplan.core.ceilings import Ceiling
-from bitplan.core.record import Record, Value
+from bitplan.core.record import Record, Value, with_checksum
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.studies import Fit, Pairs, Study
 from bitplan.core.trials import Result
@@ -30,7 +30,7 @@ class Alike(Value):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Alike:
-        """Pack; a result's trial, and a plan's precisions, are fields like others, one level below."""
+        """Pack records. The fields of a result's trial, and a plan's precisions, count as fields of the record."""
         contents = [_flat(record.model_dump(mode="json")) for record in records]
         names = dict.fromkeys(name for content in contents for name in content)
         usual: dict[str, JsonValue] = {}
@@ -46,7 +46,7 @@ class Alike(Value):
         return cls(usual=usual, own=tuple(own))
 
     def read(self, kind: type[Kept]) -> list[Kept]:
-        """The records again."""
+        """Return the records."""
         return [kind.model_validate(_deep(self.usual | content)) for content in self.own]
 
 
@@ -67,15 +67,17 @@ class RunResults(Record):
 
     @classmethod
     def kept(cls, results: Sequence[Result], plans: Mapping[str, Plan], **about: Any) -> RunResults:
-        """Pack; plans that no result has are left out."""
+        """Pack results and the plans that they use."""
         used = {result.plan for result in results}
         own = [plan for name, plan in plans.items() if name in used]
         return cls(results=Alike.of(results), plans=Alike.of(own), **about)
 
     def to_json(self, *, of: str | None = None) -> str:
-        """As of any record, with a line for each entry of what is listed: small, and told apart line by line."""
-        whole = json.loads(super().to_json(of=of))
-        return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in whole.items()) + "\n}\n"
+        """Write as JSON with one line for each entry of a list, so that a diff shows which entries changed."""
+        content = json.loads(super().to_json(of=of))
+        del content["checksum"]
+        lines = ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        return with_checksum("{\n" + lines + "\n}\n")
 
 
 def _lines(value: Any, depth: int = 0) -> str:
@@ -94,7 +96,7 @@ _PARTS = ("trial", "precisions")
 
 
 def _flat(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record, those of its trial or its precisions among them as "trial/seed"; without logs."""
+    """Return the fields of a record without logs. Those of its trial or precisions are named like "trial/seed"."""
     flat = {name: value for name, value in content.items() if name not in _LEFT_OUT and name not in _PARTS}
     for part in _PARTS:
         flat |= {f"{part}/{name}": value for name, value in content.get(part, {}).items()}
@@ -102,7 +104,7 @@ def _flat(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deep(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The same backwards."""
+    """Return the nested fields of a flat record."""
     content: dict[str, Any] = {}
     for name, value in flat.items():
         part, _, inner = name.partition("/")

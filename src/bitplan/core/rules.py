@@ -29,8 +29,6 @@ _PRECISIONS: Mapping[str, RuleName] = {
 }
 """The fields of `Rules` that are the precision of a rule, and that rule."""
 
-_ALWAYS_WRITTEN = ("first", "last", "narrow", "fix", "free")
-
 
 class Rules(Value):
     """The paper's rules by default. None, or "free", switches a precision rule off, `narrow=0` the one on width.
@@ -95,11 +93,12 @@ class Rules(Value):
 
     @model_serializer(mode="plain")
     def _as_written(self, info: SerializationInfo) -> dict[str, Any]:
-        """As people write them. What is newer than the first studies stands there only where it differs: ids stay."""
+        """Return the fields as people write them."""
         usual = type(self)()
-        changed = {name for name in type(self).model_fields if getattr(self, name) != getattr(usual, name)}
-        shown = changed if info.exclude_defaults else changed.union(_ALWAYS_WRITTEN)
-        return {name: _written(getattr(self, name)) for name in type(self).model_fields if name in shown}
+        names = list(type(self).model_fields)
+        if info.exclude_defaults:
+            names = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        return {name: _written(getattr(self, name)) for name in names}
 
 
 def precision_beside(rule: RuleName, usual: Precision, choices: Sequence[Precision]) -> Precision:

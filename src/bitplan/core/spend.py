@@ -18,7 +18,7 @@ from pydantic import Field
 
 from bitplan.core.errors import InputError
 
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0)]
 Times = Annotated[int, Field(ge=0)]
 
 

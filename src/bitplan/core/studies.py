@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -13,12 +13,10 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_va
 from bitplan.core.defaults import COST
 from bitplan.core.errors import Fault
 from bitplan.core.precision import Precision, why_not_choices
-from bitplan.core.record import Record, Upgrade, Value
+from bitplan.core.record import Record, Value
 from bitplan.core.records import Name
 from bitplan.core.rules import Rules
-from bitplan.core.trials import OLD_RUN, Count, LogLines, NotNegative, Positive, Recipe, Trial
-
-# --- The parts of a study: methods, quantizers, where they start, and what choosing may see.
+from bitplan.core.trials import Count, LogLines, NotNegative, Positive, Recipe, Trial
 
 
 class Method(Value):
@@ -27,8 +25,6 @@ class Method(Value):
     `start` are options of quantize for the network that its gains are estimated from, where that is not the study's:
     made from the same float network by the same recipe. Trials start from the study's all the same.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"start"})
 
     name: Name
     options: dict[str, JsonValue] = {}
@@ -70,8 +66,6 @@ class Start(Value):
     `seed` is the first of them.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"seeds"})
-
     weights: str | None = None
     weights_from: str = ""
     fresh: tuple[str, ...] = ()
@@ -112,9 +106,6 @@ class Choosing(Value):
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
 Found = TypeVar("Found")
 _KNOWN = "_known"  # pydantic shows no name like this as a field
 FLOAT = "float"
@@ -136,13 +127,7 @@ class Study(Record):
     network over the seeds; a study has methods and budgets, or quantizers, or both.
     """
 
-    id_format: ClassVar[int] = 2
-    older: ClassVar[Mapping[int, Upgrade]] = {}
-    remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"keep_networks"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset(
-        {"spend", "choosing", "quantizers", "lowest_recipe", "in_integers"}
-    )
 
     name: Name
     task: Name
@@ -203,12 +188,12 @@ class Study(Record):
         return self
 
     def reference_recipe(self, precision: Precision) -> Recipe:
-        """How the network with all layers at a choice is trained."""
+        """Return the recipe for the network with all layers at one choice."""
         own = self.lowest_recipe if precision == self.choices[0] else None
         return own or self.recipe
 
     def title_of(self, trial: Trial) -> str:
-        """What tables call the method of a trial: its label, or for references `float` or the precision."""
+        """Return the name of a trial's method in tables: its label, or for references `float` or the precision."""
         if trial.role == "quantizer":
             return next((one.title for one in self.quantizers if one.name == trial.method), trial.method)
         if trial.role != "choice":
@@ -225,7 +210,7 @@ class Study(Record):
         return next((method.title for method in said + unsaid), trial.method)
 
     def once(self, what: str, trial: Trial, work: Callable[[], Found]) -> Found:
-        """What depends on how a trial chose and trained, worked out once for all of its budgets and seeds."""
+        """Cache a value that depends on how a trial chose and trained, for all of its budgets and seeds."""
         known = self.__dict__.setdefault(_KNOWN, {})
         how = (str(trial.options), trial.selector, trial.gain_recipe, str(trial.gain_start), trial.recipe)
         key = (what, trial.method, *how)
@@ -235,23 +220,23 @@ class Study(Record):
         return found
 
     def words(self, trial: Trial) -> str:
-        """A trial as people call it."""
+        """Return the name of a trial for people."""
         start = "" if trial.start_seed is None else f" start {trial.start_seed}"
         return f"{self.words_over_seeds(trial)}{start} seed {trial.seed}"
 
     def words_over_seeds(self, trial: Trial) -> str:
-        """The same for all of its seeds together."""
+        """Return the name of a trial without its seeds."""
         at = [trial.at] if trial.at else []
         return " ".join([self.title_of(trial), *trial.budgets, *at])
 
 
 def _looks(title: str) -> str:
-    """What is left of a title for a hasty reader, and for disks that do not tell small letters from capitals."""
+    """Return a title without differences that a hasty reader, or a disk that ignores case, would miss."""
     return " ".join(unicodedata.normalize("NFKC", title).casefold().split())
 
 
 def _way(one: Method | QuantizerAt) -> str:
-    """All that a method or quantizer is but what it is called."""
+    """Return a text of everything about a method or quantizer but its label."""
     return f"{type(one).__name__} {_text(one.model_dump(mode='json', exclude={'label'}))}"
 
 
@@ -265,10 +250,6 @@ class Agenda(Record):
     `trainings` says, once plans are there, which trials each training serves: those with the same precisions share it.
     """
 
-    id_format: ClassVar[int] = 2
-    older: ClassVar[Mapping[int, Upgrade]] = {}
-    remake: ClassVar[str] = OLD_RUN
-
     study: str
     trials: tuple[Trial, ...]
     trainings: dict[str, tuple[str, ...]] = {}
@@ -280,8 +261,6 @@ class Estimation(Record):
     `budgets`, `cost` and `spend` are said where a method chooses within a budget, `hold_out` where samples are held out
     to judge by.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"budgets", "cost", "spend", "hold_out"})
 
     start: str
     graph: str
@@ -303,8 +282,6 @@ class Training(Record):
     a share of the training samples that is left out, and that the network is scored on instead of the test split.
     """
 
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"quantizer", "hold_out"})
-
     task: Name
     start: str
     precisions: dict[str, Precision]
@@ -318,12 +295,11 @@ class Trained(Record):
     """What came of a training; `metric` is what the task calls its score, `losses` are as a result has them."""
 
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric", "losses"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"losses"})
 
     training: str
-    score: Finite
+    score: float
     metric: str = ""
-    losses: tuple[Finite, ...] = ()
+    losses: tuple[float, ...] = ()
     higher_is_better: bool
     log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0
@@ -333,10 +309,6 @@ class Trained(Record):
 
 class FailedTrial(Record):
     """A trial that did not end with a score, and why."""
-
-    id_format: ClassVar[int] = 2
-    older: ClassVar[Mapping[int, Upgrade]] = {}
-    remake: ClassVar[str] = OLD_RUN
 
     trial: Trial
     fault: Fault
@@ -350,8 +322,8 @@ class Pair(Value):
 
     first: Name
     second: Name
-    predicted: Finite
-    measured: Finite
+    predicted: float
+    measured: float
 
 
 class Pairs(Record):
@@ -359,9 +331,9 @@ class Pairs(Record):
 
     graph: str
     metric: str
-    alone: dict[str, Finite]
+    alone: dict[str, float]
     pairs: Annotated[tuple[Pair, ...], Field(min_length=1)]
-    correlation: Finite
+    correlation: float
     seconds: NotNegative = 0.0
 
 
@@ -374,14 +346,14 @@ class Fit(Record):
     graph: str
     metric: str
     groups: tuple[Name, ...]
-    coefficients: tuple[Finite, ...]
-    intercept: Finite
+    coefficients: tuple[float, ...]
+    intercept: float
     vectors: tuple[tuple[int, ...], ...]
-    measured: tuple[Finite, ...]
-    predicted: tuple[Finite, ...]
+    measured: tuple[float, ...]
+    predicted: tuple[float, ...]
     held_out: tuple[int, ...]
-    correlation: Finite
-    correlation_held_out: Finite | None = None
+    correlation: float
+    correlation_held_out: float | None = None
     residual: NotNegative
     epochs: NotNegative = 0.0
     networks: Count

@@ -13,18 +13,16 @@ from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.core.trials import Recipe, Result
 
-# --- Records in one to three lines, for consoles and logs; notes follow, a line each.
-
 
 def lines_of(record: Record) -> list[str]:
-    """What a record says, its most important line first."""
+    """Return a record in a few lines, the most important first."""
     write = _WRITERS.get(type(record))
     lines = [f"{type(record).__name__} {record.id}"] if write is None else write(record)
     return [one_line(line) for line in (*lines, *getattr(record, "notes", ()))]
 
 
 def headline(graph: Graph) -> str:
-    """A graph in one line."""
+    """Return a graph in one line."""
     groups, links = len(graph.groups), len(graph.links)
     macs = sum(layer.macs for layer in graph.layers)
     weights = sum(layer.weights for layer in graph.layers)
@@ -35,7 +33,7 @@ def headline(graph: Graph) -> str:
 
 
 def counted(precisions: Iterable[Precision]) -> str:
-    """How many have which precision, the lowest first."""
+    """Return how many layers have which precision, the lowest first."""
     picks = Counter(precisions)
     ordered = sorted(picks, key=lambda precision: (precision.weight_bits, precision.act_bits))
     return ", ".join(f"{picks[precision]} at {precision}" for precision in ordered)

@@ -9,15 +9,14 @@ from pydantic import Field, JsonValue, model_validator
 
 from bitplan.core.defaults import COST
 from bitplan.core.precision import Precision
-from bitplan.core.record import Record, Upgrade
+from bitplan.core.record import Record
 from bitplan.core.records import Name
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0)]
 LogLines = dict[str, int | float | None]
 """Some steps of a training together: step, epoch, loss, score, rate."""
-OLD_RUN = "it is of a run by bitplan before 0.2: sweep its study into a new folder, or read it with that bitplan"
 
 # What a recipe without a rate gets.
 _RATES = {"sgd": 0.01, "adamw": 1e-4, "lamb": 1e-3}
@@ -47,10 +46,6 @@ class Recipe(Record):
     new optimizer, from the weights that the stage before it left. A recipe without `lr` gets a rate, a warm-up and a
     limit that do a trained network no harm; with one, it does just what it says.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = frozenset(
-        {"held_out", "move_limit", "distill_hidden", "distill_attention", "sharpness", "then"}
-    )
 
     epochs: Positive | None = None
     steps: Count | None = None
@@ -126,9 +121,9 @@ LENGTHS = ("epochs", "steps")
 
 
 def on_top(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """What people write of a recipe, on top of another; a length replaces the base's, and all further stages of it.
+    """Return the fields of a recipe with changes on top. A new length replaces the base's length and further stages.
 
-    A second stage, `then`, says what differs from the first; its length it always says itself.
+    The fields of a second stage, `then`, come on top of the first; it always has its own length.
     """
     replaced = (*LENGTHS, "then") if any(key in changes for key in LENGTHS) else ()
     told = {key: value for key, value in base.items() if key not in replaced} | dict(changes)
@@ -145,7 +140,6 @@ class Run(Record):
     `network`, `weights` and `teacher` are hashes: of names, shapes and plan, of the first weights, of the teacher.
     """
 
-    passing: ClassVar[frozenset[int]] = frozenset({1})  # half-done trainings of before go on
     again: ClassVar[str] = "delete the folder that it lies in to begin anew"
 
     recipe: Recipe
@@ -173,13 +167,6 @@ class Trial(Record):
     plan that it is tried at: a precision, or the name and the id of a plan. `start_seed` is the seed of the start,
     where a study has several.
     """
-
-    id_format: ClassVar[int] = 2
-    older: ClassVar[Mapping[int, Upgrade]] = {}
-    remake: ClassVar[str] = OLD_RUN
-    unless_usual: ClassVar[frozenset[str]] = frozenset(
-        {"gain_spend", "gain_hold_out", "gain_start", "at", "start_seed"}
-    )
 
     task: Name
     model: Name
@@ -217,22 +204,18 @@ class Result(Record):
     """The score a trial reached, and with which plan.
 
     Results of one `training` share it: their plans have the same precisions, so the network was trained once.
-    `metric` is what the task calls its score; empty in files from before it was written down. `losses` are those of
+    `metric` is what the task calls its score. `losses` are those of
     each window of the test split, where a task scores by windows (`Task.each`): networks are compared on the same ones.
     """
 
-    id_format: ClassVar[int] = 2
-    older: ClassVar[Mapping[int, Upgrade]] = {}
-    remake: ClassVar[str] = OLD_RUN
     outside_id: ClassVar[frozenset[str]] = Record.outside_id | {"metric", "losses"}
-    unless_usual: ClassVar[frozenset[str]] = frozenset({"losses"})
 
     trial: Trial
     plan: str
     training: str = ""
-    score: Annotated[float, Field(allow_inf_nan=False)]
+    score: float
     metric: str = ""
-    losses: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
+    losses: tuple[float, ...] = ()
     higher_is_better: bool
     log: tuple[LogLines, ...] = ()
     seconds: NotNegative = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -46,8 +46,6 @@ class Verdict(Record):
     flips others behind it, so that no two ways to add up agree. `rounds` says what a runtime rounds that the
     network does not; then no output is close, and predictions and scores tell how near it is.
     """
-
-    unless_usual: ClassVar[frozenset[str]] = Record.unless_usual | {"rounds"}
 
     file: str
     codes_equal: bool

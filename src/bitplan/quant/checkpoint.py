@@ -109,7 +109,7 @@ def load_checkpoint(
         return filled
     about = load(source / ABOUT, Checkpoint, of=of, sealed=of is not None)
     if of is not None:  # in a run: that it is damaged is said, not what the damage made of it
-        check_weights(source, about, sealed=True)
+        check_weights(source, about)
     base = from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
@@ -246,7 +246,7 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
     expected = model.state_dict()
     # Files older than torch 0.4.1 lack counters.
     counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
-    further = further_names(model)  # which files of before have too
+    further = further_names(model)
     complete = counters | {name: tensor for name, tensor in tensors.items() if name not in further}
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import difflib
 import errno
 import glob
@@ -26,8 +25,7 @@ from typing import Any, TypeVar, overload
 from bitplan.core.errors import Damaged, FileError, InputError, WriteError
 from bitplan.core.parsing import check_available, check_room, memory_for
 from bitplan.core.record import Record
-
-# --- Files that are whole or not there: atomic writing, and reading with one clear line on failure.
+from bitplan.core.records import ABOUT, Checkpoint
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 _FOLDER = "folder"
@@ -40,11 +38,10 @@ ASIDE = ".damaged"
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Give a temporary name to write under; when the block ends, the file is on the disk and gets its own name.
+    """Yield a temporary name to write under; when the block ends, flush the file and give it its own name.
 
-    When this returns, the name is on the disk too: no power cut takes it back. A kill, a full disk or an error in the
-    block leaves no half file, and a file that was there before stays. What the system refuses, in the block too, is a
-    WriteError. Folders above the file are made.
+    The name is flushed too, so that no power cut takes it back. A kill, a full disk or an error in the block leaves no
+    half file, and the old file stays. Raise WriteError if the system refuses anything. Folders above the file are made.
     """
     target = Path(path)
     refuse_no_file(target)
@@ -63,10 +60,10 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Give a temporary folder to fill; when the block ends, its files are on the disk and it gets its own name.
+    """Yield a temporary folder to fill; when the block ends, flush its files and give it its own name.
 
-    A folder that was there before is replaced in one step, and stays where the block or the replacement fails. What
-    killed processes left in its place is removed first.
+    The old folder stays until then, and also if the block or the replacement fails. Folders that killed processes left
+    half written are removed first.
     """
     target = Path(path)
     temporary = temporary_name(target)
@@ -97,7 +94,7 @@ def write_bytes(path: str | Path, content: bytes) -> Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a text file; what prevents it is said in one line."""
+    """Return the text of a file (UTF-8). Raise FileError in one line if it cannot be read."""
     try:
         return read_bytes(path, times=_PARSED).decode("utf-8")
     except UnicodeDecodeError:
@@ -105,7 +102,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
-    """Read a file whole, after a look at its size: what is made of it takes so many times its bytes of memory."""
+    """Return the content of a file. Refuse one whose values would take too much memory: `times` its bytes."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -121,15 +118,15 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
 
 
 def refuse_large_text(path: Path) -> None:
-    """Refuse a file that a library reads whole as text, if that would take more memory than it may."""
+    """Raise FileError if reading a file whole as text would take more memory than it may."""
     size = path.stat().st_size
     check_room(path, _PARSED * size, size)
 
 
 def open_file(path: str | Path) -> io.BufferedReader:
-    """Open a file to read it; a pipe or a device, which may keep us waiting for ever, is an OSError.
+    """Open a file to read it. Raise OSError for a pipe or a device, which may keep us waiting for ever.
 
-    What a shell hands over as a file, `<(…)`, is a pipe that is open already, and is read.
+    A pipe that a shell hands over as a file, `<(…)`, is open already, and is read.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = stat.S_IFMT(os.fstat(number).st_mode)
@@ -143,9 +140,9 @@ def open_file(path: str | Path) -> io.BufferedReader:
 
 
 def through_links(path: Path) -> Path:
-    """Where a name leads that a user wrote: its links stay, and what they point to is written.
+    """Return the target of a path that a user wrote, so that a link stays and its target is written.
 
-    Files of a run are written without this, since links in it may be anybody's: there a link is replaced.
+    Files of a run are written without this: links in a run may be anybody's, so they are replaced.
     """
     try:
         leads_on = path.is_symlink() and _kind_of_special(path) in (None, _FOLDER)
@@ -155,21 +152,21 @@ def through_links(path: Path) -> Path:
 
 
 def checked_name(name: str) -> str:
-    """An id as the name of a file; ids stand in files too, and must not lead elsewhere."""
+    """Return an id that serves as a file's name. Refuse one that leads elsewhere: ids are read from files too."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise FileError(f"{name!r} is no id: a file says it that bitplan did not write")
     return name
 
 
 def refuse_no_file(target: Path) -> None:
-    """Refuse to put a file in the place of something else: renaming would replace a device too."""
+    """Raise WriteError if a folder, pipe or device has the name of a file: renaming would replace it."""
     kind = _kind_of_special(target)
     if kind is not None:
         raise WriteError(f"cannot write {target}: it is a {kind}, not a file")
 
 
 def is_same(one: Path, other: Path) -> bool:
-    """Whether two names are of one file or folder that is there."""
+    """Return True if two names are of one existing file or folder."""
     try:
         return os.path.samefile(one, other)
     except (OSError, ValueError):  # one is not there, or is no name
@@ -177,7 +174,7 @@ def is_same(one: Path, other: Path) -> bool:
 
 
 def is_below(one: Path, other: Path) -> bool:
-    """Whether a path leads to something that is there, in a folder or deeper in it."""
+    """Return True if a path leads to an existing file or folder inside another folder, at any depth."""
     try:
         return one.exists() and other.resolve() in one.resolve().parents
     except (OSError, ValueError, RuntimeError):  # it is no name, or its links go in a circle
@@ -185,7 +182,7 @@ def is_below(one: Path, other: Path) -> bool:
 
 
 def _kind_of_special(path: Path) -> str | None:
-    """What stands at a path, or behind its links, if it is neither a file nor nothing."""
+    """Return the kind of a path's target, such as "folder"; None for a regular file or if there is nothing."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -194,7 +191,7 @@ def _kind_of_special(path: Path) -> str | None:
 
 
 def sha256_of(path: str | Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     try:
         with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -212,36 +209,42 @@ def load(path: str | Path) -> Any: ...
 
 
 @overload
-def load(
-    path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False, without: str = ""
-) -> AnyRecord: ...
+def load(path: str | Path, kind: type[AnyRecord], *, of: str | None = None, sealed: bool = False) -> AnyRecord: ...
 
 
-def load(
-    path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False, without: str = ""
-) -> Any:
-    """Read a record, of whichever kind its file says, or of the given kind; options as for `from_json`.
+def load(path: str | Path, kind: type[Any] | None = None, *, of: str | None = None, sealed: bool = False) -> Any:
+    """Read a record of the given kind, or of any kind; options as for `from_json`.
 
-    Without a kind, the folder of a checkpoint gives what stands there about it (`load_checkpoint` reads the network),
-    and that of a run its `RunFolder`.
+    Without a kind, the folder of a run gives its `RunFolder`, and that of a checkpoint its `Checkpoint` (use
+    `load_checkpoint` to read the network).
     """
     if kind is None:
-        from bitplan.store.record_types import load_any
-
-        return load_any(Path(path))
+        if Path(path).is_dir():
+            return _load_folder(Path(path))
+        kind = Record
     text = read_text(path)
     try:
-        return kind.from_json(text, of=of, sealed=sealed, without=without)
+        return kind.from_json(text, of=of, sealed=sealed)
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from None
     except InputError as error:
         raise FileError(f"{path}: {error}") from None
 
 
-def set_aside(path: Path) -> Path:
-    """Give a damaged file or folder another name beside its own, and give that name; it is never deleted.
+def _load_folder(path: Path) -> Any:
+    from bitplan.store.run_folder import RunFolder
 
-    Somebody else may have done so before: then it is not there any more, and that is all right.
+    if RunFolder.is_one(path):
+        return RunFolder(path)
+    if (path / ABOUT).is_file():
+        return load(path / ABOUT, Checkpoint)
+    raise FileError(f"{path} is a folder, and neither a checkpoint (with a {ABOUT}) nor a run (with a study.json)")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder, and return the new name. It is never deleted.
+
+    It is no error if another process did so before.
     """
     endings = itertools.chain([ASIDE], (f"{ASIDE}.{number}" for number in itertools.count(2)))
     names = (path.with_name(f"{path.name}{ending}") for ending in endings)
@@ -253,14 +256,14 @@ def set_aside(path: Path) -> Path:
 
 
 def _unreadable(path: Path, error: OSError) -> FileError:
-    """What the system says of a file; a disk that fails to give it back has damaged it."""
+    """Return the error for a file that cannot be read. A failing disk counts as damage."""
     kind = Damaged if error.errno == errno.EIO else FileError
     where = _looked_in(path) if isinstance(error, FileNotFoundError) else ""
     return kind(f"cannot read {path}: {error.strerror or error}{where}")
 
 
 def _looked_in(path: Path) -> str:
-    """Files of nearly that name in its folder, or where that is."""
+    """Return similar names in the folder of a missing file, or else the folder."""
     if not path.parent.is_dir():
         return f"; there is no folder {path.parent}"
     stems = sorted(other.stem for other in path.parent.iterdir() if other.suffix == path.suffix)
@@ -269,7 +272,7 @@ def _looked_in(path: Path) -> str:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders; what prevents it is said in one line."""
+    """Remove files and folders. Raise WriteError in one line if that fails."""
     for path in paths:
         try:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -279,7 +282,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 @contextmanager
 def _refusals_named(target: Path) -> Iterator[None]:
-    """Say in one line which file or folder the system refuses to write."""
+    """Turn an OSError in this block into a WriteError that names the target."""
     try:
         yield
     except FileExistsError as error:
@@ -289,7 +292,7 @@ def _refusals_named(target: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, each known to the disk."""
+    """Make a folder and those above it, and flush their names."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -297,13 +300,13 @@ def make_folder(path: Path) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """See that the content of a file is on the disk."""
+    """Flush the content of a file to the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def flush_folder(path: Path) -> None:
-    """See that the names in a folder are on the disk, where the file system knows how."""
+    """Flush the names in a folder to the disk, if the file system can."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -314,118 +317,80 @@ def flush_folder(path: Path) -> None:
         os.close(number)
 
 
-# --- Folders that are put in place of others: at every moment the old one or the new one has the name.
+# Folders are replaced in two renames: the old one moves aside, the new one gets the name.
 
-
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+_ATTEMPTS = 10
 
 
 def put_in_place(new: Path, target: Path) -> None:
-    """Give a folder its name; what had the name before is removed afterwards, and stays where this fails."""
-    try:
-        new.rename(target)  # nothing is there, or an empty folder
-        return
-    except OSError as error:
-        if error.errno not in _TAKEN:
-            raise
-    if not exchange(new, target):
-        _in_two_steps(new, target)
-        return
-    remove_quietly([new])  # the old one by now
+    """Give a folder its name, and remove the folder that had it; that one stays if this fails.
+
+    A kill between the two renames leaves the old folder aside, and `restore` puts it back.
+    """
+    for attempt in range(_ATTEMPTS):  # another process may restore the old one between the two renames
+        try:
+            new.rename(target)  # nothing is there, or an empty folder
+            break
+        except OSError as error:
+            if error.errno not in _TAKEN or attempt == _ATTEMPTS - 1:
+                restore(target)
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(target.with_name(f".{target.name}.old.{secrets.token_hex(4)}"))
+    for old in _list_aside(target):
+        gone = temporary_name(target)  # renamed first, so that `restore` never finds half of it
+        with contextlib.suppress(OSError):
+            old.rename(gone)
+            remove_quietly([gone])
 
 
 def restore(target: Path) -> None:
-    """Give a folder its name back that somebody had set aside who was killed before the new one was in place."""
-    aside = _set_aside(target)
-    with contextlib.suppress(OSError):  # somebody else was faster, or the disk is read-only
+    """Put a folder back that a killed process had moved aside and not yet replaced."""
+    aside = _list_aside(target)
+    with contextlib.suppress(OSError):  # another process was faster, or the disk is read-only
         if aside and not os.path.lexists(target):
             max(aside, key=lambda path: path.stat().st_ctime_ns).rename(target)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Let two paths exchange what they name, in one step; False where the system or this disk has no such step."""
-    rename = _renameat2()
-    if rename is None:
-        return False
-    if rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _CANNOT:
-        return False
-    raise OSError(number, os.strerror(number), str(other))
-
-
-@cache
-def _renameat2() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return None
-
-
-def _in_two_steps(new: Path, target: Path) -> None:
-    for left in _set_aside(target):  # by somebody who was killed when the new one was in place
-        _forget(left)
-    old = target.with_name(f".{target.name}.old.{secrets.token_hex(4)}")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    _forget(old)
-
-
-def _set_aside(target: Path) -> list[Path]:
+def _list_aside(target: Path) -> list[Path]:
     return list(target.parent.glob(f".{glob.escape(target.name)}.old.*"))
 
 
-def _forget(old: Path) -> None:
-    """Remove what was set aside; first its name, so that nobody restores a half of it."""
-    gone = old.with_name(old.name.replace(".old.", ".gone."))
-    with contextlib.suppress(OSError):
-        old.rename(gone)
-        remove_quietly([gone])
-
-
-# --- Temporary names: what is written gets its own name when it is whole, and who is killed before leaves this one.
-
+# Temporary names: a file has one until it is whole. A killed process leaves it behind.
 
 _NAME = re.compile(r"\.(?P<of>.+)\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d{1,9})-(?P<born>\d*)-[0-9a-f]{8}(\.[^.]*)?")
-_GONE = re.compile(r"\.(?P<of>.+)\.gone\.[0-9a-f]{8}")  # a folder that was replaced, and is being removed
 _DAY = 24 * 3600.0
 
 
 def temporary_name(target: Path) -> Path:
-    """A name beside the target that nobody else uses; the ending stays, since some writers look at it."""
+    """Return an unused name beside the target. The suffix stays, since some writers look at it."""
     pid = os.getpid()
     return target.with_name(f".{target.name}.{_machine()}-{pid}-{birth(pid)}-{secrets.token_hex(4)}{target.suffix}")
 
 
 def left_behind(folder: Path, of: str | None = None, *, by_others: bool = False) -> list[Path]:
-    """What processes that are gone were writing in a folder, or there in the place of one name.
+    """Return the temporary files and folders that ended processes left in a folder, or for one name in it.
 
-    Of another machine's processes (this one before it was started anew is another) nothing is known. `by_others` takes
-    theirs too where they are a day old: only who knows that nobody works there should say so.
+    Nothing is known about processes of another machine; this one before a reboot counts as another. `by_others` takes
+    theirs too if they are a day old: use it only if nobody works there.
     """
     found = []
     with contextlib.suppress(OSError):  # there is no such folder
         for path in folder.iterdir():
-            name = _NAME.fullmatch(path.name) or _GONE.fullmatch(path.name)
+            name = _NAME.fullmatch(path.name)
             if name and of in (None, name["of"]) and _is_left(path, name, by_others):
                 found.append(path)
     return sorted(found)
 
 
 def clear_left(folder: Path, of: str | None = None) -> None:
-    """Remove what processes that are gone were writing; what cannot be removed stays, and does no harm."""
+    """Remove the temporary files of ended processes. Those that cannot be removed stay; they do no harm."""
     remove_quietly(left_behind(folder, of))
 
 
 def remove_quietly(paths: Iterable[Path]) -> None:
-    """Remove files, folders and links (not what they lead to); what cannot be removed stays."""
+    """Remove files, folders and links (not their targets). Those that cannot be removed stay."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -435,15 +400,13 @@ def remove_quietly(paths: Iterable[Path]) -> None:
 
 
 def _is_left(path: Path, name: re.Match[str], by_others: bool) -> bool:
-    if name.re is _GONE:
-        return True  # whoever removes it finds nothing to do
     if name["machine"] == _machine():
         return is_gone(int(name["pid"]), name["born"])
     return by_others and _age(path) > _DAY
 
 
 def _age(path: Path) -> float:
-    """Seconds since anything in it was written."""
+    """Return the seconds since anything in a file or folder was written."""
     times = [0.0]
     with contextlib.suppress(OSError):  # somebody else is removing it
         times += [one.lstat().st_mtime for one in (path, *path.rglob("*"))]
@@ -455,12 +418,12 @@ def _machine() -> str:
     return hashlib.sha256(machine().encode()).hexdigest()[:8]
 
 
-# --- Which process it is: on which machine, with which number, born when; and whether it can still come back.
+# Processes are told apart by machine, number and start time.
 
 
 @cache
 def machine() -> str:
-    """This machine, as far as process numbers mean anything: two containers are two."""
+    """Return a name for the space of process numbers: the machine since its boot, or the container."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -468,7 +431,7 @@ def machine() -> str:
 
 
 def birth(pid: int) -> str:
-    """When a process was started, which tells it from a later one of the same number; empty where there is none."""
+    """Return the start time of a process, which tells it from a later one with its number; "" if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -477,13 +440,13 @@ def birth(pid: int) -> str:
 
 
 def is_gone(pid: int, born: str) -> bool:
-    """Whether a process of this machine has ended; one that the system hides from us may be there."""
+    """Return True if a process of this machine has ended. A hidden process may still run."""
     now = birth(pid)
     return now != born and not (now == "" and _is_hidden(pid))
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether it is somebody else's, of which /proc says nothing where it is mounted so."""
+    """Return True if the process belongs to another user and /proc hides it (hidepid)."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Jobs whose outcome is a file: what was finished before a kill is not done again, nor what somebody else does."""
+"""Jobs whose outcome is a file. A finished job is not done again, nor one that another process works on."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def run_jobs(
     engine: Engine | None = None,
     remake: bool = True,
 ) -> Iterator[tuple[Job, Outcome | Failure]]:
-    """Do each job once: one whose outcome is on the shelf, under the job's id, is read instead.
+    """Do each job once, and yield it with its outcome. If the store has an outcome under the job's id, read it instead.
 
-    A job that another process has leased is waited for. An outcome that is damaged is set aside, and the job done
-    again, or where it must not be remade, failed. Without a shelf nothing is kept; without an engine the jobs run here,
-    one after the other.
+    A job that another process has leased is waited for. A damaged outcome is set aside and the job done again, or
+    failed without `remake`. Without a store nothing is kept. Without an engine the jobs run here, one after the other.
     """
     here = engine or Local()
     if shelf is None:
@@ -67,7 +66,7 @@ class _Claim(Generic[Job]):
 
 @dataclass(frozen=True)
 class _Kept(Generic[Job, Outcome]):
-    """Work under a lease, whose outcome is written before it is returned, by whoever did it; None: somebody else's."""
+    """Work under a lease. The outcome is written before it is returned; None: another process has the lease."""
 
     work: Callable[[Job], Outcome]
     shelf: Shelf[Outcome]
@@ -96,7 +95,7 @@ class _Kept(Generic[Job, Outcome]):
             return outcome
 
     def _overtaken(self, name: str) -> bool:
-        """Whether the lease that this process took is another's by now, or gone; a frozen process cannot notice."""
+        """Return True if this process lost its lease meanwhile; a frozen process cannot notice earlier."""
         sign = read_lease(self.shelf.lease(name))
         if sign is not None and sign.holder.here:
             return False
@@ -108,7 +107,7 @@ class _Kept(Generic[Job, Outcome]):
         return True
 
     def _set_aside(self, name: str, error: Damaged) -> None:
-        """Keep a damaged outcome under another name; where it must not be remade, that is the end of the job."""
+        """Keep a damaged outcome under another name. Raise the error if it must not be remade."""
         aside = self.shelf.set_aside(name)
         _log.warning("%s; it is kept as %s%s", error, aside.name, ", and made again" if self.remake else "")
         if not self.remake:
@@ -116,6 +115,6 @@ class _Kept(Generic[Job, Outcome]):
 
 
 def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:
-    """Those that nobody holds any more, or whose holder has gone silent: to be claimed."""
+    """Return a claim for each job whose lease is free or whose holder has gone silent."""
     claims = [_Claim(job, silent.stale(shelf.lease(job.id))) for job in waiting]
     return [claim for claim in claims if claim.stale or read_lease(shelf.lease(claim.job.id)) is None]

@@ -1,8 +1,8 @@
 """Leases: who works on what, among processes that share nothing but a folder.
 
-A lease is a file that is created exclusively. Its holder touches it every few seconds; who finds it untouched for
-long, or its holder's process gone, takes it over. So is one that cannot be read: it may be somebody's, so it is waited
-for as long as for a silent holder, and that is said. Clocks of different machines are never compared.
+A lease is a file that is created exclusively. Its holder touches it every few seconds. A process that finds it
+untouched for long, or its holder's process gone, takes it over. A lease that cannot be read may still be held: it is
+taken over after the same time. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ class Holder:
 
     @classmethod
     def unknown(cls, found: os.stat_result) -> Holder:
-        """Whoever holds a lease that cannot be read; another one once it is touched."""
+        """Return a holder for a lease that cannot be read. It is another holder once the file is touched."""
         return cls("", 0, "", f"{found.st_ino:x}at{found.st_mtime_ns:x}")
 
     @property
     def known(self) -> bool:
-        """Whether the lease says who it is."""
+        """True if the lease says who it is."""
         return bool(self.machine)
 
     @property
     def gone(self) -> bool:
-        """Whether the process is known to have ended; on another machine nothing is known."""
+        """True if the process is known to have ended; nothing is known about another machine."""
         return self.machine == machine() and is_gone(self.pid, self.born)
 
     @property
     def here(self) -> bool:
-        """Whether it is this process."""
+        """True if it is this process."""
         own = os.getpid()
         return (self.machine, self.pid, self.born) == (machine(), own, birth(own))
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What was seen of a lease: its holder, and when it was last touched (by the disk's clock)."""
+    """The state of a lease: its holder, and when it was last touched (by the disk's clock)."""
 
     holder: Holder
     touched: int
 
 
 def read_lease(path: Path) -> Sign | None:
-    """Look at a lease; None where there is none. The holder of one that cannot be read is unknown."""
+    """Return the state of a lease, or None if there is none. The holder is unknown if it cannot be read."""
     try:
         found = path.lstat()
         holder = _read(path) if stat.S_ISREG(found.st_mode) else None  # reading a pipe would wait for ever
@@ -80,7 +80,7 @@ def read_lease(path: Path) -> Sign | None:
 
 
 def _read(path: Path) -> Holder | None:
-    """What a lease says; None where it is empty, cut off, not to be read, or nothing that we wrote."""
+    """Return the holder that a lease names; None if it is empty, cut off or not ours."""
     try:
         with path.open("rb") as file:
             holder = Holder(**parse_json(file.read(_LONGEST)))
@@ -95,9 +95,9 @@ def _read(path: Path) -> Holder | None:
 
 @contextlib.contextmanager
 def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
-    """Hold a lease until the block ends; gives False at once where somebody else holds it.
+    """Hold a lease until the block ends; yield False at once if another process holds it.
 
-    `stale` is the token of a holder that was seen to give no sign of life: that one is taken over.
+    `stale` is the token of a holder that gave no sign of life: its lease is taken over.
     """
     token = _claim(path, stale)
     if token is None:
@@ -118,14 +118,14 @@ def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
 
 
 class SilentHolders:
-    """Looks at leases again and again, to find those whose holders have gone silent."""
+    """Watches leases over time, to find those whose holders have gone silent."""
 
     def __init__(self, patience: float | None = None) -> None:
         self._patience = PATIENCE if patience is None else patience
         self._seen: dict[Path, tuple[Sign, float]] = {}
 
     def stale(self, path: Path) -> str | None:
-        """The token of a holder to take over: gone, or silent for as long as we have patience."""
+        """Return the token of a holder to take over, since it is gone or silent for too long; else None."""
         sign = read_lease(path)
         if sign is None:
             return None
@@ -145,7 +145,7 @@ class SilentHolders:
 
 
 def _claim(path: Path, stale: str | None) -> str | None:
-    """Create the lease, or replace a stale one; the token where that worked."""
+    """Create the lease, or replace a stale one. Return the token, or None if another process holds it."""
     me = Holder(machine(), os.getpid(), birth(os.getpid()), secrets.token_hex(8))
     mine = temporary_name(path)
     try:
@@ -172,10 +172,10 @@ def _claim(path: Path, stale: str | None) -> str | None:
 
 
 def _replace(path: Path, mine: Path, old: str) -> bool:
-    """Put our lease in the place of an old one; of several who try, one succeeds.
+    """Replace an old lease by ours, and return True. If several processes try, one succeeds.
 
-    Who makes the marker of that token may replace. It looks at the lease once more first: a marker can only be made
-    a second time after the first winner, whose lease is then there, has removed it.
+    The process that makes the marker of the old token may replace. It looks at the lease once more first: a marker can
+    be made a second time only after the first winner removed it, and then the winner's lease is there.
     """
     marker = path.with_name(f".{path.name}.{old}{_TAKEN}")
     try:
@@ -196,7 +196,7 @@ def _replace(path: Path, mine: Path, old: str) -> bool:
 
 
 def _clear(marker: Path, mine: Path) -> None:
-    """Remove the marker of somebody who was killed between two lines of ours; else its maker soon does."""
+    """Remove the marker of a killed process; a living one removes its own."""
     made = read_lease(marker)
     if made is None:
         return
@@ -207,7 +207,7 @@ def _clear(marker: Path, mine: Path) -> None:
 
 
 def left_markers(leases: Path) -> list[Path]:
-    """The markers of processes that were killed while they took over a lease, where that lease is another by now."""
+    """Return the markers of processes that were killed while they took over a lease that is another by now."""
     found = []
     for marker in leases.glob(f".*{_TAKEN}"):
         name, _, old = marker.name[1:].removesuffix(_TAKEN).rpartition(".")

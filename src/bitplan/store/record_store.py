@@ -1,12 +1,12 @@
-"""A shelf: records of one kind in a folder, each under the id of what it belongs to.
+"""Finished work on disk: records by id and folders by id.
 
-What holds for every shelf, whoever fills it and however often its processes are killed:
+The rules hold for every store, however often its processes are killed:
 
-- A file is there whole or not at all; who replaces one leaves the old one until then.
-- Who reads checks that the file is as it was written and belongs to the id asked for; else it is refused by name.
-- What is refused so is never deleted nor written over: who needs it anew sets it aside first.
-- What is there already is not written again, so that a finished run is only read.
-- `has` looks at one file and `ids` lists the folder once; nothing else looks at more than it was asked for.
+- A file is whole or not there. The old file stays until the new one replaces it.
+- Reading checks that the file is as it was written and belongs to the id asked for. Otherwise it is refused by name.
+- A refused file is never deleted nor overwritten. To make it anew, set it aside first.
+- A record that is there already is not written again, so that a finished run is only read.
+- `has` looks at one file, and `ids` lists the folder once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from bitplan.core.errors import Damaged, FileError, WriteError
-from bitplan.core.record import Record, is_intact, sealed
+from bitplan.core.record import Record
 from bitplan.store.files import ASIDE, checked_name, load, read_bytes, restore, set_aside, write_text
-
-# --- A shelf: records of one kind in a folder, each under the id of what it belongs to.
 
 Kept = TypeVar("Kept", bound=Record)
 Other = TypeVar("Other", bound=Record)
@@ -33,58 +31,54 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shelf(Generic[Kept]):
-    """Where records of a kind are kept by id, and where those who work on one say so (`leases`).
-
-    `sealed` takes no file without a checksum, which those of older formats lack.
-    """
+    """Records of one kind in a folder, each under the id of its owner. `leases` says who works on which id."""
 
     folder: Path
     kind: type[Kept]
     leases: Path
-    sealed: bool = True
 
     @classmethod
     def at(cls, folder: str | Path) -> Shelf[Record]:
-        """A folder of its own for outcomes of any kind, its leases inside it."""
-        return Shelf(Path(folder), Record, Path(folder) / "leases", sealed=False)
+        """Return the store of a folder for outcomes of any kind, with its leases inside it."""
+        return Shelf(Path(folder), Record, Path(folder) / "leases")
 
     def holding(self, kind: type[Other]) -> Shelf[Other]:
-        """The same folder for records of another kind: jobs of several methods stand side by side."""
+        """Return the same folder for records of another kind: jobs of several methods stand side by side."""
         return cast("Shelf[Other]", replace(self, kind=kind))  # type: ignore[arg-type]
 
     def path(self, name: str) -> Path:
-        """The file of an id."""
+        """Return the file of an id."""
         return self.folder / f"{checked_name(name)}{_SUFFIX}"
 
     def lease(self, name: str) -> Path:
-        """The file of who works on an id."""
+        """Return the lease of an id."""
         return self.leases / f"{self.folder.name}-{checked_name(name)}"
 
     @property
     def running(self) -> Places:
-        """Where trainings that records come of are under way, by id: beside the leases."""
+        """The folders of unfinished trainings, by id. They stand beside the leases."""
         return Places(self.leases.with_name(_RUNNING))
 
     def has(self, name: str) -> bool:
-        """Whether there is a record of that id."""
+        """Return True if there is a record of that id."""
         return self.path(name).is_file()
 
     def ids(self) -> set[str]:
-        """All that are there, by one look into the folder."""
+        """Return the ids that are there, by listing the folder once."""
         return {name.removesuffix(_SUFFIX) for name in self._names() if name.endswith(_SUFFIX)}
 
-    def read(self, name: str, *, without: str = "") -> Kept:
-        """The record of an id, checked; a field that is left out is checked by the seal alone, and is not there."""
-        return load(self.path(name), self.kind, of=name, sealed=self.sealed, without=without)
+    def read(self, name: str) -> Kept:
+        """Return the record of an id, checked."""
+        return load(self.path(name), self.kind, of=name, sealed=True)
 
     def find(self, name: str) -> Kept | None:
-        """The same, or None where there is none."""
+        """Return the record of an id, or None if there is none."""
         return self.read(name) if self.has(name) else None
 
     def read_sound(self, names: Iterable[str]) -> tuple[dict[str, Kept], dict[str, Damaged]]:
-        """Those of some ids that are there: the sound ones, and what is wrong with the others.
+        """Return the sound records among some ids, and the errors of the damaged ones.
 
-        One that somebody sets aside just now is neither.
+        Ids without a record are left out.
         """
         sound: dict[str, Kept] = {}
         damaged: dict[str, Damaged] = {}
@@ -98,29 +92,17 @@ class Shelf(Generic[Kept]):
                     raise
         return sound, damaged
 
-    def look_at(self, names: Iterable[str]) -> tuple[set[str], dict[str, Damaged]]:
-        """The same without what they say: which are sound, by their seals alone where these fit."""
-        intact: set[str] = set()
-        others: list[str] = []
-        for name in names:
-            try:
-                (intact.add if is_intact(read_bytes(self.path(name)), of=name) else others.append)(name)
-            except FileError:  # gone, or read again below, which says why not
-                others.append(name)
-        sound, damaged = self.read_sound(others)
-        return intact | sound.keys(), damaged
-
     def set_aside(self, name: str) -> Path:
-        """Keep a damaged record under another name, and give that name."""
+        """Keep a damaged record under another name, and return that name."""
         return set_aside(self.path(name))
 
     def lost(self) -> set[str]:
-        """The ids whose record was set aside, and has not been made again."""
+        """Return the ids whose record was set aside and has not been made again."""
         aside = {name.partition(_SUFFIX)[0] for name in self._names() if f"{_SUFFIX}{ASIDE}" in name}
         return aside - self.ids() if aside else aside
 
     def read_all(self) -> dict[str, Kept]:
-        """Every record by its id, in the order of ids."""
+        """Return every record by its id, in the order of ids."""
         return {name: self.read(name) for name in sorted(self.ids())}
 
     def keep(self, name: str, record: Kept) -> None:
@@ -128,14 +110,14 @@ class Shelf(Generic[Kept]):
         keep_record(self.path(name), record, of=name)
 
     def _names(self) -> list[str]:
-        """Of all files that are not under a temporary name; none where there is no folder to look into."""
+        """List the names of all files but temporary ones; none if the folder cannot be listed."""
         try:
             return [name for name in os.listdir(self.folder) if not name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return []
 
     def remove(self, name: str) -> None:
-        """Forget an id, if it is there: asking a read-only disk to remove nothing would fail."""
+        """Remove the record of an id, if it is there: removing nothing would fail on a read-only disk."""
         if self.has(name):
             try:
                 self.path(name).unlink(missing_ok=True)
@@ -144,24 +126,20 @@ class Shelf(Generic[Kept]):
 
 
 def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
-    """Write a record unless its file says the same already; a damaged one is kept under another name, and that said."""
+    """Write a record unless its file says the same already. Set a damaged file aside, with a warning."""
     text = record.to_json(of=of)
     if path.is_file():
         try:
-            same = (text.encode(), sealed(text).encode())
-            if path.stat().st_size in map(len, same) and read_bytes(path) in same:
+            if path.stat().st_size == len(text.encode()) and read_bytes(path) == text.encode():
                 return
             load(path, type(record), of=of, sealed=True)
         except Damaged as error:
             _log.warning("%s; it is made again, and the old one is kept as %s", error, set_aside(path).name)
         except FileError:
-            pass  # of another bitplan, which may be written over as before
+            pass  # a file of another version may be overwritten
     elif os.path.lexists(path):
         _log.warning("%s is no file; it is made, and the old one is kept as %s", path, set_aside(path).name)
-    write_text(path, sealed(text))
-
-
-# --- Folders of a run by id that others fill, such as checkpoints.
+    write_text(path, text)
 
 
 @dataclass(frozen=True)
@@ -171,19 +149,19 @@ class Places:
     folder: Path
 
     def path(self, name: str) -> Path:
-        """The folder of an id, there or not."""
+        """Return the folder of an id, there or not."""
         return self.folder / checked_name(name)
 
     def has(self, name: str) -> bool:
-        """Whether it is there."""
+        """Return True if the folder of an id is there."""
         restore(self.path(name))
         return self.path(name).is_dir()
 
     def set_aside(self, name: str) -> None:
-        """Keep a damaged one under another name, if it is there."""
+        """Keep a damaged folder under another name, if it is there."""
         if self.path(name).exists():
             set_aside(self.path(name))
 
     def clear(self, name: str) -> None:
-        """Remove it; what cannot be removed stays, and does no harm."""
+        """Remove a folder. Files that cannot be removed stay; they do no harm."""
         shutil.rmtree(self.path(name), ignore_errors=True)

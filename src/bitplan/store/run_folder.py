@@ -17,11 +17,9 @@ RUN/
 ├── networks/ID/  ID.json    a trained network as a checkpoint, by its training, and what that training gave
 └── additivity/pairs.json  additivity/fit.json
 
-What holds: `store/record_store.py` says it for records by id, and it holds for the single ones too. Checkpoints are
-whole or
-not there, say whose they are, and carry a hash of their weights. What is damaged is kept as NAME.damaged. Reading never
-writes. Nothing but these files is kept, so that any process that sees the folder knows all there is to know; where a
-run lies is known here and in `store/files.py` alone.
+The rules of `store/record_store.py` hold for single records too. Checkpoints are whole or not there, name their owner,
+and carry a hash of their weights. A damaged file is kept as NAME.damaged. Reading never writes. There is no state but
+these files, so that any process that sees the folder knows all there is to know.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.store.files import ASIDE, load
 from bitplan.store.record_store import Places, Shelf, keep_record
-
-# --- The names of a run's files, below its folder; `store/run_folder.py` draws them.
 
 _LONGEST = 150  # letters of a file's name; file systems take 255 bytes
 _GAINS, LEASES = "gains", "leases"
@@ -98,8 +94,6 @@ def gains_file(title: str) -> str:
         name = f"{name[:_LONGEST]}={hashlib.sha256(title.encode()).hexdigest()[:16]}"
     return f"{_GAINS}/{name}.json"
 
-
-# --- The folder of a run: who owns its files. Every path in it and every write to it goes through `RunFolder`.
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 Single = Study | Graph | Costs | Agenda | Pairs | Fit

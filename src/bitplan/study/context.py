@@ -330,9 +330,9 @@ class Started(Shelf[Result]):
         """Return all starts that are there."""
         return {name for name in super().ids() if self.run.starts.has(name)}
 
-    def read(self, name: str, *, without: str = "") -> Result:
+    def read(self, name: str) -> Result:
         """The result of a start, once its network was seen to be as it was written, and its own."""
-        result = super().read(name, without=without)
+        result = super().read(name)
         check_network(self.run.starts.path(name), name)
         return result
 
@@ -376,7 +376,7 @@ def check_network(folder: Path, name: str) -> None:
     for file in (ABOUT, TENSORS):
         if not (folder / file).is_file():
             raise Damaged(f"{folder} has no {file}")
-    check_weights(folder, load(folder / ABOUT, Checkpoint, of=name, sealed=True), sealed=True)
+    check_weights(folder, load(folder / ABOUT, Checkpoint, of=name, sealed=True))
 
 
 def check_same(run: RunFolder, trial: Trial) -> None:

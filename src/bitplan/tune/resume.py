@@ -126,11 +126,9 @@ def _check_belonging(folder: Path, about: dict[str, Any], run: Run) -> None:
 
 
 def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Refuse tensors or a log that are not as they were written; files of before say nothing about it."""
+    """Refuse tensors or a log that are not as they were written."""
     advice = f"is damaged: delete {folder} to begin anew"
-    if "checksum" not in about:
-        return
-    sound = about["checksum"] == _checksum(about)
+    sound = about.get("checksum") == _checksum(about)
     if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
         raise Damaged(f"{folder / _STATE} {advice}")
     with parsing(folder / _STATE, "a checkpoint of a run", f"delete {folder} to begin anew"):

@@ -126,11 +126,9 @@ def open_checkpoint(path: str | Path) -> OpenedCheckpoint:
     return OpenedCheckpoint(place, tensors, about.plan)
 
 
-def check_weights(folder: Path, about: CheckpointRecord, *, sealed: bool = False) -> None:
-    """Raise if the tensors of bitplan's checkpoint are not those that it wrote; with `sealed` it must have a hash."""
+def check_weights(folder: Path, about: CheckpointRecord) -> None:
+    """Raise if the tensors of bitplan's checkpoint are not those that it wrote."""
     path = folder / TENSORS
-    if not about.sha256 and not sealed:  # from before it was written down
-        return
     if sha256_of(path) != about.sha256:
         raise Damaged(f"{path} is damaged: it is not the file that {ABOUT} beside it was written for")
 

@@ -238,7 +238,7 @@ class _Quest:
         """What trainings gave, by id; one that fails is told, and is not among them."""
         done: dict[str, Trained] = {}
         shelf = self.run.trained
-        there, _ = shelf.look_at(job.id for job in jobs)
+        there, _ = shelf.read_sound(job.id for job in jobs)
         lacking = {job.start for job in jobs if job.id not in there}
         make_lost(self.setting, lacking, self.engine, partial(self.tell, self.count, self.total))
         for job, outcome in run_jobs(Train(self.setting), list(jobs), shelf=shelf, engine=self.engine):
