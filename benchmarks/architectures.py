@@ -33,7 +33,7 @@ from bitplan.quant.proof import take_proof_off_
 from bitplan.store.engines import Failure, Local
 from bitplan.store.files import write_text
 from bitplan.store.jobs import run_jobs
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 
 LIMIT = 1_000_000_000  # parameters: above, a network is only traced
 INPUTS = 12  # sizes that are tried where training fails
@@ -70,7 +70,7 @@ def main() -> None:
     """Look at what was asked for, print each as it is done, and write the page."""
     options = _arguments()
     jobs = [Architecture(source=source, name=name) for source, name in _chosen(options.which)]
-    shelf = Shelf.at(options.folder).holding(Examined)
+    shelf = RecordStore.at(options.folder).holding(Examined)
     done = len(shelf.ids() & {job.id for job in jobs})
     print(f"{len(jobs)} architectures, {done} of them done")
     found: list[Examined] = []

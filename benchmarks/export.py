@@ -26,7 +26,7 @@ import bitplan
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.adapters.onnxruntime import Session
-from bitplan.exporters.capture import graph_of, inputs_of
+from bitplan.exporters.capture import batch_inputs, translate_to_onnx
 from bitplan.models.bert import example as window
 from bitplan.models.zoo import load_model
 from bitplan.plugins.integer import integer
@@ -139,10 +139,10 @@ def repeated(example: Any, batch: int) -> Any:
 
 def as_float(network: nn.Module, example: Any, path: Path) -> Path:
     """The float network as torch writes it, its batch free; runtimes fold its batch norms when they load it."""
-    args, kwargs = inputs_of(example)
+    args, kwargs = batch_inputs(example)
     batch = {0: torch.export.Dim("batch")}
     free = {name: batch for name in kwargs} if kwargs else tuple(batch for _ in args)
-    path.write_bytes(graph_of(network.eval(), args, kwargs, free, opset=21).SerializeToString())
+    path.write_bytes(translate_to_onnx(network.eval(), args, kwargs, free, opset=21).SerializeToString())
     return path
 
 

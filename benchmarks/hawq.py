@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import bitplan
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
-from bitplan.gains.hawq import Data, Traces, curvature, traces
+from bitplan.gains.hawq import Data, Traces, estimate_traces, open_curvature
 from bitplan.models.zoo import load_model
 
 PROBES = 8
@@ -37,8 +37,8 @@ def theirs(model: nn.Module, batch: Any) -> float:
 
 def ours(model: nn.Module, layers: list[str], data: Data) -> Traces:
     """Return all traces with their errors, as HAWQ's gains take them."""
-    with curvature(model, TASK, data, layers) as curve:
-        return traces(curve, probes=PROBES, least=PROBES, tolerance=0.0, seed=0)
+    with open_curvature(model, TASK, data, layers) as curve:
+        return estimate_traces(curve, probes=PROBES, least=PROBES, tolerance=0.0, seed=0)
 
 
 def rows() -> list[Row]:

@@ -24,7 +24,7 @@ from benchmarks.matmulnbits import WIDTH, Stack
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
 from bitplan.core.latencies import Latency
-from bitplan.exporters.capture import inputs_of
+from bitplan.exporters.capture import batch_inputs
 from bitplan.models.zoo import load_model
 from bitplan.plugins.runtimes.latency import measure
 from bitplan.plugins.runtimes.timed_networks import RUNTIMES, Inputs
@@ -93,6 +93,6 @@ def timed(case: Case, found: Latency, graph: bitplan.Graph, plan: bitplan.Plan, 
             model = bitplan.quantize(case.model, each, integer=found.about.integer).eval()
             bitplan.calibrate_(model, [case.example])
             runtime.prepare(model, case.example, path, case.options)
-        contestants[name] = runtime.open(None, path, Inputs(*inputs_of(case.example, 1)), 1, graph).run
+        contestants[name] = runtime.open(None, path, Inputs(*batch_inputs(case.example, 1)), 1, graph).run
     seconds = in_turn(contestants, ROUNDS, clock=time.process_time)
     return seconds["plan"] / seconds["lowest"] * found.whole[lowest].taken.ns / 1e6

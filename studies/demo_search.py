@@ -46,7 +46,7 @@ from bitplan.gains.base import Context, estimate
 from bitplan.selection.base import select
 from bitplan.store.engines import Local
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.study.sweep import sweep
 from bitplan.study.trials import trials
 
@@ -92,7 +92,7 @@ def spread(scores: Sequence[Sequence[float]]) -> Spread:
 
 def random_studies(study: Study, folder: Path, plans: int, *, first: int = FROM) -> list[Study]:
     """The study with the first seeds of `random`, from one on, that give different plans, one each."""
-    setting = Setting(study, RunFolder(folder), trust=True)
+    setting = RunContext(study, RunFolder(folder), trust=True)
     graph = setting.trace()
     costs = setting.costs(graph)
     found: dict[str, Study] = {}

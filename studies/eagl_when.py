@@ -28,7 +28,7 @@ from bitplan.core.malloc_tuning import keep_freed_memory
 from bitplan.core.records import Gains, Graph
 from bitplan.gains.base import Context
 from bitplan.stats.ranksum import rank_correlation
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 from bitplan.tasks.base import Task, choosing_task
 
 METHODS: dict[str, dict[str, Any]] = {"eagl": {}, "hawq": {"probes": 64, "samples": 256}, "drift": {}}
@@ -77,7 +77,7 @@ def correlations(
     judged = choosing_task(task, HOLD_OUT)
 
     def estimate(method: str, seed: int, **told: Any) -> Gains:
-        context = Context(task=judged, recipe=recipe, seed=seed, store=Shelf.at(place / "jobs"))
+        context = Context(task=judged, recipe=recipe, seed=seed, store=RecordStore.at(place / "jobs"))
         return bitplan.estimate(method, start, graph, choices=choices, context=context, **told)
 
     first, second = (estimate("alps", seed, steps=steps) for seed in (0, 1))

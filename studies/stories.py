@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError
-from bitplan.models.pretrained import built_pretrained
+from bitplan.models.pretrained import build_pretrained
 
 STORIES, TOKENS, BEGIN = 1024, 256, 1
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -35,7 +35,7 @@ def network() -> nn.Module:
     place = Path(os.environ.get("BITPLAN_STORIES", Path(__file__).parent / "stories"))
     if not (place / "config.json").is_file():
         raise FileError(f"there is no network in {place}: make it with python studies/stories.py FOLDER --out {place}")
-    return built_pretrained(place)[0]
+    return build_pretrained(place)[0]
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def read_network(path: Path, out: Path) -> Any:
     more = {"vocab_size": words, "max_position_embeddings": longest, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": BEGIN, "eos_token_id": 2}
     (out / "config.json").write_text(json.dumps(kind | told | more))
-    model: Any = built_pretrained(out)[0].eval()
+    model: Any = build_pretrained(out)[0].eval()
     left = torch.from_numpy(np.frombuffer(content, dtype="<f4", offset=28).copy())
     blocks = model.model.layers
     kinds = [

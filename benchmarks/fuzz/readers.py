@@ -146,11 +146,11 @@ def _log(path: Path) -> None:
 
 
 def _lease(path: Path) -> None:
-    from bitplan.store.lease import SilentHolders, held, read_lease
+    from bitplan.store.lease import SilentHolders, hold_lease, read_lease
 
     sign = read_lease(path)
     SilentHolders(patience=0).stale(path)
-    with held(path, stale=sign.holder.token if sign else None):
+    with hold_lease(path, stale=sign.holder.token if sign else None):
         pass
 
 

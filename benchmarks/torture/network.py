@@ -17,7 +17,7 @@ from bitplan.quant import proof
 from bitplan.quant.proof import take_proof_off_
 from bitplan.store import lease
 from bitplan.study import context, scheduling
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.tune import resume
 
 PATIENCE = 1.5  # seconds, where people have sixty: holders that are frozen are given up sooner
@@ -77,11 +77,11 @@ def _noted(finetune: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-def _traced_once(trace: Callable[[Setting], Graph]) -> Callable[[Setting], Graph]:
+def _traced_once(trace: Callable[[RunContext], Graph]) -> Callable[[RunContext], Graph]:
     """Tracing gives the same every time and takes as long as five trials: forked drivers find it done."""
     known: list[Graph] = []
 
-    def traced(setting: Setting) -> Graph:
+    def traced(setting: RunContext) -> Graph:
         if not known:
             known.append(trace(setting))
         return known[0]
@@ -90,7 +90,7 @@ def _traced_once(trace: Callable[[Setting], Graph]) -> Callable[[Setting], Graph
 
 
 proof._prove_once = lambda root, *_: take_proof_off_(root)  # half of the time, and not what is tortured here
-Setting.trace = _traced_once(Setting.trace)  # type: ignore[method-assign]
+RunContext.trace = _traced_once(RunContext.trace)  # type: ignore[method-assign]
 for _module in (context, scheduling):
     _module.finetune_ = _noted(_module.finetune_)  # type: ignore[attr-defined]
 resume.SAVE_SECONDS, resume.SAVE_SHARE = 0.0, 1e9  # a checkpoint after every step, so that kills meet them

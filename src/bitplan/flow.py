@@ -14,9 +14,9 @@ from bitplan.core.defaults import AUTO, CHOICES, COST
 from bitplan.core.precision import PrecisionLike, parse_choices
 from bitplan.core.rules import Rules
 from bitplan.costs.base import price_for
-from bitplan.forward.batches import accepted_by
+from bitplan.forward.batches import filter_accepted
 from bitplan.gains.base import Context, Gain, estimate
-from bitplan.gains.start_network import with_data
+from bitplan.gains.start_network import add_data
 from bitplan.graph.trace import trace
 from bitplan.selection.base import select
 from bitplan.selection.budget_constraint import BudgetConstraint
@@ -43,10 +43,10 @@ def choose(
     which method `auto` took and what would be better, stands in the plan's notes.
     """
     precisions = parse_choices(choices)
-    context = with_data(Context(), batches, None)
+    context = add_data(Context(), batches, None)
     shown = context.task.example() if example is None and context.task is not None else example
     if example is None and isinstance(shown, dict) and isinstance(model, nn.Module):
-        shown = accepted_by(model, shown)
+        shown = filter_accepted(model, shown)
     graph = trace(model, shown, rules=(rules or Rules()).for_choices(precisions))
     written = [budget] if isinstance(budget, str | float | int | Budget) else list(budget)
     costs = price_for([Budget.parse(one) for one in written], [cost], graph, precisions)

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import bitplan
 from bitplan.cli.show import bar
 from bitplan.cli.terminal import tell_traceback
-from bitplan.core.escaping import ShownLines, shown, shown_json
+from bitplan.core.escaping import ShownLines, escape_json, escape_text
 from bitplan.core.studies import Study
 from bitplan.store.files import load, save
 
@@ -235,11 +235,11 @@ def test_names_are_shown_and_not_obeyed(run, hostile, words):
 
 
 def test_what_is_shown_says_the_same():
-    assert shown(f"a {EVIL} é ± \n\tb") == f"a {ESCAPED} é ± \n\tb"
-    assert shown("\udcff") == r"\udcff"
+    assert escape_text(f"a {EVIL} é ± \n\tb") == f"a {ESCAPED} é ± \n\tb"
+    assert escape_text("\udcff") == r"\udcff"
     text = json.dumps({EVIL + "\U000e0001": "é"}, ensure_ascii=False)
-    assert json.loads(shown_json(text)) == json.loads(text)
-    assert shown_json(text).isprintable()
+    assert json.loads(escape_json(text)) == json.loads(text)
+    assert escape_json(text).isprintable()
 
 
 def test_on_a_terminal_only_our_own_colours_have_an_effect(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from bitplan.cli.studies import demo_study, findings
 from bitplan.core.studies import Agenda, FailedTrial
 from bitplan.core.trials import Result
-from bitplan.reports.formats import FORMATS, Column, Table, write
+from bitplan.reports.formats import FORMATS, Column, Table, format_table
 from bitplan.reports.tables import frontier, versus
 from bitplan.store.files import save
 from bitplan.store.run_folder import RunFolder
@@ -200,14 +200,14 @@ AWKWARD = Table(
 
 
 def test_awkward_texts_are_escaped():
-    rows = list(csv.reader(io.StringIO(write(AWKWARD, "csv"))))
+    rows = list(csv.reader(io.StringIO(format_table(AWKWARD, "csv"))))
     assert rows == [["na|me_%", "value"], ['x, "y"\n{z}$', "1.005"], ["−5 ± 1 ~^\\<", ""], ["=1", "12345"]]
-    assert json.loads(write(AWKWARD, "json"))["rows"][1] == {"na|me_%": "−5 ± 1 ~^\\<", "value": None}
-    markdown = write(AWKWARD, "md").splitlines()
+    assert json.loads(format_table(AWKWARD, "json"))["rows"][1] == {"na|me_%": "−5 ± 1 ~^\\<", "value": None}
+    markdown = format_table(AWKWARD, "md").splitlines()
     assert markdown[2] == r"| na\|me\_% | value |"
     assert markdown[4] == r'| x, "y" {z}$ | 1.00 |'
     assert [line.count("|") - line.count(r"\|") for line in markdown[2:7]] == [3] * 5
-    latex = write(AWKWARD, "latex")
+    latex = format_table(AWKWARD, "latex")
     assert r"x, \"y\" \{z\}\$ & 1.00 \\".replace(r"\"", '"') in latex
     assert r"$-$5 $\pm$ 1 \textasciitilde{}\textasciicircum{}\textbackslash{}\textless{} & -- \\" in latex
     assert latex.isascii()

@@ -17,7 +17,7 @@ TEXT = {"old": "a" * 100, "new": "b" * 100}
 
 
 def fill(path, which):
-    with files.whole_folder(path) as temporary:
+    with files.atomic_folder(path) as temporary:
         for name in "xyz":
             (temporary / name).write_text(TEXT[which])
 
@@ -63,7 +63,7 @@ def kill_everywhere(home):
         fill(path, "old")
         killed = replace_until(path, line)
         gone += look(path) is None
-        files.restore(path)
+        files.restore_folder(path)
         seen.add(found := look(path))
         if found not in TEXT or not (killed or found == "new"):
             wrong.append([line, found])

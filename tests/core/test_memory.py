@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import VARIABLE, bounded, check_room, memory_for
+from bitplan.core.parsing import VARIABLE, check_room, limit_memory, memory_for
 from bitplan.store.files import read_bytes, read_text
 
 GB = 1 << 30
@@ -66,21 +66,21 @@ def test_what_says_no_size_is_read_as_far_as_it_may(monkeypatch):
 
 
 def test_in_a_bounded_block_no_more_can_be_taken_and_afterwards_it_can(file):
-    with pytest.raises(OSError, match="allocate"), bounded(file):
+    with pytest.raises(OSError, match="allocate"), limit_memory(file):
         room(4 * GB)
-    with bounded(file), bounded(file):
+    with limit_memory(file), limit_memory(file):
         room(GB // 2)
     room(4 * GB)
 
 
 def test_a_block_that_could_not_begin_leaves_no_limit_behind(file, monkeypatch):
-    with pytest.raises(FileNotFoundError), bounded(file.with_name("missing.bin")):
+    with pytest.raises(FileNotFoundError), limit_memory(file.with_name("missing.bin")):
         pass
     monkeypatch.setenv(VARIABLE, "much")
-    with pytest.raises(InputError, match=VARIABLE), bounded(file):
+    with pytest.raises(InputError, match=VARIABLE), limit_memory(file):
         pass
     monkeypatch.delenv(VARIABLE)
-    with bounded(file):
+    with limit_memory(file):
         pass
     room(8 * GB)
 
@@ -89,14 +89,14 @@ def test_blocks_of_two_threads_end_in_any_order(file):
     inside, leave = threading.Event(), threading.Event()
 
     def first():
-        with bounded(file):
+        with limit_memory(file):
             inside.set()
             leave.wait()
 
     thread = threading.Thread(target=first)
     thread.start()
     inside.wait()
-    with bounded(file):
+    with limit_memory(file):
         leave.set()
         thread.join()
         with pytest.raises(OSError, match="allocate"):

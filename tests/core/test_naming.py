@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import bitplan
 from bitplan.core import naming
 from bitplan.core.errors import InputError
-from bitplan.core.naming import PRODUCT_NAMES, inside, layer_of, layer_of_quantizer
+from bitplan.core.naming import PRODUCT_NAMES, join_names, layer_of, layer_of_quantizer
 from bitplan.graph.names import read_graph
 from bitplan.quant.convert import quantizers_of, weight_steps
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
@@ -28,21 +28,25 @@ functions = st.sampled_from(sorted(PRODUCT_NAMES))
 
 @given(modules, parts)
 def test_what_is_inside_a_module_is_split_off_again(module, part):
-    assert naming.split(inside(module, part)) == (module, part)
+    assert naming.split_name(join_names(module, part)) == (module, part)
 
 
 @given(modules, parts)
 def test_a_parameter_is_among_the_names_of_its_layers_weight(module, part):
-    for parameter in (inside(module, "weight"), inside(module, part), inside(module, f"{part}_weight")):
+    for parameter in (join_names(module, "weight"), join_names(module, part), join_names(module, f"{part}_weight")):
         assert parameter in naming.weight_names(layer_of(parameter))
-    assert layer_of(inside(module, "weight")) == (module or "weight")
-    assert layer_of(inside(module, part)) == layer_of(inside(module, f"{part}_weight")) == inside(module, part)
+    assert layer_of(join_names(module, "weight")) == (module or "weight")
+    assert (
+        layer_of(join_names(module, part)) == layer_of(join_names(module, f"{part}_weight")) == join_names(module, part)
+    )
 
 
 @given(modules, parts, st.sampled_from(["original", "original0", "0.lora_A", "original1.x"]))
 def test_a_parametrized_parameter_is_the_parameter(module, part, rest):
     for parameter in ("weight", part, f"{part}_weight"):
-        assert layer_of(inside(module, f"parametrizations.{parameter}.{rest}")) == layer_of(inside(module, parameter))
+        assert layer_of(join_names(module, f"parametrizations.{parameter}.{rest}")) == layer_of(
+            join_names(module, parameter)
+        )
 
 
 @pytest.mark.parametrize("parameter", ["a.weight_g", "a.weight_v", "a.weight_orig"])
@@ -56,10 +60,10 @@ def test_a_parameter_called_weight_with_a_line_before_it_keeps_its_name():
 
 @given(modules, functions, st.integers(0, 10**6))
 def test_the_function_and_its_number_are_told_apart(module, function, number):
-    layer = inside(module, naming.product_name(function, number))
+    layer = join_names(module, naming.product_name(function, number))
     assert naming.function_of(layer) == function
     assert naming.is_product(layer)
-    assert naming.quantizer_places(layer)[1] == inside(module, f"call_quantizers.{naming.split(layer)[1]}")
+    assert naming.quantizer_places(layer)[1] == join_names(module, f"call_quantizers.{naming.split_name(layer)[1]}")
 
 
 @given(functions, st.integers(0, 30), st.integers(0, 30))
@@ -75,11 +79,11 @@ def test_what_is_no_product(name):
 
 @given(modules, parts)
 def test_a_quantizer_leads_back_to_its_layer(module, part):
-    layer = inside(module, part)
+    layer = join_names(module, part)
     for place in naming.quantizer_places(layer):
         for below in (naming.WEIGHT_QUANTIZER, f"{naming.INPUT_QUANTIZER}.step", f"{naming.INPUT_QUANTIZER}.signed"):
             assert layer_of_quantizer(f"{place}.{below}") == layer
-    assert layer_of_quantizer(inside(module, f"call_quantizers.{part}.left.step")) == layer
+    assert layer_of_quantizer(join_names(module, f"call_quantizers.{part}.left.step")) == layer
     assert [layer_of_quantizer(key) for key in naming.step_keys(layer)] == [layer] * 3
     for parameter in (layer, f"{layer}.weight", f"{layer}_weight", f"{layer}.bias"):
         assert layer_of_quantizer(parameter) is None

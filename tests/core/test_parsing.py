@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import parse_json, parse_toml, parsing
+from bitplan.core.parsing import explain_failures, parse_json, parse_toml
 from bitplan.core.record import Record
 from bitplan.core.trials import Recipe
 from bitplan.store.files import load
@@ -28,7 +28,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
 def test_whatever_a_parser_throws_is_one_line_with_the_name_of_the_file(fault):
-    with pytest.raises(FileError) as raised, parsing("a/file.x", "a thing", "make it again"):
+    with pytest.raises(FileError) as raised, explain_failures("a/file.x", "a thing", "make it again"):
         raise fault
     assert "a/file.x" in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -36,7 +36,7 @@ def test_whatever_a_parser_throws_is_one_line_with_the_name_of_the_file(fault):
 
 def test_an_error_of_ours_that_names_the_file_stays_as_it_is():
     told = FileError("file.x has no rows")
-    with pytest.raises(FileError) as raised, parsing("file.x", "a thing", "make it again"):
+    with pytest.raises(FileError) as raised, explain_failures("file.x", "a thing", "make it again"):
         raise told
     assert raised.value is told
 
@@ -45,7 +45,7 @@ def test_an_error_of_ours_that_names_the_file_stays_as_it_is():
     "bug", [NameError("x"), ModuleNotFoundError("x"), KeyboardInterrupt(), SystemExit(1)], ids=repr
 )
 def test_what_no_file_can_cause_is_not_blamed_on_it(bug):
-    with pytest.raises(type(bug)) as raised, parsing("file.x", "a thing", "make it again"):
+    with pytest.raises(type(bug)) as raised, explain_failures("file.x", "a thing", "make it again"):
         raise bug
     assert raised.value is bug
 
@@ -54,15 +54,15 @@ def test_an_assertion_is_the_files_fault_where_a_library_makes_it_and_a_bug_wher
     def fails():
         raise AssertionError("x")
 
-    with pytest.raises(FileError), parsing("file.x", "a thing", "make it again"):
+    with pytest.raises(FileError), explain_failures("file.x", "a thing", "make it again"):
         fails()
     monkeypatch.setattr("bitplan.core.parsing._OWN", str(__file__))
-    with pytest.raises(AssertionError), parsing("file.x", "a thing", "make it again"):
+    with pytest.raises(AssertionError), explain_failures("file.x", "a thing", "make it again"):
         fails()
 
 
 def test_a_bug_after_parsing_shows_a_traceback():
-    with parsing("file.x", "a thing", "make it again"):
+    with explain_failures("file.x", "a thing", "make it again"):
         content = {}
     with pytest.raises(KeyError):
         content["lacking"]

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 from bitplan.core.errors import InputError
-from bitplan.core.registry import check_is, lacks
+from bitplan.core.registry import check_is, find_missing_members
 
 
 class Named(Protocol):
@@ -33,10 +33,10 @@ class Stone:
 
 
 def test_members_are_looked_for_from_the_base_on():
-    assert lacks(object(), Walking) == ["name", "legs", "walk"]
-    assert lacks(Stone(), Walking) == lacks(Stone, Walking) == ["legs", "walk"]
-    assert lacks(Duck(), Walking) == []
-    assert lacks(type("Lame", (Duck,), {"walk": None})(), Walking) == ["walk"]
+    assert find_missing_members(object(), Walking) == ["name", "legs", "walk"]
+    assert find_missing_members(Stone(), Walking) == find_missing_members(Stone, Walking) == ["legs", "walk"]
+    assert find_missing_members(Duck(), Walking) == []
+    assert find_missing_members(type("Lame", (Duck,), {"walk": None})(), Walking) == ["walk"]
 
 
 def test_it_is_said_in_one_line():

@@ -11,7 +11,7 @@ from bitplan.core.errors import FileError, WriteError
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Plan
 from bitplan.core.studies import Agenda, Trained
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 from bitplan.store.run_folder import RunFolder, gains_file
 
 ALIKE = ("é" * 90, "é" * 91, "a b", "a-b", "a_b", "a+b", "..", ".a", "%2Ea", "a/b")
@@ -107,7 +107,7 @@ def test_in_a_run_nothing_is_taken_without_its_seal(run, line):
 
 
 def test_a_job_of_another_kind_is_refused(tmp_path, graph):
-    shelf = Shelf.at(tmp_path)
+    shelf = RecordStore.at(tmp_path)
     shelf.keep("a", graph)
     with pytest.raises(FileError, match="this is a graph, where a plan is needed"):
         shelf.holding(Plan).read("a")

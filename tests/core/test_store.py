@@ -10,7 +10,7 @@ import pytest
 from bitplan.core.errors import FileError, WriteError
 from bitplan.core.records import Graph
 from bitplan.store import files
-from bitplan.store.files import load, save, whole_file, whole_folder, write_text
+from bitplan.store.files import atomic_file, atomic_folder, load, save, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
@@ -50,16 +50,16 @@ def test_a_path_that_cannot_be_written_is_named(graph, tmp_path):
 
 def fill(place, kind, text):
     """Write a text under the temporary name: as the file itself, or as a file in a folder in the folder."""
-    if kind is whole_folder:
+    if kind is atomic_folder:
         (place / "inner").mkdir()
-    (place / "inner" / "a.txt" if kind is whole_folder else place).write_text(text)
+    (place / "inner" / "a.txt" if kind is atomic_folder else place).write_text(text)
 
 
 def text_at(path):
     return (path / "inner" / "a.txt" if path.is_dir() else path).read_text()
 
 
-@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+@pytest.mark.parametrize("kind", [atomic_file, atomic_folder])
 def test_what_is_written_has_its_name_once_it_is_whole(tmp_path, kind):
     path = tmp_path / "above" / "it.txt"
     for text in ("first", "second"):
@@ -72,7 +72,7 @@ def test_what_is_written_has_its_name_once_it_is_whole(tmp_path, kind):
         assert os.listdir(path.parent) == ["it.txt"]
 
 
-@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+@pytest.mark.parametrize("kind", [atomic_file, atomic_folder])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), KeyError("a bug")])
 def test_an_error_in_the_block_leaves_what_was_there_and_nothing_else(tmp_path, kind, error):
     path = tmp_path / "it"
@@ -91,14 +91,14 @@ def test_an_error_in_the_block_leaves_what_was_there_and_nothing_else(tmp_path, 
     assert os.listdir(tmp_path) == ["it"]
 
 
-@pytest.mark.parametrize("kind", [whole_file, whole_folder])
+@pytest.mark.parametrize("kind", [atomic_file, atomic_folder])
 def test_every_file_is_flushed_before_it_has_its_name(tmp_path, kind, monkeypatch):
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
     with kind(tmp_path / "it") as temporary:
         fill(temporary, kind, "text")
-    content = [temporary / "inner", temporary / "inner" / "a.txt"] if kind is whole_folder else []
-    above = [tmp_path] if kind is whole_folder else []  # where its temporary name was made
+    content = [temporary / "inner", temporary / "inner" / "a.txt"] if kind is atomic_folder else []
+    above = [tmp_path] if kind is atomic_folder else []  # where its temporary name was made
     assert flushed == [str(path) for path in (*above, *content, temporary, tmp_path)]
 
 
@@ -112,8 +112,8 @@ def test_folders_that_are_made_are_known_to_the_disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch, steps):
     path = tmp_path / "it"
-    with whole_folder(path) as temporary:
-        fill(temporary, whole_folder, "old")
+    with atomic_folder(path) as temporary:
+        fill(temporary, atomic_folder, "old")
     rename = Path.rename
 
     def refuse_the_new(self, target):
@@ -122,8 +122,8 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse_the_new)
-    with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), whole_folder(path) as temporary:
-        fill(temporary, whole_folder, "new")
+    with pytest.raises(WriteError, match="cannot write .*it: Permission denied"), atomic_folder(path) as temporary:
+        fill(temporary, atomic_folder, "new")
     assert text_at(path) == "old"
     assert os.listdir(tmp_path) == ["it"]
 
@@ -144,8 +144,8 @@ def test_what_was_left_half_removed_is_never_restored(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "remove_quietly", lambda _: None)  # as if killed before
         for text in ("first", "second", "third"):
-            with whole_folder(path) as temporary:
-                fill(temporary, whole_folder, text)
+            with atomic_folder(path) as temporary:
+                fill(temporary, atomic_folder, text)
     path.rename(tmp_path / "elsewhere")
-    files.restore(path)
+    files.restore_folder(path)
     assert not path.exists()

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from bitplan.store.files import birth, clear_left, is_gone, left_behind, remove, temporary_name, whole_folder
+from bitplan.store.files import (
+    atomic_folder,
+    clear_left,
+    is_gone,
+    list_left_behind,
+    process_birth,
+    remove_paths,
+    temporary_name,
+)
 
 WRITING = """
 import sys, time
@@ -36,25 +44,25 @@ def test_what_a_process_writes_is_left_alone_until_it_is_gone(tmp_path, kind):
     with writing(kind, tmp_path / "it.bin") as (process, temporary):
         for stop in (signal.SIGSTOP, signal.SIGCONT):
             os.kill(process.pid, stop)
-            assert left_behind(tmp_path) == [], "frozen or not, it may go on"
+            assert list_left_behind(tmp_path) == [], "frozen or not, it may go on"
         clear_left(tmp_path)
         assert temporary.exists()
         process.kill()
         process.wait()
-        assert left_behind(tmp_path, "another") == []
-        assert left_behind(tmp_path, "it.bin") == left_behind(tmp_path) == [temporary]
+        assert list_left_behind(tmp_path, "another") == []
+        assert list_left_behind(tmp_path, "it.bin") == list_left_behind(tmp_path) == [temporary]
         clear_left(tmp_path)
     assert os.listdir(tmp_path) == [".mine"]
 
 
 def test_who_replaces_a_folder_removes_what_was_left_in_its_place(tmp_path):
     with writing("whole_folder", tmp_path / "it") as (process, half):
-        with whole_folder(tmp_path / "it") as temporary:
+        with atomic_folder(tmp_path / "it") as temporary:
             (temporary / "x").touch()
         assert half.exists()
         process.kill()
         process.wait()
-        with whole_folder(tmp_path / "it") as temporary:
+        with atomic_folder(tmp_path / "it") as temporary:
             (temporary / "x").touch()
     assert os.listdir(tmp_path) == ["it"]
 
@@ -66,10 +74,10 @@ def test_of_other_machines_nothing_is_known_before_a_day(tmp_path):
     other.mkdir()
     (other / "half").touch()
     os.utime(other, (0, 0))
-    assert left_behind(tmp_path) == left_behind(tmp_path, by_others=True) == [], "something in it is new"
+    assert list_left_behind(tmp_path) == list_left_behind(tmp_path, by_others=True) == [], "something in it is new"
     os.utime(other / "half", (time.time() - 25 * 3600,) * 2)
-    assert left_behind(tmp_path) == []
-    assert left_behind(tmp_path, by_others=True) == [other]
+    assert list_left_behind(tmp_path) == []
+    assert list_left_behind(tmp_path, by_others=True) == [other]
 
 
 def test_links_are_removed_and_not_what_they_lead_to(tmp_path):
@@ -78,7 +86,7 @@ def test_links_are_removed_and_not_what_they_lead_to(tmp_path):
     with writing("whole_folder", tmp_path / "it") as (process, half):
         process.kill()
         process.wait()
-    for way in (lambda: clear_left(tmp_path), lambda: remove([half])):
+    for way in (lambda: clear_left(tmp_path), lambda: remove_paths([half])):
         half.unlink() if half.is_symlink() else half.rename(tmp_path / "away") if half.exists() else None
         half.symlink_to("mine")
         way()
@@ -88,7 +96,7 @@ def test_links_are_removed_and_not_what_they_lead_to(tmp_path):
 
 def test_a_process_that_the_system_hides_is_not_taken_for_gone(monkeypatch):
     """Where /proc shows everybody only their own (hidepid), signals still tell that somebody is there."""
-    monkeypatch.setattr("bitplan.store.files.birth", lambda _: "")
+    monkeypatch.setattr("bitplan.store.files.process_birth", lambda _: "")
     assert is_gone(10**7, "123")
 
     def refuse(*_):
@@ -96,5 +104,5 @@ def test_a_process_that_the_system_hides_is_not_taken_for_gone(monkeypatch):
 
     monkeypatch.setattr(os, "kill", refuse)
     assert not is_gone(1, "123")
-    monkeypatch.setattr("bitplan.store.files.birth", birth)
+    monkeypatch.setattr("bitplan.store.files.process_birth", process_birth)
     assert is_gone(os.getpid(), "123"), "that number is another process by now"

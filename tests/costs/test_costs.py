@@ -6,7 +6,7 @@ import pytest
 import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
-from bitplan.costs.standard import POWER, energy, mac, total
+from bitplan.costs.standard import POWER, energy, mac_energy, total
 
 
 def test_bmac_is_bits_times_macs_summed_over_links(graph):
@@ -157,7 +157,7 @@ def test_energy_goes_through_both_tabulated_widths_and_rises_with_every_bit(grap
     assert energy(layer, Precision.parse("w8a8")) == 300_000_000
     at_32 = 0.2 * (32 * 32 / 64) ** POWER
     assert at_32 == pytest.approx(3.1)
-    each = [[mac(Precision(weight_bits=w, act_bits=a)) for a in range(2, 17)] for w in range(2, 17)]
+    each = [[mac_energy(Precision(weight_bits=w, act_bits=a)) for a in range(2, 17)] for w in range(2, 17)]
     for row in (*each, *zip(*each, strict=True)):
         assert list(row) == sorted(row), "more bits never cost less, and floats cost the most"
     assert each[2][-1] == each[-1][-1] == 1.5, "where one of both is left alone, both are multiplied as floats"

@@ -13,7 +13,7 @@ import bitplan
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import FileError, InputError
 from bitplan.exporters import onnx_graph
-from bitplan.exporters.divergence import leaves
+from bitplan.exporters.divergence import list_tensors
 from bitplan.exporters.onnx import Onnx
 
 CNN_TO_BERT = ["mixed", "words", "digits_resnet", "digits_transformer", "pspnet", "bert", "vit", "mobilenet"]
@@ -28,7 +28,7 @@ def run(path, batch, *, optimize=True):
 
 def answers(model, batch):
     with torch.no_grad():
-        return leaves(model(**batch) if isinstance(batch, dict) else model(batch))
+        return list_tensors(model(**batch) if isinstance(batch, dict) else model(batch))
 
 
 def assert_same(model, path, example, count=3):

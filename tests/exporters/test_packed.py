@@ -15,7 +15,7 @@ from torch import nn
 import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
-from bitplan.exporters.packed import Packed, predicted_bytes
+from bitplan.exporters.packed import Packed, predict_bytes
 from bitplan.models.zoo import load_model
 from nets import Net
 
@@ -79,11 +79,11 @@ def test_the_file_is_as_large_as_the_plan_says(tmp_path):
     weights = sum(-(-layer.weights * plan.precisions[layer.name].weight_bits // 8) for layer in graph.layers)
     named = {f"{layer.name}.weight" for layer in graph.layers}
     others = sum(t.numel() * t.element_size() for n, t in quantized.state_dict().items() if n not in named)
-    assert predicted_bytes(quantized) == pytest.approx(weights + others, rel=1e-3)  # a shared step is stored once
+    assert predict_bytes(quantized) == pytest.approx(weights + others, rel=1e-3)  # a shared step is stored once
     assert weights + others <= path.stat().st_size * 1.001
     assert path.stat().st_size == pytest.approx(weights + others, rel=0.02)
     header = int.from_bytes(path.read_bytes()[:8], "little") + 8
-    assert path.stat().st_size - header == predicted_bytes(quantized)
+    assert path.stat().st_size - header == predict_bytes(quantized)
 
 
 def test_weights_that_are_tied_are_stored_once(tmp_path):
@@ -175,7 +175,7 @@ def test_computed_weights_come_back_exactly_and_their_codes_are_there(tmp_path, 
         assert codes.keys() == found.keys()
         assert all(torch.equal(codes[layer], found[layer]) for layer in codes)
     header = int.from_bytes(path.read_bytes()[:8], "little") + 8
-    assert path.stat().st_size - header == predicted_bytes(model)
+    assert path.stat().st_size - header == predict_bytes(model)
     assert bitplan.verify(path, model, [batch]).codes_equal
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import bitplan
 from bitplan.core.verdicts import Verdict
-from bitplan.exporters.divergence import Taps
+from bitplan.exporters.divergence import ActivationComparison
 
 EXAMPLE = torch.empty(1, 8)
 
@@ -60,7 +60,7 @@ def assert_ties_are_told(exported, name, steps, runtime):
             for step in steps:
                 scaled(tensors[step], factor)
 
-        return Taps(changed(folder, change, name), model, runtime)
+        return ActivationComparison(changed(folder, change, name), model, runtime)
 
     with torch.no_grad():
         arguments = ((halfway,), {})
@@ -74,7 +74,9 @@ def assert_layers_are_watched_in_order(tmp_path, to, runtime):
     model = made(networks.Words(), networks.IDS, "w2a2")
     path = bitplan.export(model, tmp_path / "w.onnx", to, example=networks.IDS)
     with torch.no_grad():
-        assert Taps(path, model, runtime).begins_at_tie((batch_like(networks.IDS, 1),), {}, tolerance=1e-4)
+        assert ActivationComparison(path, model, runtime).begins_at_tie(
+            (batch_like(networks.IDS, 1),), {}, tolerance=1e-4
+        )
 
 
 def assert_masked_scores_are_no_difference(tmp_path, to, runtime):
@@ -85,4 +87,4 @@ def assert_masked_scores_are_no_difference(tmp_path, to, runtime):
     padded = batch_like(example, 1)
     padded["attention_mask"][:, -3:] = 0
     with torch.no_grad():
-        assert Taps(path, model, runtime).begins_at_tie((), padded, tolerance=1e-4)
+        assert ActivationComparison(path, model, runtime).begins_at_tie((), padded, tolerance=1e-4)

@@ -14,7 +14,7 @@ from bitplan.core.studies import Choosing
 from bitplan.core.trials import Recipe
 from bitplan.gains.base import Context, is_bound
 from bitplan.gains.finetuning import held_out_measures
-from bitplan.tasks.base import ChoosingTask, choosing_task, judged_by, samples_per_epoch
+from bitplan.tasks.base import ChoosingTask, choosing_task, measuring_split, samples_per_epoch
 from bitplan.tasks.images import held_out
 
 SHORT = Recipe(steps=2, batch_size=16, lr=0.01)
@@ -102,7 +102,7 @@ def test_without_a_split_the_oracle_sees_test_scores(start):
 def test_the_parts_are_the_training_split_and_travel():
     task = choosing_task(Marked(), SHARE)
     assert (task.size("train"), task.size("test"), samples_per_epoch(task)) == (96, 32, 128)
-    assert (judged_by(task), judged_by(Marked())) == ("test", "train")
+    assert (measuring_split(task), measuring_split(Marked())) == ("test", "train")
     sent = pickle.loads(pickle.dumps(task))
     assert sent == task
     for split in ("train", "test"):

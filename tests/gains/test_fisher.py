@@ -13,8 +13,8 @@ import bitplan
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
-from bitplan.gains.fisher import drawn_loss, slopes
-from bitplan.gains.hawq import Data, curvature
+from bitplan.gains.fisher import draw_loss, watch_slopes
+from bitplan.gains.hawq import Data, open_curvature
 from bitplan.quant.convert import quantizers_of
 
 TASK = Stripes(samples=48)
@@ -95,14 +95,14 @@ def test_labels_from_the_model_give_the_hessian_of_a_softmax_regression():
     step = quantizer.step.detach()
     change = ((weight / (4 * step)).round().clamp(-2, 1) * 4 * step - quantizer(weight)).detach()
     data = Data(batches=((images.double(), labels),), sizes=(24,))
-    with curvature(model, task, data, ["0"]) as curve:
+    with open_curvature(model, task, data, ["0"]) as curve:
         ((_, grads),) = curve.gradients()
         (product,) = curve.product(grads, [change])
         exact = 0.5 * float((product * change).sum())
     model.requires_grad_(False)
     total = 0.0
     lower = (bitplan.Precision.parse("w2a16"),)
-    with slopes(model, {"0": ("0",)}, lower) as towards:
+    with watch_slopes(model, {"0": ("0",)}, lower) as towards:
         for image in images.double():
             for label in range(3):
                 scores = model(image.flatten()[None])
@@ -164,7 +164,7 @@ def test_several_answers_of_a_sample_are_a_mean():
     p = scores.detach().softmax(1)
     found = torch.zeros(4)
     for seed in range(2000):
-        (grad,) = torch.autograd.grad(drawn_loss((scores,), seed), scores)
+        (grad,) = torch.autograd.grad(draw_loss((scores,), seed), scores)
         found += grad[0, 0] ** 2 / 2000
     assert found.numpy() == pytest.approx((p * (1 - p))[0, 0].numpy() / 4, rel=0.2)
 

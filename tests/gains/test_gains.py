@@ -5,8 +5,8 @@ import pytest
 from toys import Stripes, quantized
 
 import bitplan
-from bitplan.core.about import about_of
 from bitplan.core.errors import FileError, InputError, UnknownName
+from bitplan.core.method_facts import describe_method
 from bitplan.core.registry import GAINS
 from bitplan.gains.alps import Alps
 from bitplan.gains.base import Context, Gain, LayerGains, make_gain
@@ -140,7 +140,9 @@ def test_a_method_goes_by_the_name_it_is_registered_under():
 
 def test_methods_that_train_can_tell_beforehand_what_they_take():
     foreseeing = {name for name in GAINS if GAINS.get(name).trainings is not Gain.trainings}
-    assert foreseeing == {name for name in GAINS if about_of(GAINS.get(name)) and about_of(GAINS.get(name)).trains}
+    assert foreseeing == {
+        name for name in GAINS if describe_method(GAINS.get(name)) and describe_method(GAINS.get(name)).trains
+    }
     assert Eagl().trainings(None, None, (), Context()) is None
 
 

@@ -11,7 +11,7 @@ from test_hessian import exact_blocks
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
-from bitplan.gains.hawq import Data, Hawq, HawqV1, HawqV2, absmax_quantized
+from bitplan.gains.hawq import Data, Hawq, HawqV1, HawqV2, quantize_absmax
 from bitplan.store.engines import Local
 
 THREE = "w2a2,w4a4,w8a8"
@@ -35,7 +35,7 @@ def test_v3_is_the_average_trace_times_the_distance_between_the_grids(start):
     for name, (block, weight) in exact_and_weights(model).items():
         average = float(block.trace()) / weight.numel()
         for place, bits in enumerate((2, 4, 8)):
-            distance = float((absmax_quantized(weight, bits) - absmax_quantized(weight, 2)).square().sum())
+            distance = float((quantize_absmax(weight, bits) - quantize_absmax(weight, 2)).square().sum())
             assert abs(gains.rows[name][place] - average * distance) <= 2 * gains.errors[name][place]
     assert gains.counts == {"samples": 24, "probes": 1200, "clipped": 0}
 
@@ -45,7 +45,7 @@ def test_v2_is_what_is_saved_of_the_quantization_error(start):
     gains = bitplan.estimate(HawqV2(**MANY), model, graph, choices=THREE, context=Context(task=Points()))
     for name, (block, weight) in exact_and_weights(model).items():
         average = float(block.trace()) / weight.numel()
-        errors = [float((absmax_quantized(weight, bits) - weight).square().sum()) for bits in (2, 4, 8)]
+        errors = [float((quantize_absmax(weight, bits) - weight).square().sum()) for bits in (2, 4, 8)]
         for place, error in enumerate(errors):
             assert abs(gains.rows[name][place] - average * (errors[0] - error)) <= 2 * gains.errors[name][place]
 
@@ -63,12 +63,12 @@ def test_v1_is_the_largest_eigenvalue_over_the_weights(start):
 
 def test_the_grid_stays_within_the_largest_weight():
     weight = torch.tensor([-1.0, -0.6, -0.2, 0.0, 0.3, 0.8, 1.0])
-    assert absmax_quantized(weight, 2).tolist() == [-1.0, -0.5, 0.0, 0.0, 0.5, 0.5, 0.5]
-    assert torch.equal(absmax_quantized(weight, 16), weight)
-    assert torch.equal(absmax_quantized(torch.zeros(3), 2), torch.zeros(3))
+    assert quantize_absmax(weight, 2).tolist() == [-1.0, -0.5, 0.0, 0.0, 0.5, 0.5, 0.5]
+    assert torch.equal(quantize_absmax(weight, 16), weight)
+    assert torch.equal(quantize_absmax(torch.zeros(3), 2), torch.zeros(3))
     for bits in (2, 3, 4, 8):
-        assert absmax_quantized(weight, bits).abs().max() <= 1
-        assert len(absmax_quantized(torch.linspace(-1, 1, 5000), bits).unique()) == 2**bits
+        assert quantize_absmax(weight, bits).abs().max() <= 1
+        assert len(quantize_absmax(torch.linspace(-1, 1, 5000), bits).unique()) == 2**bits
 
 
 @pytest.mark.parametrize(

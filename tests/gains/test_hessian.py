@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 from bitplan.core.errors import InputError
-from bitplan.gains.hawq import Data, curvature, probe, top_eigenvalues, traces
+from bitplan.gains.hawq import Data, draw_signs, estimate_eigenvalues, estimate_traces, open_curvature
 
 LAYERS = ("middle", "more")
 
@@ -43,8 +43,8 @@ def test_traces_lie_within_their_errors_of_the_exact_ones(quantized, batch_size)
     model, task = made(quantized=quantized)[0], Points()
     data = Data.draw(task, 24, batch_size, 0)
     blocks = exact_blocks(model, task, data)
-    with curvature(model, task, data, LAYERS) as curve:
-        found = traces(curve, probes=200, least=200, tolerance=0, seed=1)
+    with open_curvature(model, task, data, LAYERS) as curve:
+        found = estimate_traces(curve, probes=200, least=200, tolerance=0, seed=1)
     for layer, block in blocks.items():
         exact = float(block.trace())
         assert abs(found.values[layer] - exact) < 2 * found.errors[layer], layer
@@ -57,9 +57,9 @@ def test_errors_are_honest(network):
     data = Data.draw(task, 24, 24, 0)
     exact = {layer: float(block.trace()) for layer, block in exact_blocks(network, task, data).items()}
     inside = []
-    with curvature(network, task, data, LAYERS) as curve:
+    with open_curvature(network, task, data, LAYERS) as curve:
         for seed in range(30):
-            found = traces(curve, probes=24, least=24, tolerance=0, seed=seed)
+            found = estimate_traces(curve, probes=24, least=24, tolerance=0, seed=seed)
             inside += [abs(found.values[layer] - exact[layer]) < 2 * found.errors[layer] for layer in LAYERS]
     assert 0.85 <= sum(inside) / len(inside) <= 1.0
 
@@ -67,14 +67,14 @@ def test_errors_are_honest(network):
 def test_the_sum_over_layers_is_the_hand_made_total_for_the_same_probes(network):
     task = Points()
     data = Data.draw(task, 24, 24, 0)
-    with curvature(network, task, data, LAYERS) as curve:
-        found = traces(curve, probes=6, least=6, tolerance=0, seed=3)
+    with open_curvature(network, task, data, LAYERS) as curve:
+        found = estimate_traces(curve, probes=6, least=6, tolerance=0, seed=3)
         weights = list(curve.weights.values())
         loss = task.loss(network(data.batches[0]["x"]), data.batches[0])
         grads = torch.autograd.grad(loss, weights, create_graph=True)
         total = 0.0
         for number in range(6):
-            signs = probe(weights, 3, number)
+            signs = draw_signs(weights, 3, number)
             products = torch.autograd.grad(grads, weights, signs, retain_graph=True)
             total += float(sum((v * hv).sum() for v, hv in zip(signs, products, strict=True))) / 6
     assert sum(found.values.values()) == pytest.approx(total, rel=1e-5)
@@ -83,27 +83,27 @@ def test_the_sum_over_layers_is_the_hand_made_total_for_the_same_probes(network)
 def test_batches_give_the_same_as_one_large_batch(network):
     task, found = Points(), []
     for batch_size in (24, 24 // 4, 5):
-        with curvature(network, task, Data.draw(task, 24, batch_size, 0), LAYERS) as curve:
-            found.append(traces(curve, probes=4, least=4, tolerance=0, seed=0).values)
+        with open_curvature(network, task, Data.draw(task, 24, batch_size, 0), LAYERS) as curve:
+            found.append(estimate_traces(curve, probes=4, least=4, tolerance=0, seed=0).values)
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[2] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_a_tolerance_stops_early_and_zero_does_not(network):
     task = Points()
-    with curvature(network, task, Data.draw(task, 24, 24, 0), LAYERS) as curve:
-        loose = traces(curve, probes=400, least=20, tolerance=0.1, seed=0)
+    with open_curvature(network, task, Data.draw(task, 24, 24, 0), LAYERS) as curve:
+        loose = estimate_traces(curve, probes=400, least=20, tolerance=0.1, seed=0)
         assert 20 <= loose.probes < 400
         assert all(loose.errors[layer] <= 0.1 * abs(loose.values[layer]) for layer in LAYERS)
-        assert traces(curve, probes=30, least=20, tolerance=0, seed=0).probes == 30
-        assert traces(curve, probes=400, least=20, tolerance=1e9, seed=0).probes == 20
+        assert estimate_traces(curve, probes=30, least=20, tolerance=0, seed=0).probes == 30
+        assert estimate_traces(curve, probes=400, least=20, tolerance=1e9, seed=0).probes == 20
 
 
 def test_power_iteration_finds_the_largest_eigenvalues(network):
     task = Points()
     data = Data.draw(task, 24, 10, 0)
-    with curvature(network, task, data, LAYERS) as curve:
-        found, _ = top_eigenvalues(curve, iterations=200, tolerance=1e-6, seed=0)
+    with open_curvature(network, task, data, LAYERS) as curve:
+        found, _ = estimate_eigenvalues(curve, iterations=200, tolerance=1e-6, seed=0)
     for layer, block in exact_blocks(network, task, data).items():
         eigenvalues = torch.linalg.eigvalsh(block)
         largest = float(eigenvalues[eigenvalues.abs().argmax()])
@@ -121,8 +121,8 @@ def test_everything_is_as_it_was_afterwards_even_after_an_error(network):
     def interrupt(*_):
         raise KeyError
 
-    with pytest.raises(KeyError), curvature(model, Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve:
-        traces(curve, probes=2, least=2, tolerance=0, seed=0, progress=interrupt)
+    with pytest.raises(KeyError), open_curvature(model, Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve:
+        estimate_traces(curve, probes=2, least=2, tolerance=0, seed=0, progress=interrupt)
     assert flags == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     assert modes == {name: module.training for name, module in model.named_modules()}
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -136,8 +136,8 @@ def test_a_parametrized_weight_has_the_curvature_of_the_plain_one(network):
     parametrizations.weight_norm(wrapped.middle)
     found = []
     for model in (network, wrapped):
-        with torch.no_grad(), curvature(model, task, data, LAYERS) as curve:
-            found.append(traces(curve, probes=3, least=3, tolerance=0, seed=0).values)
+        with torch.no_grad(), open_curvature(model, task, data, LAYERS) as curve:
+            found.append(estimate_traces(curve, probes=3, least=3, tolerance=0, seed=0).values)
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
@@ -153,8 +153,8 @@ def test_attention_is_differentiated_twice():
     model, task = made(Attending)[0], Points()
     data = Data.draw(task, 24, 24, 0)
     exact = exact_blocks_of_attention(model, task, data)
-    with curvature(model, task, data, LAYERS) as curve:
-        found = traces(curve, probes=100, least=100, tolerance=0, seed=1)
+    with open_curvature(model, task, data, LAYERS) as curve:
+        found = estimate_traces(curve, probes=100, least=100, tolerance=0, seed=1)
     for layer in LAYERS:
         assert abs(found.values[layer] - float(exact[layer].trace())) < 3 * found.errors[layer] + 1e-6
 
@@ -183,9 +183,9 @@ class Rough(Net):
 def test_what_cannot_be_differentiated_twice_is_said():
     with (
         pytest.raises(InputError, match="not twice differentiable.*once_differentiable"),
-        curvature(Rough(), Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve,
+        open_curvature(Rough(), Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve,
     ):
-        traces(curve, probes=2, least=2, tolerance=0, seed=0)
+        estimate_traces(curve, probes=2, least=2, tolerance=0, seed=0)
 
 
 class Distant(Net):
@@ -197,16 +197,16 @@ class Distant(Net):
 def test_what_torch_itself_cannot_differentiate_twice_is_said():
     with (
         pytest.raises(InputError, match="cannot be differentiated twice.*_cdist_backward"),
-        curvature(Distant(), Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve,
+        open_curvature(Distant(), Points(), Data.draw(Points(), 8, 8, 0), LAYERS) as curve,
     ):
-        traces(curve, probes=2, least=2, tolerance=0, seed=0)
+        estimate_traces(curve, probes=2, least=2, tolerance=0, seed=0)
 
 
 def test_a_layer_that_the_loss_does_not_reach_has_no_curvature(network):
     model = copy.deepcopy(network)
     model.apart = torch.nn.Linear(3, 3)
-    with curvature(model, Points(), Data.draw(Points(), 8, 8, 0), ("more", "apart")) as curve:
-        found = traces(curve, probes=2, least=2, tolerance=0, seed=0)
+    with open_curvature(model, Points(), Data.draw(Points(), 8, 8, 0), ("more", "apart")) as curve:
+        found = estimate_traces(curve, probes=2, least=2, tolerance=0, seed=0)
     assert found.values["apart"] == found.errors["apart"] == 0
     assert found.values["more"] != 0
 

@@ -14,7 +14,7 @@ from bitplan.gains.lowering import layers_of, lower
 from bitplan.gains.rerun import Rerun
 from bitplan.models.resnet import CifarResNet
 from bitplan.quant.convert import plan_of, quantizers_of
-from bitplan.quant.other_precisions import can_switch, switched
+from bitplan.quant.other_precisions import can_switch, with_precisions
 from bitplan.quant.proof import PROVEN, prove_when_run_
 
 
@@ -240,9 +240,9 @@ def test_a_network_is_as_it_was_when_a_run_fails():
     before = network(batch)
     quantizers = quantizers_of(network)
     layers = layers_of(graph, each(graph)[0])
-    with switched(network, quantizers, layers):
+    with with_precisions(network, quantizers, layers):
         assert plan_of(network).precisions.items() >= layers.items()
-    with pytest.raises(RuntimeError, match="stop"), switched(network, quantizers, layers):
+    with pytest.raises(RuntimeError, match="stop"), with_precisions(network, quantizers, layers):
         raise RuntimeError("stop")
     assert torch.equal(network(batch), before)
     assert plan_of(network) == plan_of(model)

@@ -10,7 +10,7 @@ import bitplan
 from bitplan.core.record import Record
 from bitplan.core.records import Gains
 from bitplan.core.registry import CHOOSERS, GAINS
-from bitplan.core.spend import Spend, charge, metering, uncharged
+from bitplan.core.spend import Spend, charge, meter_spend, pause_charging
 from bitplan.core.trials import Recipe
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.hawq import Hawq
@@ -115,11 +115,11 @@ def test_teachers_and_sharp_steps_are_passes_too(start):
         (replace_recipe(sharpness=0.1), (96, 96)),
     ):
         SEEN.update(dict.fromkeys(SEEN, 0))
-        with metering() as meter:
+        with meter_spend() as meter:
             finetune_(model, Watched(samples=128), recipe, teacher=teacher if recipe.distills else None)
         assert (meter.spent.forwards, meter.spent.backwards) == passes
         assert meter.spent.labels
-    with metering() as meter:
+    with meter_spend() as meter:
         finetune_(model, Watched(samples=128), replace_recipe(distill=1.0), teacher=teacher)
     assert meter.spent.labels is False
 
@@ -201,11 +201,11 @@ def test_who_does_not_say_is_not_guessed_at(start, tmp_path):
 
 
 def test_meters_do_not_mix():
-    with metering() as outer:
+    with meter_spend() as outer:
         charge(Spend(1))
-        with metering() as inner, uncharged():
+        with meter_spend() as inner, pause_charging():
             charge(Spend(100))
-        with metering() as inner:
+        with meter_spend() as inner:
             charge(Spend(2, labels=None))
     charge(Spend(1000))
     assert (outer.spent, inner.spent) == (Spend(1), Spend(2, labels=None))

@@ -9,7 +9,7 @@ import bitplan
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.rules import Rules
 from bitplan.graph.names import LinkRule, Names, read_graph, trace_checkpoint
-from bitplan.weights.opened import OpenedCheckpoint, natural
+from bitplan.weights.opened import OpenedCheckpoint, natural_key
 from bitplan.weights.tensors import Tensor
 
 
@@ -17,7 +17,7 @@ def checkpoint(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> Opene
     """Only names and shapes matter here."""
     return OpenedCheckpoint(
         Path("net.safetensors"),
-        {n: Tensor(n, dtype, shapes[n], np.zeros(0, np.uint16)) for n in sorted(shapes, key=natural)},
+        {n: Tensor(n, dtype, shapes[n], np.zeros(0, np.uint16)) for n in sorted(shapes, key=natural_key)},
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 import bitplan
 from bitplan.cli.runs import _trace_structure
 from bitplan.core.errors import RecordError
-from bitplan.reports.published import Literature, about, following, literature, needed
+from bitplan.reports.published import Literature, derive_figures, list_networks, literature, select_figures
 
 # As the paper's tables print them: the drop, then compression and GBOPs, or compression alone.
 TABLE_1 = {
@@ -25,7 +25,7 @@ TABLE_2 = {
 
 @pytest.fixture(scope="module")
 def traced():
-    return {name: _trace_structure(name) for name in needed(about(None))}
+    return {name: _trace_structure(name) for name in list_networks(select_figures(None))}
 
 
 def of_table(number):
@@ -46,7 +46,7 @@ def unit_of_last_digit(published):
 
 @pytest.mark.parametrize("row", literature().figures, ids=lambda row: f"{row.method} {row.network} {row.weights}")
 def test_it_follows_from_structure_or_the_reason_is_said(row, traced):
-    found = following(row.structure, traced[row.structure.network]) if row.structure else None
+    found = derive_figures(row.structure, traced[row.structure.network]) if row.structure else None
     for published, by_structure in (
         (row.gbops, found and found.gbops),
         (row.compression, found and found.compression),
@@ -68,8 +68,8 @@ def test_the_two_costs_that_identify_the_network(traced):
     assert sum(layer.macs for layer in v1.graph.layers) == 3_857_973_248
     by_method = {row.method: row.structure for row in of_table(1)}
     for method, published, exact in (("PACT", 101, 101.1), ("LQ-Nets", 486, 486.1)):
-        assert following(by_method[method], v1).gbops == pytest.approx(exact, abs=0.05)
-        assert abs(following(by_method[method], later).gbops - published) > 5
+        assert derive_figures(by_method[method], v1).gbops == pytest.approx(exact, abs=0.05)
+        assert abs(derive_figures(by_method[method], later).gbops - published) > 5
 
 
 def test_v1_has_the_weights_of_torchvision_and_its_stride_in_the_first_convolution(traced):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bitplan.core.errors import UnknownName
-from bitplan.quant.convert import integer_weights, quantize, quantizers_of, unquantized
+from bitplan.quant.convert import integer_weights, quantize, quantizers_of, without_quantizers
 
 
 def fake(x, bits, signed=None, seen=None):
@@ -95,7 +95,7 @@ def test_scaled_dot_product_attention_written_out(plan):
     scores = fake(q, 4) @ fake(k, 4).transpose(-2, -1) / 2
     expected = fake(fake(scores, 8).softmax(-1), 4) @ fake(v, 4)
     assert torch.allclose(quantized(q, k, v), expected, atol=1e-5)
-    with unquantized(quantized):
+    with without_quantizers(quantized):
         assert torch.equal(quantized(q, k, v), model(q, k, v))
 
 

@@ -8,11 +8,11 @@ from torch.nn import functional as F
 import bitplan
 from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
-from bitplan.quant.block_sequence import find_chains
+from bitplan.quant.block_sequence import find_block_sequences
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.quant.moments import watching
-from bitplan.quant.ptq import Fitted, Fixed, compensated, output_errors
-from bitplan.quant.weight_groups import Grouping, fit
+from bitplan.quant.ptq import FittedLevels, FixedLevels, output_errors, round_compensated
+from bitplan.quant.weight_groups import Grouping, fit_levels
 from texts import llama
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -56,7 +56,7 @@ def test_it_equals_the_dense_one_on_fixed_levels(inputs, block):
         return (row[place] / s).clamp(-4, 3).round() * s
 
     expected = dense(weight, moments, nearest, 0.01)
-    made = compensated(weight[None], moments[None], Fixed(step[None], -4, 3, block), damping=0.01)[0]
+    made = round_compensated(weight[None], moments[None], FixedLevels(step[None], -4, 3, block), damping=0.01)[0]
     assert torch.allclose(made, expected, atol=1e-9)
     plain = (weight / step).clamp(-4, 3).round() * step
     assert not torch.equal(made, plain)
@@ -70,11 +70,11 @@ def test_it_equals_the_dense_one_on_levels_of_groups(zeros):
 
     def nearest(place, row):
         if place % 8 == 0:
-            levels["now"] = fit(row[None, None, place : place + 8], 3, zeros=zeros)
+            levels["now"] = fit_levels(row[None, None, place : place + 8], 3, zeros=zeros)
         return levels["now"].nearest(row[None, None, place : place + 1], 3)[0, 0, 0]
 
     expected = dense(weight, moments, nearest, 0.01)
-    made = compensated(weight[None], moments[None], Fitted(8, 3, zeros=zeros), damping=0.01)[0]
+    made = round_compensated(weight[None], moments[None], FittedLevels(8, 3, zeros=zeros), damping=0.01)[0]
     assert torch.allclose(made, expected, atol=1e-6)
 
 
@@ -84,8 +84,8 @@ def test_it_gives_finite_levels_whatever_the_moments(rank, dead):
     x = correlated(30, 40, rank=rank)
     x[:, :dead] = 0
     weight = torch.randn(1, 6, 40)
-    grid = Fitted(16, 2, zeros=True)
-    made = compensated(weight, (x.T @ x)[None], grid)
+    grid = FittedLevels(16, 2, zeros=True)
+    made = round_compensated(weight, (x.T @ x)[None], grid)
     assert made.isfinite().all()
     assert torch.allclose(made[0], grid.levels.nearest(Grouping(16).cut(made[0]), 2).flatten(1)[:, :40], atol=1e-6)
 
@@ -171,7 +171,7 @@ def test_blocks_that_run_one_after_the_other_give_the_same_as_whole_runs(monkeyp
     model = nn.Sequential(nn.Linear(10, 24), nn.Sequential(*parts), nn.Linear(24, 5)).eval()
     x = correlated(64, 10)
     chained, whole = (bitplan.quantize(model, plan(model, x[:1]), method="groups:size=8").eval() for _ in range(2))
-    assert len(find_chains(chained)) == 1
+    assert len(find_block_sequences(chained)) == 1
     first = bitplan.compensate_(chained, x.split(16))
     monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
     second = bitplan.compensate_(whole, x.split(16))
@@ -213,7 +213,7 @@ def test_blocks_that_share_more_than_one_tensor_are_not_run_alone(monkeypatch, i
     model, x = Handed(in_place).eval(), correlated(64, 8)
     chosen = plan(model, x[:1], "w2a16")
     made, whole = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
-    assert len(find_chains(made)) == 1
+    assert len(find_block_sequences(made)) == 1
     first = bitplan.compensate_(made, x.split(16))
     monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
     assert first == bitplan.compensate_(whole, x.split(16))

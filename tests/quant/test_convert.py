@@ -10,8 +10,8 @@ from bitplan.quant.convert import (
     plan_of,
     quantize,
     quantizers_of,
-    unquantized,
     weight_steps,
+    without_quantizers,
 )
 from bitplan.quant.parameters import parameter_groups
 from nets import classifier
@@ -173,7 +173,7 @@ def test_unquantized_is_the_float_model_and_ends(plan):
     out = quantized(IMAGES)
     quantized.eval()
     model.eval().load_state_dict({k: v for k, v in quantized.state_dict().items() if "quantizer" not in k})
-    with unquantized(quantized):
+    with without_quantizers(quantized):
         assert torch.equal(quantized(IMAGES), model(IMAGES))
     assert not torch.equal(quantized(IMAGES), model(IMAGES))
     assert out.shape == (4, 10)

@@ -8,7 +8,7 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of
 from bitplan.quant.layers import Channels
-from bitplan.quant.weight_groups import Grouping, fit
+from bitplan.quant.weight_groups import Grouping, fit_levels
 from bitplan.testing import check_quantizer
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -66,7 +66,7 @@ def test_an_output_channel_of_a_transposed_convolution_is_a_row():
 def test_fitted_levels_are_better_than_those_up_to_the_largest(bits, zeros):
     torch.manual_seed(bits)
     cut = torch.randn(20, 5, 64) + (0.5 if zeros else 0.0)
-    levels = fit(cut, bits, zeros=zeros)
+    levels = fit_levels(cut, bits, zeros=zeros)
     error = (levels.nearest(cut, bits) - cut).square().sum(-1)
     widest = cut.abs().amax(-1) / (2 ** (bits - 1) - 1)
     plain = torch.round(cut / widest[..., None]) * widest[..., None]
@@ -78,7 +78,7 @@ def test_zero_points_make_ranges_that_are_not_symmetric_cheap():
     torch.manual_seed(0)
     cut = torch.rand(20, 5, 64) + 0.01  # all of one sign
     with_zeros, without = (
-        float((fit(cut, 3, zeros=zeros).nearest(cut, 3) - cut).square().sum()) for zeros in (True, False)
+        float((fit_levels(cut, 3, zeros=zeros).nearest(cut, 3) - cut).square().sum()) for zeros in (True, False)
     )
     assert with_zeros < 0.35 * without
 
@@ -86,7 +86,7 @@ def test_zero_points_make_ranges_that_are_not_symmetric_cheap():
 def test_zero_stays_zero_and_nothing_is_left_out():
     for zeros in (False, True):
         cut = torch.zeros(3, 2, 8)
-        assert torch.equal(fit(cut, 2, zeros=zeros).nearest(cut, 2), cut)
+        assert torch.equal(fit_levels(cut, 2, zeros=zeros).nearest(cut, 2), cut)
 
 
 @pytest.mark.parametrize("method", METHODS)

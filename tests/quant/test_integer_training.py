@@ -12,8 +12,8 @@ import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
 from bitplan.quant.checkpoint import fingerprint, load_checkpoint, save_checkpoint
-from bitplan.quant.convert import integer_weights, options_of, plan_of, unquantized, weight_steps
-from bitplan.quant.integer import NormLayer, additions_of, settle_
+from bitplan.quant.convert import integer_weights, options_of, plan_of, weight_steps, without_quantizers
+from bitplan.quant.integer import NormLayer, additions_of, write_rounded_
 from bitplan.quant.layers import Adopted, LayerType, release_
 from nets import Net, dynamo
 
@@ -219,7 +219,7 @@ def test_a_scale_of_zero_learns_and_its_shift_fits_32_bits():
     out = watched(model.eval(), ["2.bn2"], X)["2.bn2"][1]
     torch.testing.assert_close(out, channels(norm.bias.detach().double()).expand_as(out), atol=1e-4, rtol=1e-4)
     grid, bias = grid_of(model, "2.conv2"), norm.convolution.bias.detach().double()
-    settle_(model)
+    write_rounded_(model)
     k = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach().double()
     codes = (bias - norm.running_mean + norm.bias.detach() / k) / grid
     assert codes.abs().max() < 2**31
@@ -230,7 +230,7 @@ def test_a_scale_of_zero_learns_and_its_shift_fits_32_bits():
 def test_settled_plain_modules_compute_what_rounding_ones_do(per_channel):
     model = made(network(), per_channel=per_channel)
     wanted = model(X)
-    settle_(model)
+    write_rounded_(model)
     assert not norms_of(model)
     torch.testing.assert_close(model(X), wanted)
     for layer in ("0", "6"):
@@ -245,7 +245,7 @@ def test_changing_signs_leaves_the_float_network_as_it_is():
     assert any((module.weight < 0).any() for module in net.modules() if isinstance(module, nn.BatchNorm2d))
     model = made(net)
     assert all((norm.weight > 0).all() for norm in norms_of(model).values())
-    with unquantized(model):
+    with without_quantizers(model):
         torch.testing.assert_close(model(X), net(X))
         torch.testing.assert_close(model.train()(X), copy.deepcopy(net).train()(X))
 
@@ -446,7 +446,7 @@ def test_the_option_can_be_taken_back():
     plain = bitplan.quantize(made(net), planned(net), integer=False)
     assert not norms_of(plain)
     assert not additions_of(plain)
-    with unquantized(plain):
+    with without_quantizers(plain):
         torch.testing.assert_close(plain.eval()(X), net(X))
 
 
@@ -548,5 +548,5 @@ def test_a_layer_type_that_does_not_round_keeps_its_bias_where_others_are_settle
         model = bitplan.quantize(net, bitplan.Plan.uniform(bitplan.trace(net, x, rules=FREE), "w4a4"), integer=True)
         bitplan.calibrate_(model, [x])
         wanted = model.eval()(x)
-        settle_(model)
+        write_rounded_(model)
         assert torch.equal(model(x), wanted)

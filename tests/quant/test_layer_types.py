@@ -7,7 +7,7 @@ from torch import nn
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import LAYERS
-from bitplan.quant.layers import Channels, LayerType, family, kin
+from bitplan.quant.layers import Channels, LayerType, type_for_class, type_for_forward
 from nets import Folded, FoldedType, Gated, GatedType, QuantizedGated
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -41,10 +41,10 @@ def test_it_is_recognized_by_the_forward_that_runs():
         def forward(self, x):
             return super().forward(x) + 1
 
-    assert isinstance(family(Gated(2, 2)), GatedType)
-    assert isinstance(family(type("Plain", (Gated,), {})(2, 2)), GatedType)
-    assert family(Loud(2, 2)) is None
-    assert isinstance(kin(Loud(2, 2)), GatedType)
+    assert isinstance(type_for_forward(Gated(2, 2)), GatedType)
+    assert isinstance(type_for_forward(type("Plain", (Gated,), {})(2, 2)), GatedType)
+    assert type_for_forward(Loud(2, 2)) is None
+    assert isinstance(type_for_class(Loud(2, 2)), GatedType)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -129,16 +129,16 @@ def test_what_cannot_be_a_layer_type_is_one_line(network):
         (QuantizedGated, "the layer type 'mine' is not derived from bitplan.LayerType"),
     ):
         with LAYERS.registered("mine", thing), pytest.raises(InputError, match=said):
-            family(network[0])
+            type_for_forward(network[0])
 
 
 def test_without_the_entry_points_of_the_package_nothing_is_guessed(network, monkeypatch):
     monkeypatch.setitem(LAYERS.__dict__, "_installed", {})
     with pytest.raises(InputError, match="own layer types are not installed"):
-        family(network[0])
+        type_for_forward(network[0])
 
 
 def test_groups_are_numbered_within_themselves():
     layer = nn.ConvTranspose2d(4, 6, 3, groups=2)
-    assert kin(layer).channels(layer) == Channels((0, 2), 2)
-    assert kin(nn.ConvTranspose1d(4, 6, 3)).channels(nn.ConvTranspose1d(4, 6, 3)) == Channels((1,))
+    assert type_for_class(layer).channels(layer) == Channels((0, 2), 2)
+    assert type_for_class(nn.ConvTranspose1d(4, 6, 3)).channels(nn.ConvTranspose1d(4, 6, 3)) == Channels((1,))

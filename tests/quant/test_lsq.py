@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitplan.core.codes import code_range
-from bitplan.quant.lsq import FLOOR, codes, first_step, lsq, positive
+from bitplan.quant.lsq import FLOOR, codes, first_scale, lsq, positive_scale
 
 RANGES = [(bits, signed) for bits in (2, 4, 8) for signed in (True, False)]
 WAYS = pytest.mark.parametrize("way", ["loop", "torch"])
@@ -216,7 +216,7 @@ def test_a_step_driven_to_zero_or_below_is_still_usable(raw):
     v, step = torch.randn(50, requires_grad=True), torch.tensor(raw, requires_grad=True)
     y = lsq(v, step, -8, 7)
     y.sum().backward()
-    assert positive(step) >= FLOOR
+    assert positive_scale(step) >= FLOOR
     assert y.isfinite().all()
     assert step.grad.isfinite()
 
@@ -240,7 +240,7 @@ def test_steps_survive_any_optimizer_at_a_mad_rate(optimizer):
         y.square().mean().backward()
         mad.step()
         assert y.isfinite().all()
-    assert positive(step).item() > 0
+    assert positive_scale(step).item() > 0
 
 
 def test_infinities_clamp_and_do_not_poison_the_step():
@@ -260,7 +260,7 @@ def test_empty_tensors_pass(way):
 
 
 def test_first_step_is_lsqs():
-    assert first_step(torch.tensor(0.3), 7).item() == pytest.approx(2 * 0.3 / math.sqrt(7))
+    assert first_scale(torch.tensor(0.3), 7).item() == pytest.approx(2 * 0.3 / math.sqrt(7))
 
 
 def test_backward_keeps_only_what_the_layer_before_keeps_too():

@@ -13,7 +13,7 @@ from bitplan.core.records import Plan
 from bitplan.graph.trace import trace
 from bitplan.quant import numba_loops, quantizers
 from bitplan.quant.convert import quantize
-from bitplan.quant.lsq import MASK, gradients_differentiable, lsq, positive
+from bitplan.quant.lsq import MASK, gradients_differentiable, lsq, positive_scale
 from bitplan.quant.quantizers import QuantizingModule
 from nets import Net, classifier, dynamo
 
@@ -28,13 +28,13 @@ class Reference(torch.autograd.Function):
         ctx.save_for_backward(v, step)
         ctx.low, ctx.high, ctx.scale = low, high, scale
         wide = v if v.dtype == torch.float64 else v.float()
-        s = positive(step).to(wide.dtype)
+        s = positive_scale(step).to(wide.dtype)
         return wide.div(s).clamp_(low, high).round_().mul_(s).to(v.dtype)
 
     @staticmethod
     def backward(ctx, grad):
         v, step = ctx.saved_tensors
-        dtype, s = v.dtype, positive(step)
+        dtype, s = v.dtype, positive_scale(step)
         low, high, sign = ctx.low, ctx.high, torch.where(step < 0, -ctx.scale, ctx.scale)
         if v.dtype != torch.float64:
             v, grad = v.float(), grad.float()

@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.registry import EXPORTERS
-from bitplan.quant.convert import quantizers_of, unquantized, weight_steps
-from bitplan.quant.lsq import codes, first_step
+from bitplan.quant.convert import quantizers_of, weight_steps, without_quantizers
+from bitplan.quant.lsq import codes, first_scale
 from bitplan.quant.proof import Proof
-from bitplan.quant.recurrence import OPENED, plain
+from bitplan.quant.recurrence import OPENED, plain_product
 from nets import Net
 
 RULES = bitplan.Rules(first=None, last=None, narrow=0)
@@ -33,7 +33,7 @@ class Opened(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in OPENED:
-            return OPENED[func](plain, *args, **(kwargs or {}))
+            return OPENED[func](plain_product, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -143,7 +143,7 @@ def test_it_multiplies_codes_step_by_step(per_channel):
 def test_without_its_quantizers_it_is_the_float_one_to_rounding_and_left_alone_bit_by_bit(kind):
     network = Net(lambda net, x: (net.rnn(x)[0], net.head(net.rnn(x)[0])), rnn=kind(4, 5, 2), head=nn.Linear(5, 2))
     model = quantized(network).eval()
-    with unquantized(model):
+    with without_quantizers(model):
         assert torch.allclose(model(X)[0], network(X)[0], atol=1e-6)
     graph = bitplan.trace(network, X, rules=bitplan.Rules(first=None, last=None, narrow=0, fix={"rnn.*": "w16a16"}))
     alone = bitplan.quantize(network, bitplan.Plan.uniform(graph, "w4a4"))
@@ -202,7 +202,7 @@ def test_the_step_of_a_state_is_set_by_all_steps_of_time():
     bitplan.calibrate_(model, [X])
     before = torch.cat((torch.zeros(3, 1, 5), network(X)[:, :-1]), 1)  # what each step has read
     quantizer = model.rnn.call_quantizers["weight_hh_l0"].input_quantizer
-    assert torch.allclose(quantizer.step, first_step(before.abs().mean(), 7))
+    assert torch.allclose(quantizer.step, first_scale(before.abs().mean(), 7))
     assert quantizer.range == (-8, 7)
 
 

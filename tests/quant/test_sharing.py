@@ -11,7 +11,7 @@ from torch import nn
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from bitplan.quant.convert import quantize, quantizers_of
-from bitplan.quant.quantizers import further_names, state_in_full
+from bitplan.quant.quantizers import find_shared_names, full_state
 from nets import Net
 
 EXAMPLE = torch.linspace(-1, 1, 30).view(5, 6)
@@ -43,13 +43,13 @@ def quantized(plan):
 @pytest.fixture
 def old(quantized):
     """A state dict as bitplan wrote it before, with every name of the shared step."""
-    return {name: value.detach() for name, value in state_in_full(quantized).items()}
+    return {name: value.detach() for name, value in full_state(quantized).items()}
 
 
 def test_the_first_place_in_the_model_names_it(quantized, old):
     assert quantized.a.input_quantizer is quantized.b.input_quantizer
     names = {f"a.input_quantizer.{name}" for name in ("step", "signed", "saved_bits")}
-    assert further_names(quantized) == {name: name.replace("a.", "b.") for name in names}
+    assert find_shared_names(quantized) == {name: name.replace("a.", "b.") for name in names}
     assert old.keys() - quantized.state_dict().keys() == names
     assert len({value.data_ptr() for value in quantized.state_dict().values()}) == len(quantized.state_dict())
 
@@ -88,7 +88,7 @@ def test_files_of_before_are_read(old, quantized, tmp_path):
 
 def test_checkpoints_of_before_are_read(quantized, tmp_path, monkeypatch):
     with monkeypatch.context() as before:
-        before.setattr(type(quantized), "state_dict", lambda self, **_: state_in_full(self))
+        before.setattr(type(quantized), "state_dict", lambda self, **_: full_state(self))
         path = save_checkpoint(quantized, tmp_path / "old")
     assert "a.input_quantizer.step" in (path / "checkpoint.json").read_text()
     assert torch.equal(load_checkpoint(path, linked())(EXAMPLE), quantized(EXAMPLE))
@@ -96,13 +96,13 @@ def test_checkpoints_of_before_are_read(quantized, tmp_path, monkeypatch):
 
 def test_fingerprints_stay_what_they_were(quantized, monkeypatch):
     now = fingerprint(quantized)
-    monkeypatch.setattr(type(quantized), "state_dict", lambda self, **_: state_in_full(self))
+    monkeypatch.setattr(type(quantized), "state_dict", lambda self, **_: full_state(self))
     assert fingerprint(quantized) == now
 
 
 def test_whoever_is_quantized_again_says_it_once_as_well(quantized, plan):
     alone = quantize(quantized, plan(a="w4a4", b="w2a2"))
-    assert further_names(alone) == {}
+    assert find_shared_names(alone) == {}
     assert "a.input_quantizer.step" in alone.state_dict()
     together = quantize(alone, plan(a="w4a4", b="w4a4", links=(("a", "b"),)))
     assert together.state_dict().keys() == quantized.state_dict().keys()
@@ -112,7 +112,7 @@ def test_whoever_is_quantized_again_says_it_once_as_well(quantized, plan):
 def test_a_layer_that_a_model_holds_twice_has_its_steps_once(plan):
     model = quantize(twice(), plan(layer="w4a4"))
     calibrate_(model, [EXAMPLE])
-    assert further_names(model).keys() == {
+    assert find_shared_names(model).keys() == {
         "other.weight_quantizer.step",
         "other.weight_quantizer.saved_bits",
         "other.input_quantizer.step",
@@ -120,7 +120,7 @@ def test_a_layer_that_a_model_holds_twice_has_its_steps_once(plan):
         "other.input_quantizer.signed",
     }
     assert model.state_dict().keys() - twice().state_dict().keys() == {
-        name.replace("other", "layer") for name in further_names(model)
+        name.replace("other", "layer") for name in find_shared_names(model)
     }
     fresh = quantize(twice(), plan(layer="w4a4"))
     fresh.load_state_dict(model.state_dict())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitplan.core.codes import entropy
-from bitplan.reports.contents import lowered
+from bitplan.reports.contents import lower_histogram
 
 
 def counts_of(weights, step, bits):
@@ -19,7 +19,7 @@ def counts_of(weights, step, bits):
 def test_counts_are_near_those_of_the_lowered_layer(spread, top, bits):
     step = 2.0 ** (4 - top)
     weights = np.random.default_rng(0).normal(0, spread, 200_000)
-    found = np.array(lowered(counts_of(weights, step, top), top - bits))
+    found = np.array(lower_histogram(counts_of(weights, step, top), top - bits))
     wanted = counts_of(weights, step * 2 ** (top - bits), bits)
     assert found.sum() == wanted.sum()
     assert np.abs(found - wanted).max() < 0.01 * len(weights)
@@ -29,13 +29,13 @@ def test_counts_are_near_those_of_the_lowered_layer(spread, top, bits):
 def test_codes_that_are_multiples_of_the_new_step_move_exactly():
     counts = [0] * 16
     counts[0], counts[4], counts[8], counts[12] = 5, 7, 11, 13  # the codes −8, −4, 0 and 4
-    assert lowered(counts, 2) == [5, 7, 11, 13]
-    assert lowered(counts, 0) == counts
+    assert lower_histogram(counts, 2) == [5, 7, 11, 13]
+    assert lower_histogram(counts, 0) == counts
 
 
 def test_what_lies_between_two_codes_is_divided():
     counts = [0] * 16
     counts[8 + 2] = 100  # of ±0.5 around 2, half is nearer to 0 and half to 4
-    assert lowered(counts, 2) == [0, 0, 50, 50]
+    assert lower_histogram(counts, 2) == [0, 0, 50, 50]
     counts[8 + 1] = 160  # more on the left: the density falls
-    assert lowered(counts, 2) == [0, 0, 160 + 60, 40]
+    assert lower_histogram(counts, 2) == [0, 0, 160 + 60, 40]

@@ -15,7 +15,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Graph, Layer, Link, Plan
 from bitplan.costs.standard import total
 from bitplan.reports.contents import contents
-from bitplan.reports.document import escaped, render, report, report_plan
+from bitplan.reports.document import escape_json, render, report, report_plan
 from bitplan.reports.subject import plan_subject, run_subject
 from bitplan.reports.tables import frontier
 from bitplan.store.files import save
@@ -64,10 +64,10 @@ def test_names_cannot_leave_their_script_element(tmp_path):
 
 def test_escaped_json_reads_back_equal():
     content = {NASTY: [NASTY, 1.5, None, "\ud800"]}
-    assert json.loads(escaped(content)) == content
-    assert not set("<>&\u2028\u2029") & set(escaped(content))
+    assert json.loads(escape_json(content)) == content
+    assert not set("<>&\u2028\u2029") & set(escape_json(content))
     with pytest.raises(ValueError, match="JSON compliant"):
-        escaped({"x": float("nan")})
+        escape_json({"x": float("nan")})
 
 
 def test_only_the_pages_own_script_and_style_may_run(run, tmp_path):

@@ -6,10 +6,10 @@ import pytest
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Plan
-from bitplan.core.results import Alike, RunResults
+from bitplan.core.results import PackedRecords, RunResults
 from bitplan.core.trials import Result
 from bitplan.reports.contents import contents
-from bitplan.reports.kept_results import KeptRun, StillRun, keep_results, look_at
+from bitplan.reports.kept_results import ResultsFile, RunSnapshot, keep_results, open_run
 from bitplan.reports.regrets import methods, methods_values
 from bitplan.reports.subject import run_subject
 from bitplan.reports.tables import CHOSEN, TABLES, make, significance
@@ -22,12 +22,12 @@ def kept(run, tmp_path):
     path = tmp_path / "elsewhere" / "results.json"
     path.parent.mkdir()
     path.write_text(keep_results(run.path).to_json())
-    return StillRun(run.path), look_at(path)
+    return RunSnapshot(run.path), open_run(path)
 
 
 def test_results_and_plans_are_the_same_but_for_logs(kept):
     folder, file = kept
-    assert isinstance(file, KeptRun)
+    assert isinstance(file, ResultsFile)
     assert [one.model_copy(update={"log": ()}) for one in folder.results] == file.results
     assert [one.id for one in file.plans.values()] == list(file.plans)
     assert {result.plan for result in file.results if result.training} <= file.plans.keys() <= folder.plans.keys()
@@ -65,7 +65,7 @@ def test_it_is_small_names_no_places_and_says_when_it_was_edited(kept):
     assert load(path, RunResults).to_json() == text
     path.write_text(text.replace('"unfinished": 0', '"unfinished": 1').replace('"score":', '"score": 1', 1))
     with pytest.raises((FileError, InputError)):
-        _ = look_at(path).study
+        _ = open_run(path).study
     other = json.loads(text)["study"]["task_options"]
     assert not any(str(value).startswith("/") for value in other.values())
 
@@ -75,11 +75,11 @@ def test_what_only_some_say_is_not_usual():
         Plan(model="m", precisions={"a": "w2a2", "b": "w4a4"}, method="x", selector="exact", gain=1.0),
         Plan(model="m", precisions={"a": "w4a4", "b": "w4a4"}, method="x", selector="exact", rounding=0.5, gap=0.5),
     ]
-    packed = Alike.of(plans)
+    packed = PackedRecords.of(plans)
     assert packed.read(Plan) == plans
     assert "rounding" not in packed.usual
     assert packed.usual["precisions/b"] == "w4a4"
-    assert Alike.of([]).read(Result) == []
+    assert PackedRecords.of([]).read(Result) == []
 
 
 def test_methods_over_runs_need_ceilings(kept):

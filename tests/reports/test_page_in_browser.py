@@ -13,7 +13,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 import bitplan
 from bitplan.core.codes import entropy
 from bitplan.core.records import Graph, Layer
-from bitplan.reports.contents import lowered
+from bitplan.reports.contents import lower_histogram
 from bitplan.reports.document import report, report_plan
 
 NASTY = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
@@ -210,7 +210,7 @@ def test_the_histogram_is_that_of_the_precision_on_the_slider(view, run):
         assert found == list(dict.fromkeys(wanted.values()))
         assert [len(drawn.find_elements(By.TAG_NAME, "rect")) for drawn in figures] == [2**bits for bits in found]
         told = shown(browser, "#entropy, #entropy-1")
-        low = f"about {entropy(lowered(counts, 2)):.2f} bits"
+        low = f"about {entropy(lower_histogram(counts, 2)):.2f} bits"
         assert told == [{4: f"{entropy(counts):.3f} bits", 2: low}[bits] for bits in found]
         seen |= set(found)
     assert seen == {2, 4}

@@ -11,7 +11,7 @@ from scipy.stats import mannwhitneyu, permutation_test, rankdata
 
 from bitplan.core.errors import InputError
 from bitplan.stats.compare import holm, holm_floor
-from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, floor, is_exact, name_test, rank_sum
+from bitplan.stats.ranksum import MOST_COUNTED, doubled_ranks, is_exact, least_p, name_test, rank_sum
 
 SCORES = st.lists(st.integers(0, 6).map(float), min_size=1, max_size=5)
 
@@ -28,7 +28,7 @@ def by_brute_force(first, second):
 def test_p_is_the_share_of_all_splits(first, second):
     assert rank_sum(first, second) == pytest.approx(by_brute_force(first, second), abs=1e-12)
     assert rank_sum(first, second) == rank_sum(second, first)
-    assert rank_sum(first, second) >= floor(len(first), len(second)) - 1e-12
+    assert rank_sum(first, second) >= least_p(len(first), len(second)) - 1e-12
 
 
 @given(SCORES.filter(lambda one: len(one) > 1), SCORES.filter(lambda one: len(one) > 1))
@@ -100,7 +100,7 @@ def test_the_largest_exact_test_and_the_smallest_approximate_one_agree():
 
 def test_values_that_are_all_equal_and_sides_that_are_apart():
     assert rank_sum([1.0] * 300, [1.0] * 200) == 1.0
-    assert rank_sum([0.0] * 30, [1.0] * 30) == pytest.approx(floor(30, 30), rel=1e-10)
+    assert rank_sum([0.0] * 30, [1.0] * 30) == pytest.approx(least_p(30, 30), rel=1e-10)
     assert rank_sum(range(100), range(100, 200)) < 1e-30
 
 
@@ -111,11 +111,11 @@ def test_the_papers_two_values():
 
 
 def test_floors_of_three_and_five_seeds_alone_and_over_eight_budgets():
-    assert floor(3, 3) == 0.10
-    assert floor(5, 5) == 2 / 252
-    assert floor(1, 1) == 1.0
-    assert round(holm_floor([floor(5, 5)] * 8), 3) == 0.063
-    assert rank_sum([4, 5, 6], [1, 2, 3]) == floor(3, 3)
+    assert least_p(3, 3) == 0.10
+    assert least_p(5, 5) == 2 / 252
+    assert least_p(1, 1) == 1.0
+    assert round(holm_floor([least_p(5, 5)] * 8), 3) == 0.063
+    assert rank_sum([4, 5, 6], [1, 2, 3]) == least_p(3, 3)
 
 
 def test_holm_by_hand():
@@ -143,7 +143,7 @@ def test_bad_samples_are_refused_in_one_line(first, second, said):
 
 def test_floors_need_values():
     with pytest.raises(InputError, match="at least one value"):
-        floor(0, 3)
+        least_p(0, 3)
     with pytest.raises(InputError, match="at least one test"):
         holm_floor([])
 

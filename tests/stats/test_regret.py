@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, TriedPlan, best_searched
+from bitplan.core.ceilings import Ceiling, CeilingSearch, Finalist, FinalScore, TriedPlan, select_ceilings
 from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Start, Study
 from bitplan.core.trials import Result, Trial
-from bitplan.stats.ranksum import floor, rank_sum, stratified, stratified_floor
+from bitplan.stats.ranksum import least_p, least_stratified_p, rank_sum, stratified_rank_sum
 from bitplan.stats.regret import regrets
 
 
@@ -36,27 +36,32 @@ def test_the_test_within_strata_counts_every_split(seed):
         (chance.integers(0, 6, size=one).tolist(), chance.integers(0, 6, size=other).tolist())
         for one, other in [(3, 4), (4, 2), (2, 2)][: 2 + seed % 2]
     ]
-    assert stratified(strata) == pytest.approx(by_every_split(strata))
+    assert stratified_rank_sum(strata) == pytest.approx(by_every_split(strata))
 
 
 def test_one_stratum_is_the_plain_test():
     first, second = [3.0, 4.0, 5.5, 7.0], [1.0, 2.0, 2.5, 3.5]
-    assert stratified([(first, second)]) == rank_sum(first, second)
-    assert stratified_floor([(4, 4)]) == floor(4, 4)
+    assert stratified_rank_sum([(first, second)]) == rank_sum(first, second)
+    assert least_stratified_p([(4, 4)]) == least_p(4, 4)
 
 
 def test_what_a_stratum_has_in_common_is_no_part_of_it():
     above = (1.0, 2.0, 3.0, 4.0), (0.1, 0.2, 0.3, 0.4)
     shifted = tuple(tuple(100 + value for value in side) for side in above)
     least = pytest.approx(2 / math.comb(8, 4) ** 2)
-    assert stratified([above, shifted]) == stratified([above, above]) == stratified_floor([(4, 4), (4, 4)]) == least
+    assert (
+        stratified_rank_sum([above, shifted])
+        == stratified_rank_sum([above, above])
+        == least_stratified_p([(4, 4), (4, 4)])
+        == least
+    )
     pooled = rank_sum([*above[0], *shifted[0]], [*above[1], *shifted[1]])
-    assert pooled > 100 * stratified([above, shifted])
+    assert pooled > 100 * stratified_rank_sum([above, shifted])
 
 
 def test_strata_that_are_too_large_are_refused():
     with pytest.raises(InputError, match="200 values at most"):
-        stratified([([1.0] * 150, [2.0] * 150)] * 2)
+        stratified_rank_sum([([1.0] * 150, [2.0] * 150)] * 2)
 
 
 STUDY = Study(
@@ -118,7 +123,7 @@ def test_of_several_searches_at_a_budget_the_longest_counts_unless_it_has_no_fin
     short, long, longest = (ceiling(WON).model_copy(update={"judged": (tried,) * count}) for count in (1, 2, 3))
     unfinished = longest.model_copy(update={"finalists": ()})
     for order in itertools.permutations([short, long, unfinished]):
-        assert best_searched(order, STUDY) == [long]
+        assert select_ceilings(order, STUDY) == [long]
 
 
 def test_a_regret_is_marked_where_it_is_significant():

@@ -7,8 +7,8 @@ from bitplan.core.records import Gains
 from bitplan.core.spend import Spend
 from bitplan.core.studies import Method
 from bitplan.stats.compare import compare, warning
-from bitplan.stats.spending import MethodSpend, spendings, why_unequal
-from bitplan.store.run_folder import title_at
+from bitplan.stats.spending import MethodSpend, spends_by_title, why_unequal
+from bitplan.store.run_folder import title_of_gains
 
 
 def gains_of(method, spend, per_epoch=100, seconds=1.0):
@@ -25,11 +25,11 @@ def spend_of(title, passes, labels=False, tested=False, epochs=None):
 def test_a_method_is_paid_once_and_a_search_for_every_budget():
     study = study_of(seeds=(0, 1)).model_copy(update={"methods": (Method(name="drift"), Method(name="evolution"))})
     bound = {
-        title_at("evolution", (budget,), seed): gains_of("evolution", Spend(forwards=200 + seed, evaluations=2))
+        title_of_gains("evolution", (budget,), seed): gains_of("evolution", Spend(forwards=200 + seed, evaluations=2))
         for budget in study.budgets
         for seed in study.seeds
     }
-    found = spendings(study, {"drift": gains_of("drift", Spend(60, 60, labels=True)), **bound})
+    found = spends_by_title(study, {"drift": gains_of("drift", Spend(60, 60, labels=True)), **bound})
     once, each = found["drift"], found["evolution"]
     assert (once.passes, once.epochs, once.times, once.paid) == (180, 0.6, 1, "once")
     assert (each.passes, each.times, each.paid) == (201, 2, "for each of 2 budgets")
@@ -38,7 +38,7 @@ def test_a_method_is_paid_once_and_a_search_for_every_budget():
 
 def test_what_is_not_said_is_not_guessed_at():
     study = study_of(seeds=(0,))
-    found = spendings(study, {
+    found = spends_by_title(study, {
         "eagl": gains_of("eagl", None),
         "HAWQ-v3": gains_of("hawq", Spend(3, labels=None)),
         "uniform": gains_of("uniform", Spend(), per_epoch=None),
@@ -46,9 +46,9 @@ def test_what_is_not_said_is_not_guessed_at():
     assert (found["eagl"].passes, found["eagl"].epochs, found["eagl"].saw) == (None, None, "not said")
     assert (found["HAWQ-v3"].passes, found["HAWQ-v3"].saw) == (3, "not said")
     assert found["uniform"].epochs == 0
-    bound = {title_at("eagl", (study.budgets[0],), 0): gains_of("eagl", Spend(3)),
-             title_at("eagl", (study.budgets[1],), 0): gains_of("eagl", None)}  # fmt: skip
-    assert spendings(study, bound)["eagl"].passes is None
+    bound = {title_of_gains("eagl", (study.budgets[0],), 0): gains_of("eagl", Spend(3)),
+             title_of_gains("eagl", (study.budgets[1],), 0): gains_of("eagl", None)}  # fmt: skip
+    assert spends_by_title(study, bound)["eagl"].passes is None
 
 
 CASES = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.record import Record
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 
 
 class Errand(Record):
@@ -22,9 +22,9 @@ class Squared(Record):
     value: int
 
 
-def shelf(folder: Path) -> Shelf[Squared]:
+def shelf(folder: Path) -> RecordStore[Squared]:
     """Where the answers are kept."""
-    return Shelf(folder / "jobs", Squared, folder / "leases")
+    return RecordStore(folder / "jobs", Squared, folder / "leases")
 
 
 @dataclass(frozen=True)

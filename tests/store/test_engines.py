@@ -13,7 +13,7 @@ from errands import Errand, Parameters, Square, Squared, always_dies, threads_of
 from bitplan.adapters.transformers import bert_for_question_answering
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.registry import ENGINES
-from bitplan.store.engines import Failure, Local, keeping_workers, make_engine
+from bitplan.store.engines import Failure, Local, keep_workers, make_engine
 
 OPTIONS = {"local": [{}, {"workers": 2}], "cluster": [{"cpus": 1}]}
 OTHERS = [("local", {"workers": 2}), ("cluster", {})]
@@ -90,11 +90,11 @@ def squares(folder, numbers, **options):
 
 
 def test_workers_that_are_kept_do_round_after_round_and_end_with_the_block(tmp_path):
-    with keeping_workers():
+    with keep_workers():
         for _ in range(3):
             assert squares(tmp_path / "one", range(2), seconds=0.2) == {n: Squared(value=n * n) for n in range(2)}
         assert len(workers_of(tmp_path / "one")) <= 2
-        with keeping_workers():
+        with keep_workers():
             squares(tmp_path / "other", range(4))  # other work for the same processes
         squares(tmp_path / "one", range(2), seconds=0.2)
         known = workers_of(tmp_path / "one")
@@ -107,7 +107,7 @@ def test_workers_that_are_kept_do_round_after_round_and_end_with_the_block(tmp_p
 
 
 def test_a_kept_worker_that_dies_is_replaced_and_one_round_may_run_inside_another(tmp_path):
-    with keeping_workers():
+    with keep_workers():
         assert squares(tmp_path / "dying", range(3), dies=frozenset({0, 1})) == {
             n: Squared(value=n * n) for n in range(3)
         }
@@ -120,7 +120,7 @@ def test_a_kept_worker_that_dies_is_replaced_and_one_round_may_run_inside_anothe
 
 
 def test_a_round_that_nobody_waits_for_leaves_no_answer_to_the_next(tmp_path):
-    with keeping_workers():
+    with keep_workers():
         (tmp_path / "left").mkdir()
         left = Local(workers=2).run(Square(tmp_path / "left", seconds=0.3), map_errands(range(5, 9)))
         next(left)

@@ -17,7 +17,7 @@ from errands import Errand, Square, Squared, shelf
 from bitplan.store import lease
 from bitplan.store.engines import Failure
 from bitplan.store.jobs import run_jobs
-from bitplan.store.lease import Holder, SilentHolders, held, read_lease
+from bitplan.store.lease import Holder, SilentHolders, hold_lease, read_lease
 
 HERE = Path(__file__).parent
 
@@ -134,11 +134,11 @@ def foreign(path, token="t"):
 
 def test_a_lease_is_exclusive_and_ends_with_its_block(tmp_path):
     path = tmp_path / "leases" / "a"
-    with held(path) as mine, held(path) as theirs:
+    with hold_lease(path) as mine, hold_lease(path) as theirs:
         assert (mine, theirs) == (True, False)
         assert read_lease(path).holder.pid == os.getpid()
     assert not path.exists()
-    with held(path) as again:
+    with hold_lease(path) as again:
         assert again
 
 
@@ -152,11 +152,11 @@ def test_a_silent_holder_is_taken_over_after_some_patience_only(tmp_path):
     assert watch.stale(path) is None
     time.sleep(0.06)
     assert watch.stale(path) == "t"
-    with held(path) as impatient:
+    with hold_lease(path) as impatient:
         assert not impatient
-    with held(path, stale="another") as wrong:
+    with hold_lease(path, stale="another") as wrong:
         assert not wrong
-    with held(path, stale="t") as mine:
+    with hold_lease(path, stale="t") as mine:
         assert mine
 
 
@@ -166,7 +166,7 @@ def test_a_holder_whose_process_ended_is_taken_over_at_once(tmp_path):
     code = f"{imports}\nwith held(Path({str(path)!r})): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert read_lease(path).holder.gone
-    with held(path) as mine:
+    with hold_lease(path) as mine:
         assert mine
 
 
@@ -178,7 +178,7 @@ def test_of_many_who_take_over_one_succeeds(tmp_path):
 
         def take(path=path, start=start, end=end, won=won):
             start.wait()
-            with held(path, stale="t") as mine:
+            with hold_lease(path, stale="t") as mine:
                 won.append(mine)
                 end.wait()
 
@@ -192,7 +192,7 @@ def test_of_many_who_take_over_one_succeeds(tmp_path):
 
 def test_a_lease_is_kept_alive_while_it_is_held(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "PATIENCE", 0.1)
-    with held(tmp_path / "a"):
+    with hold_lease(tmp_path / "a"):
         before = read_lease(tmp_path / "a").touched
         time.sleep(0.1)
         assert read_lease(tmp_path / "a").touched > before
@@ -272,9 +272,9 @@ def test_an_unreadable_lease_that_is_touched_is_somebodys(tmp_path):
     time.sleep(0.06)
     token = watch.stale(path)
     os.utime(path)  # a sign of life in the last moment
-    with held(path, stale=token) as mine:
+    with hold_lease(path, stale=token) as mine:
         assert not mine
-    with held(path, stale=read_lease(path).holder.token) as mine:
+    with hold_lease(path, stale=read_lease(path).holder.token) as mine:
         assert mine
 
 
@@ -286,10 +286,10 @@ def test_a_clock_that_is_set_makes_nobody_wait_for_ever(tmp_path, shift):
     marker = tmp_path / ".a.t.taken"
     foreign(marker)
     os.utime(marker, (time.time() + shift,) * 2)
-    with held(path, stale="t") as mine:
+    with hold_lease(path, stale="t") as mine:
         assert not mine
     assert not marker.exists()
-    with held(path, stale="t") as mine:
+    with hold_lease(path, stale="t") as mine:
         assert mine
 
 
@@ -298,14 +298,14 @@ def test_who_was_killed_while_taking_over_is_not_waited_for(tmp_path):
     foreign(path)
     imports = "import os; from pathlib import Path; from bitplan.store import lease"
     dies = "lease.os.replace = lambda *_: os.kill(os.getpid(), 9)"
-    code = f"{imports}\n{dies}\nwith lease.held(Path({str(path)!r}), stale='t'): pass"
+    code = f"{imports}\n{dies}\nwith lease.hold_lease(Path({str(path)!r}), stale='t'): pass"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert (tmp_path / ".a.t.taken").exists()
     assert [taken(path, "t") for _ in range(2)] == [False, True]
 
 
 def taken(path, stale):
-    with held(path, stale=stale) as mine:
+    with hold_lease(path, stale=stale) as mine:
         return mine
 
 
@@ -313,7 +313,7 @@ def test_a_lease_is_on_the_disk_before_it_counts(tmp_path, monkeypatch):
     flushed, link = [], os.link
     monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
     monkeypatch.setattr(os, "link", lambda *names: (flushed.append("its name"), link(*names)))
-    with held(tmp_path / "a") as mine:
+    with hold_lease(tmp_path / "a") as mine:
         assert mine
     first, *rest = flushed
     assert Path(first).name.startswith(".a.")

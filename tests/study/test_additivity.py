@@ -15,7 +15,7 @@ from bitplan.gains.base import Context
 from bitplan.graph.rules import Rules
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.additivity import HOLDS, correlation, doubts, pair_drops, study_fit, study_pairs
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.study.trials import starts
 
 CHOICES = parse_choices("w2a2,w4a4")
@@ -118,12 +118,12 @@ def test_both_experiments_on_a_run(swept, tmp_path):
     assert len(pairs.pairs) == 3
     assert isinstance(fit, Fit)
     assert fit.networks == len(fit.vectors) >= 5
-    high = Setting(study, RunFolder(run), trust=True).start(starts(study).high.id)
+    high = RunContext(study, RunFolder(run), trust=True).start(starts(study).high.id)
     again = pair_drops(
         high,
         RunFolder(run).graph,
         study.choices,
-        Context(task=Setting(study, RunFolder(run), trust=True).task),
+        Context(task=RunContext(study, RunFolder(run), trust=True).task),
         count=3,
         samples=64,
         by="loss",

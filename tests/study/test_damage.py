@@ -20,7 +20,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Checkpoint
 from bitplan.core.studies import FailedTrial
 from bitplan.store.files import load, write_text
-from bitplan.store.lease import held
+from bitplan.store.lease import hold_lease
 from bitplan.store.run_folder import RunFolder
 from bitplan.study import context
 from bitplan.study import status as checking
@@ -461,7 +461,7 @@ def test_a_lease_that_cannot_be_read_is_named_where_a_network_is_asked_for(run):
     result = folder.results[-1]
     folder.networks.clear(result.training)
     lease = folder.trained.lease(result.training)
-    with held(lease), pytest.raises(FileError, match=rf"try again later; if none does, delete .*{lease.name}"):
+    with hold_lease(lease), pytest.raises(FileError, match=rf"try again later; if none does, delete .*{lease.name}"):
         trained_network(folder, result, trust=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from bitplan.gains.base import Context, estimate
 from bitplan.selection.base import select
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 
 STUDIES = Path(__file__).parents[2] / "studies"
 
@@ -39,7 +39,7 @@ def test_plans_that_differ_by_their_seeds_alone_do_not_differ(search):
 
 def test_random_plans_differ_and_fill_the_budget(search, tmp_path):
     study = search.CANDIDATES["before"]
-    setting = Setting(study, RunFolder(tmp_path), trust=True)
+    setting = RunContext(study, RunFolder(tmp_path), trust=True)
     graph = setting.trace()
     costs = setting.costs(graph)
     drawn = search.random_studies(study, tmp_path, search.PLANS)

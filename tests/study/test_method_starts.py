@@ -9,7 +9,7 @@ from bitplan.quant.checkpoint import load_checkpoint
 from bitplan.reports.tables import frontier
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
@@ -47,7 +47,9 @@ def test_each_method_sees_its_own_start_and_all_train_from_one(done):
     assert {path.name for path in (folder / "starts").iterdir()} == {trial.id for trial in known.all}
     for method in (study.methods[0], study.methods[1]):
         start = known.of(method)
-        network = load_checkpoint(folder / "starts" / start.id, Setting(study, run, True).bare_network(), of=start.id)
+        network = load_checkpoint(
+            folder / "starts" / start.id, RunContext(study, run, True).bare_network(), of=start.id
+        )
         by_hand = bitplan.estimate("eagl", network, run.graph, choices=study.choices)
         assert run.gains_of(method.title).rows == by_hand.rows
     assert run.gains_of("eagl").rows != run.gains_of("EAGL of LSQ").rows

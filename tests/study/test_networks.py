@@ -11,7 +11,7 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.studies import Study, Trained
 from bitplan.reports.scores import choose
 from bitplan.store.files import load
-from bitplan.store.lease import held
+from bitplan.store.lease import hold_lease
 from bitplan.store.run_folder import RunFolder
 from bitplan.study import scheduling
 from bitplan.study.clean import clean_, find_waste
@@ -138,7 +138,7 @@ def test_networks_of_trials_that_are_gone_are_waste(run, study, write):
     assert not [path for path in find_waste(run.path, [study]).paths if path.parent.name == "networks"]
     busy = run.path / "running" / mine.training
     busy.mkdir()
-    with held(run.path / f"leases/trained-{mine.training}"):
+    with hold_lease(run.path / f"leases/trained-{mine.training}"):
         assert busy not in find_waste(run.path, [fewer]).paths, "somebody trains it again right now"
     assert busy in find_waste(run.path, [fewer]).paths
     clean_(waste)
@@ -166,7 +166,10 @@ def test_what_cannot_be_had_is_one_line(run, swept):
     with pytest.raises(InputError, match=rf"was not trained from a plan: its network is in .*starts/{start.trial.id}"):
         trained_network(run, start, trust=True)
     result = choose(run)
-    with held(run.path / f"leases/trained-{result.training}"), pytest.raises(FileError, match="another process trains"):
+    with (
+        hold_lease(run.path / f"leases/trained-{result.training}"),
+        pytest.raises(FileError, match="another process trains"),
+    ):
         trained_network(run, result, trust=True)
     run.trials.keep(result.trial.id, result.model_copy(update={"training": "0123456789ab"}))
     with pytest.raises(FileError, match="training 0123456789ab, which its plan and recipe do not make"):

@@ -10,7 +10,7 @@ from bitplan.cli import main
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.results import RunResults
 from bitplan.core.studies import FailedTrial
-from bitplan.reports.kept_results import keep_results, look_at
+from bitplan.reports.kept_results import keep_results, open_run
 from bitplan.store.files import load, write_text
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.restore import restore
@@ -43,7 +43,7 @@ def begun(kept, tmp_path):
 
     def make(path):
         study, run = read_study(path), tmp_path / "run"
-        told = restore(study, run, look_at(kept))
+        told = restore(study, run, open_run(kept))
         diary_of(run).touch()
         summary = sweep(study, run, trust=True)
         assert summary.failed == ()
@@ -78,7 +78,7 @@ def test_results_of_two_starts_are_finished_elsewhere_though_the_second_has_no_g
     sweep(study, tmp_path / "first", trust=True)
     kept = write_text(tmp_path / "two.json", keep_results(tmp_path / "first").to_json())
     run = tmp_path / "run"
-    assert restore(study, run, look_at(kept)).trials == 24
+    assert restore(study, run, open_run(kept)).trials == 24
     summary = sweep(study, run, trust=True)
     assert (summary.done, summary.failed, summary.trained) == (24, (), 0)
     assert not list(RunFolder(run).starts.folder.glob("*"))
@@ -90,7 +90,7 @@ def test_a_start_that_is_not_needed_stays_unmade_beside_one_that_shares_its_floa
     one, two = f'[start]\nweights = "{weights}"\n', f'[start]\nweights = "{weights}"\nseeds = [0, 7]\n'
     sweep(read_study(write(given, ("[start]\n", one))), tmp_path / "first", trust=True)
     study, run = read_study(write(given, ("[start]\n", two))), RunFolder(tmp_path / "run")
-    restore(study, run.path, look_at(tmp_path / "first"))
+    restore(study, run.path, open_run(tmp_path / "first"))
     first, second = all_starts(study)
     for _ in range(2):
         assert sweep(study, run.path, trust=True).done == 35
@@ -103,7 +103,7 @@ def test_quantizers_are_finished_elsewhere_without_their_float_network(tmp_path)
     (tmp_path / "study.toml").write_text(head + '[[quantizers]]\nname = "lsq"\n')
     study, run = read_study(tmp_path / "study.toml"), RunFolder(tmp_path / "run")
     sweep(study, tmp_path / "first", trust=True)
-    restore(study, run.path, look_at(tmp_path / "first"))
+    restore(study, run.path, open_run(tmp_path / "first"))
     assert sweep(study, run.path, trust=True).done == 5
     assert not list(run.starts.folder.glob("*"))
 
@@ -128,7 +128,7 @@ def test_another_seed_makes_the_lost_start_again_as_it_was(begun, write, swept):
 
 def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(scored_otherwise, write, tmp_path):
     study, run = read_study(write(("seeds = [0, 1]", "seeds = [0, 1, 2]"))), tmp_path / "run"
-    restore(study, run, look_at(scored_otherwise))
+    restore(study, run, open_run(scored_otherwise))
     for _ in range(2):
         with pytest.raises(InputError, match=r"made again, since its network was not kept, and scores .* as before"):
             sweep(study, run, trust=True)
@@ -136,10 +136,10 @@ def test_a_start_that_scores_otherwise_when_made_again_is_refused_each_time(scor
 
 def test_results_of_a_start_that_scored_otherwise_are_refused(kept, scored_otherwise, study, tmp_path):
     run = tmp_path / "run"
-    restore(study, run, look_at(kept))
+    restore(study, run, open_run(kept))
     before = {path: path.read_bytes() for path in run.rglob("*.json")}
     with pytest.raises(FileError, match=r"w4a4 start scores .* in .*otherwise\.json and .* in .*run: "):
-        restore(study, run, look_at(scored_otherwise))
+        restore(study, run, open_run(scored_otherwise))
     assert {path: path.read_bytes() for path in run.rglob("*.json")} == before
 
 
@@ -148,7 +148,7 @@ def test_a_trial_that_failed_here_and_is_known_from_elsewhere_has_not_failed(kep
     for result in RunFolder(swept).results[-2:]:
         failed = FailedTrial(trial=result.trial, fault="worker", error="killed by SIGKILL")
         run.failed.keep(result.trial.id, failed)
-    restore(study, run.path, look_at(kept))
+    restore(study, run.path, open_run(kept))
     assert sweep(study, run.path, trust=True).failed == ()
     assert not run.failed.ids()
 
@@ -166,13 +166,13 @@ def test_a_damaged_training_is_done_again_from_a_start_that_is_made_again(begun,
 def test_results_of_another_study_are_refused(kept, write, tmp_path):
     study = read_study(write(("lr = 0.05", "lr = 0.06"), ("lr = 0.1", "lr = 0.2")))
     with pytest.raises(FileError, match="has no trial of the study tiny"):
-        restore(study, tmp_path / "run", look_at(kept))
+        restore(study, tmp_path / "run", open_run(kept))
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_run_is_refused(write, tmp_path):
     with pytest.raises(FileError, match=r"nothing\.json is not the folder of a run"):
-        restore(read_study(write()), tmp_path / "run", look_at(tmp_path / "nothing.json"))
+        restore(read_study(write()), tmp_path / "run", open_run(tmp_path / "nothing.json"))
 
 
 def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):
@@ -185,14 +185,14 @@ def test_a_training_under_another_plan_is_refused(kept, write, tmp_path):
     results = found.results.model_copy(update={"own": tuple(own)})
     write_text(kept, found.model_copy(update={"results": results}).to_json())
     with pytest.raises(FileError, match="another network's: make it again"):
-        restore(read_study(write()), tmp_path / "run", look_at(kept))
+        restore(read_study(write()), tmp_path / "run", open_run(kept))
 
 
 def test_what_lacks_a_plan_is_refused(swept, study, tmp_path):
     other = RunFolder(shutil.copytree(swept, tmp_path / "other"))
     (other.path / "plans" / f"{other.results[-1].plan}.json").unlink()
     with pytest.raises(FileError, match="other lacks the plan that from the last .* was trained by: make it again"):
-        restore(study, tmp_path / "run", look_at(other.path))
+        restore(study, tmp_path / "run", open_run(other.path))
     assert not (tmp_path / "run").exists()
 
 
@@ -203,7 +203,7 @@ def test_a_training_of_what_has_no_recipe_is_refused(swept, write, tmp_path):
     said = {"trial": starts(study).high, "training": "0" * 12}
     other.trials.keep(said["trial"].id, RunFolder(swept).results[1].model_copy(update=said))
     with pytest.raises(FileError, match="other lacks the recipe that w4a4 start seed 0 was trained by: make it again"):
-        restore(study, tmp_path / "run", look_at(other.path))
+        restore(study, tmp_path / "run", open_run(other.path))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bitplan.reports.scores import gather
 from bitplan.reports.subject import run_subject
 from bitplan.reports.tables import frontier
 from bitplan.stats.compare import cells, compare
-from bitplan.stats.ranksum import stratified
+from bitplan.stats.ranksum import stratified_rank_sum
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
@@ -74,7 +74,7 @@ def test_spreads_are_over_starts_and_seeds_and_p_is_within_starts(twice):
         for one in compare(study, twice.results, twice.plans)
         if {one.first, one.second} == {"eagl", "from the last"}
     )
-    assert test.p == stratified([(eagl.from_start(start), last.from_start(start)) for start in (0, 7)])
+    assert test.p == stratified_rank_sum([(eagl.from_start(start), last.from_start(start)) for start in (0, 7)])
     assert test.floor == pytest.approx(2 / 36)
     assert f"{eagl.mean:.2f} ± {eagl.sd:.2f}" in str(frontier(twice).rows)
 

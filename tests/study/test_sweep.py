@@ -14,9 +14,9 @@ from tiny import diary_of, sweep_telling
 from bitplan.core.errors import BudgetError, FileError, InputError, UnknownName
 from bitplan.core.registry import GAINS
 from bitplan.gains.base import Gain
-from bitplan.store.files import whole_file
+from bitplan.store.files import atomic_file
 from bitplan.store.lease import read_lease
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 from bitplan.store.run_folder import RunFolder
 from bitplan.study import scheduling
 from bitplan.study.clean import clean_, find_waste
@@ -140,7 +140,7 @@ def test_what_killed_processes_left_half_written_is_waste_and_a_sweep_removes_it
     run = shutil.copytree(swept, tmp_path / "run")
     left = leave_half_written(run)
     assert len(left) == len(HALF) + 1
-    with whole_file(run / "trained" / "y.json") as writing:
+    with atomic_file(run / "trained" / "y.json") as writing:
         writing.touch()
         assert {*find_waste(run, [study]).paths} == {*left, run / "running" / "x"}, "not what is being written"
         sweep(study, run, trust=True)
@@ -310,8 +310,8 @@ def test_two_studies_in_one_folder_each_count_their_own(tmp_path, swept, study, 
 
 def test_no_folder_is_listed_once_per_event(tmp_path, swept, study, monkeypatch):
     run = shutil.copytree(swept, tmp_path / "run")
-    listed, plain = [], Shelf.ids
-    monkeypatch.setattr(Shelf, "ids", lambda shelf: (listed.append(shelf.folder.name), plain(shelf))[1])
+    listed, plain = [], RecordStore.ids
+    monkeypatch.setattr(RecordStore, "ids", lambda shelf: (listed.append(shelf.folder.name), plain(shelf))[1])
     counts = []
     for only in (["uniform"], None):
         for result in RunFolder(run).results[2:]:
@@ -379,7 +379,7 @@ def test_the_forecast_lists_every_trial_and_writes_nothing(swept, tmp_path, writ
 
 
 def test_the_status_tells_done_running_failed_and_waiting(swept, tmp_path, study):
-    from bitplan.store.lease import held
+    from bitplan.store.lease import hold_lease
 
     found = status(swept)
     shared = 16 - len(list((swept / "trained").glob("*.json")))
@@ -393,7 +393,7 @@ def test_the_status_tells_done_running_failed_and_waiting(swept, tmp_path, study
     assert status(run).waiting == len(trials)
     (run / "running" / job).mkdir(parents=True)
     (run / "running" / job / "log.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
-    with held(run / "leases" / f"trained-{job}") as mine:
+    with hold_lease(run / "leases" / f"trained-{job}") as mine:
         assert mine
         found = status(run)
     assert (found.done, found.waiting) == (18 - len(trials), 0)

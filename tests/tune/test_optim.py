@@ -10,7 +10,7 @@ from torch import nn
 from bitplan.adapters import timm
 from bitplan.core.errors import InputError, MissingExtra
 from bitplan.core.trials import Recipe
-from bitplan.tune.optim import SMALLEST, build_optimizer, limited, rate, set_rate_
+from bitplan.tune.optim import SMALLEST, build_optimizer, limit_moves, rate, set_rate_
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "poly", "linear"])
@@ -108,7 +108,7 @@ def test_nothing_moves_further_than_its_limit(optimizer):
     stepping = build_optimizer(model, Recipe(steps=1, lr=10.0, optimizer=optimizer))
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    with limited(stepping, 0.01):
+    with limit_moves(stepping, 0.01):
         stepping.step()
     after = {name: value.detach() for name, value in model.named_parameters()}
     moves = {name: (value - before[name]).norm() / before[name].norm() for name, value in after.items()}
@@ -128,6 +128,6 @@ def test_small_moves_and_no_limit_leave_the_optimizer_alone():
             stepping = build_optimizer(model, Recipe(steps=1, lr=0.01))
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
-            with limited(stepping, given):
+            with limit_moves(stepping, given):
                 stepping.step()
         torch.testing.assert_close(one.state_dict(), other.state_dict())

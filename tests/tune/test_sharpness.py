@@ -10,7 +10,7 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.trials import Recipe
 from bitplan.quant.quantizers import WeightQuantizer
-from bitplan.tune.loop import at_the_worst, finetune_, noted
+from bitplan.tune.loop import finetune_, loss_at_the_worst, record_quantized_weights
 
 TASK = Halves()
 RECIPE = {"steps": 8, "batch_size": 16, "lr": 0.05}
@@ -35,11 +35,11 @@ class Quadratic(nn.Module):
 @pytest.mark.parametrize("radius", [0.5, 2.0])
 def test_on_a_quadratic_the_gradient_is_longer_by_the_radius(radius):
     model = Quadratic()
-    with noted(model, radius) as made:
+    with record_quantized_weights(model, radius) as made:
         loss = model()
     slopes = torch.tensor([-1.0, -3.0, 4.0])  # ŵ − t with ŵ = 0.25, −0.75, 1.5
     assert loss.item() == 0.5 * slopes.square().sum()
-    worst = at_the_worst(model, radius, loss, made, model)
+    worst = loss_at_the_worst(model, radius, loss, made, model)
     norm = slopes.norm()
     assert worst.item() == pytest.approx(0.5 * (norm + radius).item() ** 2)
     worst.backward()
@@ -50,9 +50,9 @@ def test_on_a_quadratic_the_gradient_is_longer_by_the_radius(radius):
 def test_without_a_slope_nothing_moves():
     model = Quadratic()
     model.target = torch.tensor([0.25, -0.75, 1.5])
-    with noted(model, 1.0) as made:
+    with record_quantized_weights(model, 1.0) as made:
         loss = model()
-    assert at_the_worst(model, 1.0, loss, made, model).item() == 0.0
+    assert loss_at_the_worst(model, 1.0, loss, made, model).item() == 0.0
 
 
 def trained(recipe, **options):

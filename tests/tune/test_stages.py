@@ -12,11 +12,11 @@ from test_resume import run_and_kill
 
 from bitplan.cli.options import read_recipe
 from bitplan.core.errors import Damaged, FileError, InputError
-from bitplan.core.trials import Recipe, on_top
+from bitplan.core.trials import Recipe, merge_recipes
 from bitplan.gains.finetuning import shorten
 from bitplan.tune.length import samples_of, steps_of
 from bitplan.tune.log import last_step
-from bitplan.tune.loop import finetune_, mixed
+from bitplan.tune.loop import finetune_, mix_seed
 from bitplan.tune.resume import check_training
 
 TASK = Halves()
@@ -32,7 +32,7 @@ def same(one, other):
 def test_it_is_one_training_after_the_other():
     staged, by_hand, once = quantized(), quantized(), quantized()
     log = finetune_(staged, TASK, STAGED)
-    first, second = finetune_(by_hand, TASK, FIRST), finetune_(by_hand, TASK, SECOND, seed=mixed(0, "stage", 1))
+    first, second = finetune_(by_hand, TASK, FIRST), finetune_(by_hand, TASK, SECOND, seed=mix_seed(0, "stage", 1))
     finetune_(once, TASK, FIRST)
     assert same(staged, by_hand)
     assert not same(staged, once)
@@ -55,7 +55,7 @@ def test_a_later_stage_sees_its_samples_in_an_order_of_its_own():
     once = FIRST.model_copy(update={"steps": 1})
     finetune_(quantized(), Looking(), once.model_copy(update={"then": once}))
     assert len(seeds) == len(set(seeds)) == 2
-    assert seeds[0] == mixed(0, "epoch", 0)
+    assert seeds[0] == mix_seed(0, "epoch", 0)
 
 
 def test_its_length_is_that_of_all_stages():
@@ -147,7 +147,7 @@ def test_people_write_what_differs(tmp_path):
     assert read_recipe([str(tmp_path / "recipe.toml"), "epochs=1"])[0].then is None, (
         "another length is another training"
     )
-    assert on_top({"lr": 0.1}, {"steps": 5, "then": {"epochs": 1}})["then"] == {"lr": 0.1, "epochs": 1}
+    assert merge_recipes({"lr": 0.1}, {"steps": 5, "then": {"epochs": 1}})["then"] == {"lr": 0.1, "epochs": 1}
     (tmp_path / "endless.toml").write_text("steps = 80\n[then]\nlr = 0.001\n")
     with pytest.raises(InputError, match="give the length of training once"):
         read_recipe([str(tmp_path / "endless.toml")])

@@ -14,7 +14,7 @@ from bitplan.core.rules import Rules
 from bitplan.core.trials import Recipe
 from bitplan.models.bert import minilm_l6
 from bitplan.models.zoo import load_model
-from bitplan.tune.distillation import blocks_of, difference, objective, watched
+from bitplan.tune.distillation import blocks_of, difference, objective, watch_states
 from bitplan.tune.loop import finetune_
 
 BOTH = Recipe(steps=6, batch_size=8, lr=0.01, distill=1.0, distill_hidden=1.0, distill_attention=1.0)
@@ -56,7 +56,7 @@ def quantized(model):
 
 
 def seen_in(model, *inputs, recipe=BOTH, **named):
-    with watched(model, recipe) as states:
+    with watch_states(model, recipe) as states:
         model(*inputs, **named)
     return states
 
@@ -139,7 +139,7 @@ def test_the_objective_adds_what_the_recipe_says():
         teacher.encoder.layers[0].self_attn.in_proj_weight.mul_(2)
     batch = next(iter(task.batches("train", 8)))
     recipe = Recipe(steps=1, distill=0.25, distill_hidden=2.0, distill_attention=3.0)
-    with watched(student, recipe) as own:
+    with watch_states(student, recipe) as own:
         outputs = student(batch[0])
     taught = seen_in(teacher.eval(), batch[0])
     plain = objective(

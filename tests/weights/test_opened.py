@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from bitplan.core.errors import FileError
 from bitplan.quant.checkpoint import save_checkpoint
-from bitplan.weights.opened import learned_step, natural, open_checkpoint
+from bitplan.weights.opened import learned_step, natural_key, open_checkpoint
 
 WEIGHTS = {
     "b.weight": torch.arange(6.0).reshape(2, 3),
@@ -272,7 +272,7 @@ def test_integer_buffers_are_no_weights(tmp_path):
 
 
 def test_natural_order_and_learned_steps(tmp_path):
-    assert sorted(["l.10.a", "l.9.b", "l.9.a", "l.x"], key=natural) == ["l.9.a", "l.9.b", "l.10.a", "l.x"]
+    assert sorted(["l.10.a", "l.9.b", "l.9.a", "l.x"], key=natural_key) == ["l.9.a", "l.9.b", "l.10.a", "l.x"]
     save_file({"q.weight": torch.ones(2, 2), "q.weight_quantizer.step": torch.tensor(0.5)}, tmp_path / "m.safetensors")
     tensors = open_checkpoint(tmp_path / "m.safetensors").tensors
     assert learned_step("q", tensors).floats().tolist() == [0.5]

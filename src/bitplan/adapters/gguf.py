@@ -68,7 +68,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     return {key: Entry(one.contents(), tuple(one.types)) for key, one in fields.items() if not key.startswith("GGUF.")}
 
 
-def cut_of(path: Path) -> str | None:
+def pre_tokenizer_name(path: Path) -> str | None:
     """Return llama.cpp's name of the pre-tokenizer, which no tokenizer.json has, or None."""
     found = _opened(path).fields.get("tokenizer.ggml.pre")
     return None if found is None else str(found.contents())

@@ -12,7 +12,7 @@ import numpy as np
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import bounded, first_line, parsing
+from bitplan.core.parsing import explain_failures, first_line, limit_memory
 from bitplan.store.files import read_bytes
 
 _LARGEST = 2**31  # bytes of a graph as one message
@@ -35,7 +35,7 @@ def read(path: Path) -> Any:
         raise FileError(f"cannot read {path}: there is no such file")
     library = onnx()
     content = _content(path)
-    with parsing(path, "an ONNX file", "export it again"), bounded(path):
+    with explain_failures(path, "an ONNX file", "export it again"), limit_memory(path):
         model = library.load_model_from_string(content)
         take_in_external_(model, path)
         library.checker.check_model(model)

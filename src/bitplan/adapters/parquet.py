@@ -9,7 +9,7 @@ from typing import Any
 
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import check_room, parsing
+from bitplan.core.parsing import check_room, explain_failures
 from bitplan.store.files import open_file
 
 _ROWS = 256  # read at a time
@@ -24,7 +24,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in names}
     taken = 0
     with (
-        parsing(path, "a parquet file", "fetch it again"),
+        explain_failures(path, "a parquet file", "fetch it again"),
         open_file(path) as opened,
         pyarrow.parquet.ParquetFile(path) as file,
     ):

@@ -13,14 +13,14 @@ from bitplan.adapters.torchvision import torchvision
 from bitplan.core.errors import MissingExtra
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Tell whether timm is there, without importing it."""
     return importlib.util.find_spec("timm") is not None
 
 
 def timm(purpose: str = "a model named timm/…") -> ModuleType:
     """Import timm, or say what to install."""
-    if not installed():
+    if not is_installed():
         raise MissingExtra("timm", "vision", purpose)
     torchvision()  # timm imports it, and it may need help
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from bitplan.adapters.foreign import require
 from bitplan.adapters.gguf import check_gguf
 from bitplan.adapters.transformers import tokenizer_in_gguf
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.store.files import read_text
 from bitplan.weights.pretrained_folders import is_gguf, refuse_link_out
 
@@ -41,7 +41,9 @@ class WordPieces:
 
     def __call__(self, texts: Sequence[str]) -> list[Pieces]:
         """The pieces of each text as it stands: no marks, nothing cut off, nothing padded."""
-        with parsing(self.path, "a tokenizer", "fetch it again"):  # it may lack the mark for what it does not know
+        with explain_failures(
+            self.path, "a tokenizer", "fetch it again"
+        ):  # it may lack the mark for what it does not know
             encodings = self.library.encode_batch(list(texts), add_special_tokens=False)
         return [Pieces(encoding.ids, encoding.offsets) for encoding in encodings]
 
@@ -63,7 +65,7 @@ def load_word_pieces(folder: Path) -> WordPieces:
     refuse_link_out(path)
     read_text(path)  # says in one line what prevents it
     lower = path.name == TOKENIZER or _lower_case(folder / _SETTINGS)
-    with parsing(path, "a tokenizer", "fetch it again"):
+    with explain_failures(path, "a tokenizer", "fetch it again"):
         if path.name == TOKENIZER:
             library: Any = tokenizers.Tokenizer.from_file(str(path))
         else:
@@ -84,7 +86,7 @@ class TextTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         """The tokens of a text as it stands: nothing is put before or behind it."""
-        with parsing(self.path, "a tokenizer", "fetch it again"):
+        with explain_failures(self.path, "a tokenizer", "fetch it again"):
             ids: list[int] = self.library.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -109,7 +111,7 @@ def _parsed(source: Path) -> tuple[str, Any]:
 
     path = source / TOKENIZER if source.is_dir() else source
     text = _text(source, path)
-    with parsing(path, "a tokenizer", "fetch it again"):
+    with explain_failures(path, "a tokenizer", "fetch it again"):
         return text, tokenizers.Tokenizer.from_str(text)
 
 
@@ -137,5 +139,5 @@ def _mark(library: Any, word: str, path: Path) -> int:
 def _lower_case(settings: Path) -> bool:
     if not settings.is_file():
         return True
-    with parsing(settings, "a tokenizer's JSON", "fetch it again"):
+    with explain_failures(settings, "a tokenizer's JSON", "fetch it again"):
         return bool(parse_json(read_text(settings)).get("do_lower_case", True))

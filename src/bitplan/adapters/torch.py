@@ -115,7 +115,7 @@ def is_half(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
+def widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of 16 bits in 32, as others are: scores whose small differences or sums count need more digits."""
     return tensor.float() if is_half(tensor) else tensor
 

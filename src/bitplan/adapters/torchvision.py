@@ -22,7 +22,7 @@ _SCHEMAS = {
 }
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Tell whether torchvision is there, without importing it."""
     return importlib.util.find_spec("torchvision") is not None
 
@@ -30,7 +30,7 @@ def installed() -> bool:
 @cache
 def torchvision(purpose: str = "this model") -> ModuleType:
     """Import torchvision; the operators it lacks are declared only when the plain import fails."""
-    if not installed():
+    if not is_installed():
         raise MissingExtra("torchvision", "vision", purpose)
     try:
         import torchvision as module

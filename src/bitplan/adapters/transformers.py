@@ -19,10 +19,10 @@ from torch.nn.modules.module import (
 
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
-from bitplan.adapters.gguf import cut_of, quick_gguf
+from bitplan.adapters.gguf import pre_tokenizer_name, quick_gguf
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import bounded, check_available, first_line, memory_for, parsing
-from bitplan.store.files import refuse_large_text
+from bitplan.core.parsing import check_available, explain_failures, first_line, limit_memory, memory_for
+from bitplan.store.files import check_text_size
 from bitplan.weights.pretrained_folders import CONFIG, refuse_link_out
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _UNKNOWN_NETWORK = re.compile(r"architecture (\S+) is not supported yet|Unknown 
 def transformers(purpose: str) -> ModuleType:
     """Import transformers, or say what to install."""
     require("transformers", "text", purpose)
-    if torchvision.installed():
+    if torchvision.is_installed():
         torchvision.torchvision()  # transformers imports it beside its models, and it may need help
     import transformers as module
 
@@ -91,7 +91,7 @@ def network_of(folder: Path, held: Sequence[int]) -> torch.nn.Module:
     with _reading(path):
         config = _config(folder)
         kind = _class(folder, config)
-        with bounded(path, _LARGER * sum(held)), _no_larger_than(held, path):
+        with limit_memory(path, _LARGER * sum(held)), _no_larger_than(held, path):
             return _plain(kind(config))
 
 
@@ -105,7 +105,7 @@ def network_with_weights(path: Path, held: Sequence[int]) -> torch.nn.Module:
             kind: Any = library.AutoModelForCausalLM
         else:
             for beside in filter(Path.is_file, path.glob("*.json")):  # transformers reads some of them whole
-                refuse_large_text(beside)
+                check_text_size(beside)
             config = _config(path)
             where = {"pretrained_model_name_or_path": str(path), "use_safetensors": True, "config": config}
             kind = _class(path, config)
@@ -115,7 +115,7 @@ def network_with_weights(path: Path, held: Sequence[int]) -> torch.nn.Module:
             )
         _check_filled(path, found)
         if path.is_file():
-            setattr(model.config, CUT, cut_of(path))
+            setattr(model.config, CUT, pre_tokenizer_name(path))
         return _plain(model)
 
 
@@ -132,7 +132,7 @@ def _config(folder: Path) -> Any:
     refuse_link_out(folder / CONFIG)
     library = transformers(f"reading {folder / CONFIG}")
     try:
-        with bounded(folder / CONFIG):  # some numbers in it become lists
+        with limit_memory(folder / CONFIG):  # some numbers in it become lists
             config = library.AutoConfig.from_pretrained(str(folder), **_LOCAL)
     except ValueError as error:
         if "custom code" not in str(error):
@@ -250,7 +250,11 @@ def _reading(path: Path) -> Iterator[None]:
     for logger, _ in beside:
         logger.setLevel(logging.ERROR)
     try:
-        with _offline(), redirect_stderr(io.StringIO()), parsing(path, "what transformers reads", "fetch it again"):
+        with (
+            _offline(),
+            redirect_stderr(io.StringIO()),
+            explain_failures(path, "what transformers reads", "fetch it again"),
+        ):
             yield  # bars that no setting switches off are written there
     except FileError as error:
         asked = _asked_of_hub(error)

@@ -97,12 +97,12 @@ def _refusal(error: Any, ctx: Any, typed: list[str]) -> InputError:
 
 def check_output(output: Path, others: list[Any], as_folder: bool) -> Path:
     """Return the file or folder that an output leads to, if it may be written beside the other words typed."""
-    from bitplan.store.files import clear_left, refuse_no_file, through_links
+    from bitplan.store.files import check_regular_file, clear_left, follow_links
 
     _refuse_own_source(output, others)
-    target = through_links(output)
+    target = follow_links(output)
     if not as_folder:
-        refuse_no_file(target)
+        check_regular_file(target)
     clear_left(target.parent, target.name)
     return target
 

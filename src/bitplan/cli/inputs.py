@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bitplan.core.records import Checkpoint, Plan
     from bitplan.core.rules import Rules
     from bitplan.core.trials import Result
-    from bitplan.study.context import Setting
+    from bitplan.study.context import RunContext
 
 _COPIES = 3  # of the network: the float one, one to be lowered, and its lowered weights
 
@@ -504,11 +504,11 @@ class CheckpointFolder(Input):
 
     @cached_property
     def _model_and_example(self) -> tuple[Any, Any]:
-        from bitplan.models.pretrained import built_pretrained
+        from bitplan.models.pretrained import build_pretrained
         from bitplan.models.zoo import load_model
 
         if self._network == CONFIG:
-            return built_pretrained(self.name)
+            return build_pretrained(self.name)
         if self._network is None:
             raise InputError(
                 f"{self.name} names no model of the zoo: say which it is with --model package.module:factory"
@@ -605,12 +605,12 @@ class RunNetwork(Input):
         return RunFolder(Path(self.name))
 
     @cached_property
-    def _setting(self) -> Setting:
-        from bitplan.study.context import Setting
+    def _setting(self) -> RunContext:
+        from bitplan.study.context import RunContext
 
         study, trust = self._run.study, self.options.trust
         check_code(study.model, self._run.file_of(Study), trust=trust)
-        return Setting(study, self._run, trust)
+        return RunContext(study, self._run, trust)
 
     @cached_property
     def _result(self) -> Result:
@@ -623,7 +623,7 @@ class RunNetwork(Input):
         return self._run.study.words(self._result.trial)
 
 
-def _load_or_train(setting: Setting, result: Result, words: str, threads: int | None) -> Any:
+def _load_or_train(setting: RunContext, result: Result, words: str, threads: int | None) -> Any:
     """Return the network of a result, trained again if it is not kept; tell if it scores otherwise than recorded."""
     from bitplan.core.progress import clock
     from bitplan.study.networks import is_kept, trained_network

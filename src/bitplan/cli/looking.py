@@ -34,9 +34,9 @@ def list_names(
         show_names({name: "" for name in model_names()}, as_json=json)
         return
     if what == "quantizers":
-        from bitplan.quant.methods import described
+        from bitplan.quant.methods import describe_quantizers
 
-        show_quantizers(described(), as_json=json)
+        show_quantizers(describe_quantizers(), as_json=json)
         return
     registry = REGISTRIES[what]
     if what in ("gains", "searches", "relaxations", "judges"):
@@ -63,10 +63,10 @@ def show_file(
     elif json:
         say_json(record.to_json())
     elif isinstance(record, RunResults) and record.study.methods:
-        from bitplan.reports.kept_results import look_at
+        from bitplan.reports.kept_results import open_run
         from bitplan.reports.tables import frontier
 
-        show_table(frontier(look_at(file)))
+        show_table(frontier(open_run(file)))
     else:
         show_record(record)
 

@@ -217,11 +217,11 @@ def read_data(task: str | None, data: str | None, network: Input | None = None) 
         raise InputError("--data and --task are both what the network is run on: give one of them")
     from bitplan.core.trust import import_data, names_code
     from bitplan.gains.base import Context
-    from bitplan.gains.start_network import with_data
+    from bitplan.gains.start_network import add_data
 
     if not names_code(data):
         raise InputError(f"--data {data!r} is not package.module:loader, a DataLoader, Dataset or batches in your code")
-    return with_data(Context(), import_data(data), None).task
+    return add_data(Context(), import_data(data), None).task
 
 
 def read_rules(bits: str, typed: Sequence[str], usual: Mapping[str, str] | None = None) -> tuple[Rules, list[str]]:
@@ -266,8 +266,8 @@ def refuse_rules(rules: Rules, why: str, *, but: Sequence[str] = ()) -> None:
 
 def read_recipe(typed: Sequence[str], *, trust: bool = False) -> tuple[Recipe | None, dict[str, str]]:
     """Return the recipe as typed, or None; and its teacher's name and weights. Single values go over those of files."""
-    from bitplan.core.parsing import parsing
-    from bitplan.core.trials import Recipe, on_top
+    from bitplan.core.parsing import explain_failures
+    from bitplan.core.trials import Recipe, merge_recipes
     from bitplan.core.trust import check_code
 
     if not typed:
@@ -283,8 +283,8 @@ def read_recipe(typed: Sequence[str], *, trust: bool = False) -> tuple[Recipe | 
     content, values = ({key: value for key, value in one.items() if key not in _TEACHER} for one in (content, values))
     if not content and not values:
         return None, teacher
-    with parsing(files[-1], "a recipe", "write it again") if files else nullcontext():
-        return Recipe(**on_top(values, content)), teacher
+    with explain_failures(files[-1], "a recipe", "write it again") if files else nullcontext():
+        return Recipe(**merge_recipes(values, content)), teacher
 
 
 _TEACHER = ("teacher", "teacher_weights")
@@ -340,11 +340,11 @@ def _is_pair(word: str) -> bool:
 
 def _read_toml(path: Path, table: str) -> dict[str, Any]:
     """Return the keys of a file, or of its table of this name."""
-    from bitplan.core.parsing import parse_toml, parsing
+    from bitplan.core.parsing import explain_failures, parse_toml
     from bitplan.store.files import read_text
 
     if path.suffix != ".toml" and not path.exists():
         raise InputError(f"--{table} {str(path)!r} is neither a .toml file nor KEY=VALUE")
-    with parsing(path, "a recipe" if table == "recipe" else table, "write it again"):
+    with explain_failures(path, "a recipe" if table == "recipe" else table, "write it again"):
         content = parse_toml(read_text(path))
     return dict(content.get(table, content))

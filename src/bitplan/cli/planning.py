@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bitplan.core.record import Record
     from bitplan.core.records import Costs, Gains, Graph, Plan
     from bitplan.core.rules import Rules
-    from bitplan.costs.files import FileCost, Form
+    from bitplan.costs.files import FileCost, FileForm
     from bitplan.gains.base import Context
     from bitplan.selection.budget_constraint import BudgetConstraint
     from bitplan.selection.confidence import Confidence
@@ -295,9 +295,9 @@ class Method:
 
     def needs_weights(self, network: Input) -> bool:
         """Return True if it looks at the weights of an input; `auto` takes them if there are any."""
-        from bitplan.gains.base import looks_at_model
+        from bitplan.gains.base import needs_model
 
-        return _has_weights(network) if self.name == AUTO else looks_at_model(self.gain)
+        return _has_weights(network) if self.name == AUTO else needs_model(self.gain)
 
     def refuse_single_budget(self) -> None:
         """Refuse a method that chooses within one budget where many are asked for."""
@@ -343,7 +343,7 @@ class Means:
 
 def read_target(
     typed: str | None, bits: str, quantizer: str | None, budgets: Sequence[str]
-) -> tuple[Form | None, str, str | None]:
+) -> tuple[FileForm | None, str, str | None]:
     """Return how the target stores weights, if one was typed; its precisions and its quantizer unless others were."""
     from bitplan.costs.files import read_form
 
@@ -368,7 +368,7 @@ def _tell_of_groups(quantizer: str | None, budgets: Sequence[str]) -> None:
         tell(f"{stored[0]} counts weights alone: --target {form.written} also counts the scales of groups and all else")
 
 
-def usual_rules(form: Form | None) -> dict[str, str]:
+def usual_rules(form: FileForm | None) -> dict[str, str]:
     """Return rules for a target that has no codes in tables and in the last layer: these stay as they are."""
     return {} if form is None or form.tables else OUTSIDE_TABLES
 
@@ -451,9 +451,9 @@ def estimate_gains(
 ) -> Gains:
     """Estimate with a bar; a long estimate says first how long it takes."""
     from bitplan.gains.base import estimate as estimate_all
-    from bitplan.gains.base import looks_at_model
+    from bitplan.gains.base import needs_model
 
-    if weights is None and method.name != AUTO and looks_at_model(method.gain):
+    if weights is None and method.name != AUTO and needs_model(method.gain):
         raise InputError(f"{method.name} looks at the network: give it too, --model")
     context = replace(means.load(), aim=goal)
     with showing_progress("estimating") as progress, fitting(weights, context.task):
@@ -499,7 +499,7 @@ def price_limited(
 
 
 def price_with_target(
-    form: Form | None,
+    form: FileForm | None,
     network: Input,
     graph: Graph,
     names: Sequence[str],
@@ -521,7 +521,7 @@ def price_with_target(
     return costs
 
 
-def _price_one(form: Form | None, network: Input, graph: Graph, name: str, bits: str) -> Costs:
+def _price_one(form: FileForm | None, network: Input, graph: Graph, name: str, bits: str) -> Costs:
     """Return the bytes of the target's file, or the cost by this name."""
     from bitplan.costs.base import price as price_graph
 
@@ -534,7 +534,7 @@ def _price_one(form: Form | None, network: Input, graph: Graph, name: str, bits:
     return price_graph(_count_bytes(form, network), graph, bits)
 
 
-def _count_bytes(form: Form, network: Input) -> FileCost:
+def _count_bytes(form: FileForm, network: Input) -> FileCost:
     """Return the cost that counts the bytes of the target's file."""
     from bitplan.cli.inputs import RecordFile
     from bitplan.costs.files import FileCost

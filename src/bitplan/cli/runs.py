@@ -126,12 +126,12 @@ def data(
     json: Json = False,
 ) -> None:
     """Check the data of a task: samples of each split, or what is missing and where to get it."""
-    from bitplan.tasks.data_check import look_for
+    from bitplan.tasks.data_check import check_data
 
     name, options = read_named(task, "TASK")
     if name not in TASKS:
         raise UnknownName("task", name, TASKS)
-    found = look_for(name, **options | ({} if folder is None else {"data": str(folder)}))
+    found = check_data(name, **options | ({} if folder is None else {"data": str(folder)}))
     if json:
         import dataclasses
         from json import dumps
@@ -189,16 +189,16 @@ def _refuse_run(*, run: Path | None, budgets: list[str], which: str) -> None:
 
 
 def _compare_runs(runs: list[Path], *, plain: bool) -> Table:
-    from bitplan.reports.kept_results import look_at
+    from bitplan.reports.kept_results import open_run
     from bitplan.reports.regrets import methods, methods_values
 
     if not runs:
         raise InputError(f"the table {METHODS} is of runs: bitplan run tables RUN RUN … --which {METHODS}")
-    return (methods_values if plain else methods)([look_at(one) for one in runs])
+    return (methods_values if plain else methods)([open_run(one) for one in runs])
 
 
 def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *, plain: bool) -> Table:
-    from bitplan.reports.kept_results import look_at
+    from bitplan.reports.kept_results import open_run
     from bitplan.reports.tables import check_name, make
 
     check_name(which, (METHODS, PUBLISHED, TIMES))
@@ -207,20 +207,20 @@ def _of_run(runs: list[Path], which: str, of: str | None, budgets: list[str], *,
     run = runs[0]
     if of is not None:
         raise InputError(f"--of is for what others published: --which {PUBLISHED} --of {of}, without {run}")
-    return make(which, look_at(run), plain=plain, budgets=budgets)
+    return make(which, open_run(run), plain=plain, budgets=budgets)
 
 
 def _make_published(of: str | None, *, plain: bool) -> Table:
-    from bitplan.reports.published import about, needed, published, published_values
+    from bitplan.reports.published import list_networks, select_figures, tabulate_published, tabulate_published_values
 
-    traced = {name: _trace_structure(name) for name in needed(about(of))}
-    return (published_values if plain else published)(traced, of)
+    traced = {name: _trace_structure(name) for name in list_networks(select_figures(of))}
+    return (tabulate_published_values if plain else tabulate_published)(traced, of)
 
 
 def _make_times(of: str | None) -> Table:
-    from bitplan.reports.published import published_times
+    from bitplan.reports.published import tabulate_published_times
 
-    return published_times(of)
+    return tabulate_published_times(of)
 
 
 def _trace_structure(name: str) -> Traced:
@@ -234,15 +234,15 @@ def _trace_structure(name: str) -> Traced:
 
 
 def _print(table: Table, format: str | None, output: Path | None) -> None:
-    """Print a table, or write it to a file."""
+    """Print a table, or format_table it to a file."""
     if format is None and output is None:
         from bitplan.cli.show import show_table
 
         show_table(table)
         return
-    from bitplan.reports.formats import write
+    from bitplan.reports.formats import format_table
 
-    text = write(table, format or "md")
+    text = format_table(table, format or "md")
     if output is None:
         say_json(text) if format == "json" else say(text, end="")
         return

@@ -21,15 +21,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from bitplan.cli.terminal import say, say_json
-from bitplan.core.about import about_of
 from bitplan.core.budget import Account, Budget
-from bitplan.core.escaping import shown
+from bitplan.core.escaping import escape_text
+from bitplan.core.method_facts import describe_method
 from bitplan.core.precision import Precision
 from bitplan.core.progress import clock
 from bitplan.core.record import Record
 from bitplan.core.records import Checkpoint, Costs, Gains, Graph, Layer, Limit, Plan
 from bitplan.core.studies import Fit, Pairs, Study
-from bitplan.core.summaries import counted, headline
+from bitplan.core.summaries import count_precisions, headline
 from bitplan.costs.standard import total
 from bitplan.reports.formats import Column, Table, to_json
 
@@ -49,12 +49,12 @@ class ShownConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape before anything is measured, so that columns fit the escaped text."""
-        return super().render_str(shown(text), **options)
+        return super().render_str(escape_text(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape whatever reaches the screen by another way."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else shown(text), style, control)
+            yield Segment(text if control else escape_text(text), style, control)
 
 
 class _Trimmed:
@@ -95,8 +95,10 @@ def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words)
     beside = ShownConsole(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=beside, transient=True) as progress:
-        task = progress.add_task(shown(what), total=None)
-        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=shown(what))
+        task = progress.add_task(escape_text(what), total=None)
+        yield lambda done, total, what: progress.update(
+            task, completed=done, total=total, description=escape_text(what)
+        )
 
 
 _COLOURS = {2: "yellow", 3: "green", 4: "cyan", 8: "blue"}
@@ -222,7 +224,7 @@ def _describe_binding(limits: Sequence[Limit]) -> str:
 
 def _count_choices(plan: Plan, graph: Graph) -> str:
     """Return the number of groups at each precision."""
-    shares = counted(plan.precisions[group.name] for group in graph.selectable)
+    shares = count_precisions(plan.precisions[group.name] for group in graph.selectable)
     fixed = len(graph.groups) - len(graph.selectable)
     return f"groups: {shares}; {fixed} fixed by rules" if fixed else f"groups: {shares}"
 
@@ -439,13 +441,13 @@ _LETTERS = (
 def show_methods(methods: Mapping[str, type], *, as_json: bool) -> None:
     """Print methods with their needs, costs and sources."""
     if as_json:
-        told = {name: about_of(method) for name, method in methods.items()}
+        told = {name: describe_method(method) for name, method in methods.items()}
         plain = {name: None if about is None else dataclasses.asdict(about) for name, about in told.items()}
         say_json(json.dumps(plain, indent=1, ensure_ascii=False))
         return
     rows = table("name", "what it is", "data", "labels", "trains", "passes", "source")
     for name, method in methods.items():
-        about, what = about_of(method), (method.__doc__ or "").split("\n")[0]
+        about, what = describe_method(method), (method.__doc__ or "").split("\n")[0]
         if about is None:
             rows.add_row(name, what, *["–"] * 5)
             continue
@@ -464,7 +466,7 @@ _FIRST_NAMES = 24  # and the first one, which says what a row is about
 
 def show_table(content: Table) -> None:
     """A table of a run on the terminal; one that is too wide goes on below, its first column repeated."""
-    out, texts = console(), [[shown(text) for text in row] for row in content.texts()]
+    out, texts = console(), [[escape_text(text) for text in row] for row in content.texts()]
     for row, column in content.best:
         texts[row][column] = f"* {texts[row][column]}"
     widths = [_column_width(column, cells) for column, *cells in zip(content.columns, *texts, strict=True)]
@@ -606,7 +608,7 @@ def _meters(status: Status) -> RichTable:
         counts = [f"{part.done}/{part.total}"]
         if status.failed:
             counts.append(str(part.failed or ""))
-        rows.add_row(Text(shown(part.title), "bold" if part is whole else ""), blocks, *counts)
+        rows.add_row(Text(escape_text(part.title), "bold" if part is whole else ""), blocks, *counts)
     return rows
 
 

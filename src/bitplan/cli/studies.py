@@ -89,13 +89,13 @@ def sweep(
 
 def take_known(study: Study, folder: Path, known: list[Path], *, dry_run: bool) -> None:
     """Copy the trials that other runs finished into the folder of this one."""
-    from bitplan.reports.kept_results import look_at
+    from bitplan.reports.kept_results import open_run
     from bitplan.study.restore import restore
 
     if known and dry_run:
         raise InputError("--known writes into the run's folder, and --dry-run only looks: leave one of them out")
     for path in known:
-        found = restore(study, folder, look_at(path))
+        found = restore(study, folder, open_run(path))
         tell(f"{path}: {found.trials} trials, {found.estimates} estimates and {found.trainings} trainings are known")
 
 
@@ -116,7 +116,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare the methods or quantizers of a run: scores, the cost of choosing, and the significant differences."""
-    from bitplan.reports.kept_results import look_at
+    from bitplan.reports.kept_results import open_run
     from bitplan.reports.spending import score_against_spend, spend_by_budget
     from bitplan.reports.tables import (
         frontier,
@@ -129,7 +129,7 @@ def compare(
         windows,
     )
 
-    folder = look_at(run)
+    folder = open_run(run)
     study = folder.study
     quantizing = [one.title for one in study.quantizers]
     if json:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from bitplan.core.escaping import one_line, shown, shown_json
+from bitplan.core.escaping import escape_json, escape_text, one_line
 from bitplan.core.progress import Progress, clock
 
 _USUAL = gc.get_threshold()
@@ -26,17 +26,17 @@ _PART, _MOST = 0.1, 20  # … and this share of it, or so many items: the first 
 
 def say(text: str, *, end: str = "\n") -> None:
     """Write an answer to standard output."""
-    print(shown(text), end=end)
+    print(escape_text(text), end=end)
 
 
 def say_json(text: str) -> None:
     """Write an answer as JSON."""
-    print(shown_json(text.rstrip("\n")))
+    print(escape_json(text.rstrip("\n")))
 
 
 def tell(text: str) -> None:
     """Write one line about the work to standard error."""
-    print(shown(text).replace("\n", "\\n"), file=sys.stderr, flush=True)
+    print(escape_text(text).replace("\n", "\\n"), file=sys.stderr, flush=True)
 
 
 def tell_error(error: object) -> None:
@@ -46,7 +46,7 @@ def tell_error(error: object) -> None:
 
 def tell_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Write the traceback of a mistake in bitplan itself."""
-    print(shown("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+    print(escape_text("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 def begin_loading() -> None:

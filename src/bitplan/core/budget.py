@@ -117,14 +117,14 @@ class Unit(ABC):
     def text(self, amount: Fraction, *, more: int = 0, trim: bool = False) -> str:
         """An amount, rounded, with its unit; `trim` leaves out zeros behind the point that say nothing."""
         number = f"{float(amount):.{self.places(amount) + more}f}"
-        return (number if self.idle_zeros and not trim else trimmed(number)) + self.written
+        return (number if self.idle_zeros and not trim else strip_zeros(number)) + self.written
 
     def enough(self, spent: int, account: Account, *, fine: bool = False) -> str:
         """What they spend, rounded up, so that a budget so written allows it; `fine` is for an axis."""
         amount = self.amount(spent, account)
         places = self.places(amount, fine=fine)
         number = f"{Decimal(math.ceil(amount * 10**places)).scaleb(-places):f}"
-        return (number if self.idle_zeros and not fine else trimmed(number)) + self.written
+        return (number if self.idle_zeros and not fine else strip_zeros(number)) + self.written
 
     def places(self, amount: Fraction, *, fine: bool = False) -> int:
         """How many decimals an amount is told with."""
@@ -161,7 +161,7 @@ class PerWeight(Unit):
 
     def one(self, account: Account) -> Fraction:
         """A bit for every weight."""
-        counted = measured(account.unit)
+        counted = find_physical_unit(account.unit)
         return Fraction(account.weights, counted.size if counted else 1)
 
     def axis(self, account: Account) -> str:
@@ -212,7 +212,7 @@ class Measured(Unit):
 
     def one(self, account: Account) -> Fraction:
         """Converted into what the cost counts."""
-        counted = measured(account.unit)
+        counted = find_physical_unit(account.unit)
         assert counted is not None, f"{self.written} does not fit {account.unit}; Budget.capacity checks"
         return Fraction(self.size, counted.size)
 
@@ -226,7 +226,7 @@ class Measured(Unit):
 
     def fits(self, cost: str, unit: str) -> bool:
         """What counts the same kind of quantity."""
-        counted = measured(unit)
+        counted = find_physical_unit(unit)
         return counted is not None and counted.kind == self.kind
 
     def places(self, amount: Fraction, *, fine: bool = False) -> int:
@@ -265,18 +265,18 @@ UNITS: dict[str, Unit] = {spelling: unit for unit in _ALL for spelling in (unit.
 """Every spelling → its unit."""
 
 
-def measured(unit: str) -> Measured | None:
+def find_physical_unit(unit: str) -> Measured | None:
     """The physical unit that a cost counts, by its name; None where it counts something else."""
     found = UNITS.get(unit)
     return found if isinstance(found, Measured) else None
 
 
-def trimmed(number: str) -> str:
+def strip_zeros(number: str) -> str:
     """A number without zeros that say nothing."""
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
-def spellings(kind: Kind | None = None) -> str:
+def list_units(kind: Kind | None = None) -> str:
     """The units of a kind, or all that are written, as a list for people."""
     return ", ".join(unit.written for unit in _ALL if unit.written and kind in (None, unit.kind))
 
@@ -296,7 +296,7 @@ class Budget:
 
     def __str__(self) -> str:
         exact = _EXACT.divide(Decimal(self.amount.numerator), Decimal(self.amount.denominator))
-        number = trimmed(f"{exact:f}") if self.amount.denominator > 1 else str(self.amount)
+        number = strip_zeros(f"{exact:f}") if self.amount.denominator > 1 else str(self.amount)
         return f"{self.cost}={number}{self.unit.written}" if self.cost else f"{number}{self.unit.written}"
 
     def words(self, cost: str) -> str:
@@ -318,7 +318,7 @@ class Budget:
         cost, number, spelling = match[1], Fraction(match[2]), match[3] or ""
         if spelling not in UNITS:
             raise BudgetError(
-                f"budget {str(written)!r} cannot be read: {HOW}; {spelling!r} is none of the units {spellings()}"
+                f"budget {str(written)!r} cannot be read: {HOW}; {spelling!r} is none of the units {list_units()}"
             )
         unit = UNITS[spelling]
         if unit.whole_numbers and number.denominator != 1:
@@ -338,7 +338,7 @@ class Budget:
         if not self.unit.fits(account.cost, account.unit):
             raise BudgetError(
                 f"budget {self} is an amount of {self.unit.kind}, and {account.cost} counts "
-                f"{account.unit or 'what its table does not say'}: {what_fits(account)}"
+                f"{account.unit or 'what its table does not say'}: {suggest_budgets(account)}"
             )
         if self.unit.aside(account) is not None and account.lacking:
             raise BudgetError(
@@ -354,18 +354,18 @@ class Budget:
 
     def place(self, unit: Unit | None = None) -> Fraction:
         """Where it lies on its axis, in a unit of its kind (in the smallest one unless given)."""
-        own, other = measured(self.unit.written), measured(unit.written) if unit else None
+        own, other = find_physical_unit(self.unit.written), find_physical_unit(unit.written) if unit else None
         return self.amount * (own.size if own else 1) / (other.size if other else 1)
 
 
 BudgetLike = Budget | str | float | int
 
 
-def what_fits(account: Account) -> str:
+def suggest_budgets(account: Account) -> str:
     """What can be asked of a cost, with an example."""
-    counted = measured(account.unit)
+    counted = find_physical_unit(account.unit)
     if counted is not None:
-        return f"ask for an amount in {spellings(counted.kind)}, or for a share of it, such as {account.cost}=70%"
+        return f"ask for an amount in {list_units(counted.kind)}, or for a share of it, such as {account.cost}=70%"
     if not account.unit:
         return f"say it in the table, such as `# unit: ns`, or ask for a share of it, such as {account.cost}=70%"
     return f"ask for a share of it, such as {account.cost}=70%, or for a whole number of {account.unit}"

@@ -18,7 +18,7 @@ def _from_text(written: Any) -> Any:
     return tuple(map(int, written.split())) if isinstance(written, str) else written
 
 
-Places = Annotated[
+PickedChoices = Annotated[
     tuple[int, ...],
     BeforeValidator(_from_text),
     PlainSerializer(lambda picks: " ".join(map(str, picks)), return_type=str),
@@ -32,7 +32,7 @@ class TriedPlan(Value):
     `by` says why it was tried: the titles of the methods that chose it, or what `plugins/methods/ceiling.py` calls it.
     """
 
-    picks: Places
+    picks: PickedChoices
     by: str
     seed: int
     training: str
@@ -51,7 +51,7 @@ class FinalScore(Value):
 class Finalist(Value):
     """A plan that was trained again: what the judge expected of it, with the error of that, and what it reached."""
 
-    picks: Places
+    picks: PickedChoices
     by: str
     expected: float
     error: NotNegative
@@ -92,7 +92,7 @@ class Ceiling(Record):
         return {name: self.choices[pick] for name, pick in zip(self.groups, picks, strict=True)}
 
 
-def best_searched(ceilings: Iterable[Ceiling], study: Study) -> list[Ceiling]:
+def select_ceilings(ceilings: Iterable[Ceiling], study: Study) -> list[Ceiling]:
     """Those of a study that are found: of each of its budgets the one that took the most trainings."""
     own = [one for one in ceilings if one.search.study == study.id and one.finalists]
     by_budget = {one.search.budget: one for one in sorted(own, key=lambda one: len(one.judged))}

@@ -15,19 +15,19 @@ from collections.abc import Callable
 _SUSPECT = re.compile(r"[^\n\t\x20-\x7e]")
 
 
-def shown(text: str) -> str:
+def escape_text(text: str) -> str:
     """A text without anything but what can be seen, line by line."""
     return _escaped(text, lambda character: character.encode("unicode_escape").decode("ascii"))
 
 
-def shown_json(text: str) -> str:
+def escape_json(text: str) -> str:
     """The same for JSON, by JSON's own escapes, so that it still says the same."""
     return _escaped(text, lambda character: json.dumps(character)[1:-1])
 
 
 def one_line(text: object) -> str:
     """A text in one line."""
-    return shown(" ".join(str(text).split()))
+    return escape_text(" ".join(str(text).split()))
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
@@ -39,7 +39,7 @@ class ShownLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """A record as lines that may be shown."""
-        return shown(super().format(record))
+        return escape_text(super().format(record))
 
 
 def log_to_terminal() -> None:

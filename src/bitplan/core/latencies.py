@@ -13,17 +13,17 @@ from bitplan.core.records import Count
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class Taken(Value):
+class MeasuredTime(Value):
     """Nanoseconds: the median over all rounds, and how far apart the middle half of them lies."""
 
     ns: Count
     spread: Count = 0
 
 
-class Whole(Value):
+class WholeNetworkTime(Value):
     """A network measured as a whole, and what the times of its layers added up to when they were taken one by one."""
 
-    taken: Taken
+    taken: MeasuredTime
     layers: Count
 
     @property
@@ -32,12 +32,12 @@ class Whole(Value):
         return self.layers / self.taken.ns if self.taken.ns else 0.0
 
 
-class Mixed(Value):
+class MixedNetworkTime(Value):
     """A network with every second group at the lowest choice, the others at the highest: what the layers' times say
     it takes, and what it took. `among_others` is by what what raising a layer adds was multiplied for it."""
 
     expected: Count
-    taken: Taken
+    taken: MeasuredTime
     among_others: Annotated[float, Field(gt=0)] = 1.0
 
     @property
@@ -83,8 +83,8 @@ class Latency(Record):
     about: Measuring
     rounds: Count
     macs: dict[str, Count]
-    rows: dict[str, dict[Precision, Taken]]
-    whole: dict[Precision, Whole]
+    rows: dict[str, dict[Precision, MeasuredTime]]
+    whole: dict[Precision, WholeNetworkTime]
     alike: tuple[tuple[Precision, ...], ...] = ()
-    mixed: Mixed | None = None
+    mixed: MixedNetworkTime | None = None
     beside: tuple[str, ...] = ()

@@ -58,12 +58,12 @@ _RECURRENT = re.compile(r"weight_(ih|hh|hr)(_l\d+(_reverse)?)?")
 _NUMBERED = re.compile(r"(?P<function>.+?)(?:_[1-9]\d*)?")
 
 
-def inside(module: str, name: str) -> str:
+def join_names(module: str, name: str) -> str:
     """The path of what a module calls by that name."""
     return f"{module}.{name}" if module else name
 
 
-def split(layer: str) -> tuple[str, str]:
+def split_name(layer: str) -> tuple[str, str]:
     """The path of the module that a layer is in, and the layer's name there."""
     module, _, name = layer.rpartition(".")
     return module, name
@@ -73,8 +73,8 @@ def holder_of(parameter: str) -> tuple[str, str]:
     """The path of the module whose weight a parameter is, or helps to compute, and the weight's name there."""
     parametrized = _PARAMETRIZED.fullmatch(parameter)
     if parametrized:
-        parameter = inside(parametrized["module"] or "", parametrized["parameter"])
-    module, name = split(parameter)
+        parameter = join_names(parametrized["module"] or "", parametrized["parameter"])
+    module, name = split_name(parameter)
     return module, OWN_WEIGHT if name in _WEIGHTS else name
 
 
@@ -83,10 +83,10 @@ def layer_of(parameter: str) -> str:
     module, name = holder_of(parameter)
     if name == OWN_WEIGHT:
         return module or OWN_WEIGHT
-    return inside(module, name.removesuffix("_weight") or name)
+    return join_names(module, name.removesuffix("_weight") or name)
 
 
-def uncompiled(name: str) -> str:
+def strip_compiled(name: str) -> str:
     """A name without what torch.compile puts around a model, or around a part of it."""
     if _COMPILED not in name:
         return name
@@ -106,7 +106,7 @@ def is_handed(tensor: str) -> bool:
 
 def is_recurrent(layer: str) -> bool:
     """Tell whether a layer is a matrix of a recurrent module or cell, by the names that torch gives them."""
-    return _RECURRENT.fullmatch(split(layer)[1]) is not None
+    return _RECURRENT.fullmatch(split_name(layer)[1]) is not None
 
 
 def function_name(written: str) -> str:
@@ -121,7 +121,7 @@ def product_name(function: str, number: int) -> str:
 
 def function_of(product: str) -> str:
     """The function in the name of a product, without its number."""
-    numbered = _NUMBERED.fullmatch(split(product)[1])
+    numbered = _NUMBERED.fullmatch(split_name(product)[1])
     return numbered["function"] if numbered else ""
 
 
@@ -132,9 +132,9 @@ def is_product(layer: str) -> bool:
 
 def quantizer_places(layer: str) -> tuple[str, ...]:
     """Where the quantizers of a layer may be, by their path."""
-    module, name = split(layer)
-    calls, own_calls = inside(module, CALL_QUANTIZERS), inside(layer, CALL_QUANTIZERS)
-    return layer, inside(calls, name), inside(own_calls, OWN_WEIGHT)
+    module, name = split_name(layer)
+    calls, own_calls = join_names(module, CALL_QUANTIZERS), join_names(layer, CALL_QUANTIZERS)
+    return layer, join_names(calls, name), join_names(own_calls, OWN_WEIGHT)
 
 
 def step_keys(layer: str) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def layer_of_quantizer(path: str) -> str | None:
     if CALL_QUANTIZERS in parts[:-1]:
         place = parts.index(CALL_QUANTIZERS)
         owner, name = ".".join(parts[:place]), parts[place + 1]
-        return owner if owner and name == OWN_WEIGHT else inside(owner, name)
+        return owner if owner and name == OWN_WEIGHT else join_names(owner, name)
     for kind in (WEIGHT_QUANTIZER, INPUT_QUANTIZER):
         if kind in parts[1:]:
             return ".".join(parts[: parts.index(kind)])

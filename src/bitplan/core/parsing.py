@@ -29,10 +29,10 @@ _MOST_DIGITS = 20  # of a whole number: those of 64 bits
 
 
 @contextmanager
-def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
+def explain_failures(path: str | Path, what: str, advice: str) -> Iterator[None]:
     """Say in one line that a file is not `what` it should be, and what to do about it."""
     try:
-        with named(path, advice):
+        with name_file_in_errors(path, advice):
             yield
     except InputError:
         raise
@@ -52,7 +52,7 @@ def parsing(path: str | Path, what: str, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def named(path: str | Path, advice: str = "") -> Iterator[None]:
+def name_file_in_errors(path: str | Path, advice: str = "") -> Iterator[None]:
     """Put the name of a file before an error of ours that does not say it, where its content is used."""
     try:
         yield
@@ -207,7 +207,7 @@ def check_available(path: str | Path, need: int) -> None:
 
 
 @contextmanager
-def bounded(path: str | Path, size: int | None = None) -> Iterator[None]:
+def limit_memory(path: str | Path, size: int | None = None) -> Iterator[None]:
     """Let the process grow by no more than a file may take, where its sizes cannot be known before it is read.
 
     `size` is that of what belongs to it, where it only describes other files.

@@ -124,14 +124,14 @@ class Record(Value):
         return f"<{str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        from bitplan.core.summaries import lines_of
+        from bitplan.core.summaries import describe_record
 
-        return "\n".join(lines_of(self))
+        return "\n".join(describe_record(self))
 
     def _repr_html_(self) -> str | None:
-        from bitplan.core.summaries import html_of
+        from bitplan.core.summaries import render_record
 
-        return html_of(self)
+        return render_record(self)
 
     @classmethod
     def _find_kind(cls, kind: object) -> type[Self]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, JsonValue, StrictInt, model_validator
 
 from bitplan.core.errors import suggestion
-from bitplan.core.naming import inside
+from bitplan.core.naming import join_names
 from bitplan.core.precision import Precision, PrecisionLike, why_not_choices
 from bitplan.core.record import Record, Value
 from bitplan.core.rules import RuleName, precision_beside
@@ -142,7 +142,7 @@ class Addition(Value):
     @property
     def name(self) -> str:
         """What the addition is called."""
-        return inside(self.module, self.call)
+        return join_names(self.module, self.call)
 
 
 class Integers(Value):

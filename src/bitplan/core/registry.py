@@ -206,14 +206,14 @@ CONTRACTS = Registry("contract", hint="it belongs to a plugin that is not instal
 # --- Is a thing what it should be? Which members of a protocol it lacks, and the one line that says so.
 
 
-def lacks(thing: object, protocol: Any) -> list[str]:
+def find_missing_members(thing: object, protocol: Any) -> list[str]:
     """The members of a protocol that a thing does not have, or has as None; those of the protocol's bases first."""
     return [member for member in _members(protocol) if getattr(thing, member, None) is None]
 
 
 def check_is(thing: object, protocol: Any, what: str) -> None:
     """Refuse a thing that lacks a member; deriving from the protocol brings those that have defaults."""
-    missing = lacks(thing, protocol)
+    missing = find_missing_members(thing, protocol)
     if missing:
         name = thing.__name__ if inspect.isclass(thing) else type(thing).__name__
         home = f"{protocol.__module__}.{protocol.__name__}"

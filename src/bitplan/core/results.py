@@ -22,14 +22,14 @@ Kept = TypeVar("Kept", bound=Record)
 _LEFT_OUT = {"log", "traceback"}
 
 
-class Alike(Value):
+class PackedRecords(Value):
     """Records of one kind: what is usual among them, and of each the fields that differ from it."""
 
     usual: dict[str, JsonValue] = {}
     own: tuple[dict[str, JsonValue], ...] = ()
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Alike:
+    def of(cls, records: Iterable[Record]) -> PackedRecords:
         """Pack records. The fields of a result's trial, and a plan's precisions, count as fields of the record."""
         contents = [_flat(record.model_dump(mode="json")) for record in records]
         names = dict.fromkeys(name for content in contents for name in content)
@@ -56,9 +56,9 @@ class RunResults(Record):
     study: Study
     graph: Graph | None = None
     costs: Costs | None = None
-    results: Alike
-    plans: Alike
-    failures: Alike = Alike()
+    results: PackedRecords
+    plans: PackedRecords
+    failures: PackedRecords = PackedRecords()
     gains: dict[str, Gains] = {}
     ceilings: tuple[Ceiling, ...] = ()
     pairs: Pairs | None = None
@@ -70,7 +70,7 @@ class RunResults(Record):
         """Pack results and the plans that they use."""
         used = {result.plan for result in results}
         own = [plan for name, plan in plans.items() if name in used]
-        return cls(results=Alike.of(results), plans=Alike.of(own), **about)
+        return cls(results=PackedRecords.of(results), plans=PackedRecords.of(own), **about)
 
     def to_json(self, *, of: str | None = None) -> str:
         """Write as JSON with one line for each entry of a list, so that a diff shows which entries changed."""

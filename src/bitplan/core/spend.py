@@ -90,7 +90,7 @@ _OPEN: ContextVar[ChargeMeter | None] = ContextVar("_OPEN", default=None)
 
 
 @contextmanager
-def metering() -> Iterator[ChargeMeter]:
+def meter_spend() -> Iterator[ChargeMeter]:
     """Gather what is charged in this block, and only here: a meter around it is not charged with it."""
     meter = ChargeMeter()
     token = _OPEN.set(meter)
@@ -101,7 +101,7 @@ def metering() -> Iterator[ChargeMeter]:
 
 
 @contextmanager
-def uncharged() -> Iterator[None]:
+def pause_charging() -> Iterator[None]:
     """A block whose passes are nobody's choosing: trying a task out, looking whether a training does harm."""
     token = _OPEN.set(None)
     try:

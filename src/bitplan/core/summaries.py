@@ -14,7 +14,7 @@ from bitplan.core.records import Costs, Gains, Graph, Layer, Plan
 from bitplan.core.trials import Recipe, Result
 
 
-def lines_of(record: Record) -> list[str]:
+def describe_record(record: Record) -> list[str]:
     """Return a record in a few lines, the most important first."""
     write = _WRITERS.get(type(record))
     lines = [f"{type(record).__name__} {record.id}"] if write is None else write(record)
@@ -32,7 +32,7 @@ def headline(graph: Graph) -> str:
     )
 
 
-def counted(precisions: Iterable[Precision]) -> str:
+def count_precisions(precisions: Iterable[Precision]) -> str:
     """Return how many layers have which precision, the lowest first."""
     picks = Counter(precisions)
     ordered = sorted(picks, key=lambda precision: (precision.weight_bits, precision.act_bits))
@@ -83,7 +83,7 @@ def _costs(costs: Costs) -> list[str]:
 
 def _plan(plan: Plan) -> list[str]:
     method = f"by {plan.method}, {plan.selector}" if plan.limits else plan.method
-    first = f"Plan of {plan.model} ({method}): layers {counted(plan.precisions.values())}"
+    first = f"Plan of {plan.model} ({method}): layers {count_precisions(plan.precisions.values())}"
     used = [f"{limit.budget} of {limit.cost_name}: {limit.cost:,} of {limit.capacity:,}" for limit in plan.limits]
     return [first, *([f"{'; '.join(used)}; {plan.proof}"] if used else [])]
 
@@ -132,17 +132,17 @@ _STYLE = """<style>
 Cells = Sequence[str]
 
 
-def html_of(record: Record) -> str | None:
+def render_record(record: Record) -> str | None:
     """The page of a record; None for kinds that have none."""
     draw = _DRAWERS.get(type(record))
     if draw is None:
         return None
-    first, *others = (escape(line) for line in lines_of(record))
+    first, *others = (escape(line) for line in describe_record(record))
     told = f"<div><b>{first}</b></div>" + "".join(f'<div class="quiet">{line}</div>' for line in others)
     return f'<div class="bitplan">{_STYLE}{told}{draw(record)}</div>'
 
 
-def _graph_html(graph: Graph) -> str:
+def _render_graph(graph: Graph) -> str:
     """Layers with what they cost, which are linked and why some are fixed."""
     most = max(layer.macs for layer in graph.layers)
     names = {name: f"link {number}" for number, link in enumerate(graph.links, 1) for name in link.layers}
@@ -159,7 +159,7 @@ def _fixed(layer: Layer) -> str:
     return f"{layer.fixed}, {_text(layer.why)}" if layer.fixed else "<b>to choose</b>"
 
 
-def _gains_html(gains: Gains) -> str:
+def _render_gains(gains: Gains) -> str:
     """A bar for what the highest choice gains; below 0 in another colour."""
     most = max((abs(row[-1]) for row in gains.rows.values()), default=0.0)
     errors = gains.errors or {}
@@ -173,7 +173,7 @@ def _gains_html(gains: Gains) -> str:
     return _table(("group", *columns, ">", f"gain over {gains.choices[0]}"), rows)
 
 
-def _costs_html(costs: Costs) -> str:
+def _render_costs(costs: Costs) -> str:
     """A bar for what a group costs at the highest choice, and fixed layers beside."""
     most = max([row[-1] for row in costs.rows.values()] + list(costs.fixed.values()), default=0)
     rows = [
@@ -188,7 +188,7 @@ def _costs_html(costs: Costs) -> str:
     return _table(("group", *(f">{choice}" for choice in costs.choices), _text(costs.unit)), rows)
 
 
-def _plan_html(plan: Plan) -> str:
+def _render_plan(plan: Plan) -> str:
     """A bar for the bits of each layer's weights, and one for those of its inputs."""
     linked = {name: f"link {number}" for number, link in enumerate(plan.links, 1) for name in link}
     rows = [
@@ -203,7 +203,7 @@ def _bits(precision: Precision) -> str:
     return "".join(f'<span style="display:inline-block;width:90px">{bar}</span>' for bar in bars)
 
 
-def _result_html(result: Result) -> str:
+def _render_result(result: Result) -> str:
     """What was trained, and how the loss went."""
     trial = result.trial
     facts = {
@@ -255,9 +255,9 @@ def _text(value: object) -> str:
 
 
 _DRAWERS: dict[type[Record], Callable[[Any], str]] = {
-    Graph: _graph_html,
-    Gains: _gains_html,
-    Costs: _costs_html,
-    Plan: _plan_html,
-    Result: _result_html,
+    Graph: _render_graph,
+    Gains: _render_gains,
+    Costs: _render_costs,
+    Plan: _render_plan,
+    Result: _render_result,
 }

@@ -120,7 +120,7 @@ LENGTHS = ("epochs", "steps")
 """How the length of a training is told."""
 
 
-def on_top(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def merge_recipes(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a recipe with changes on top. A new length replaces the base's length and further stages.
 
     The fields of a second stage, `then`, come on top of the first; it always has its own length.
@@ -130,7 +130,7 @@ def on_top(changes: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any
     then = told.get("then")
     if isinstance(then, Mapping):
         first = {key: value for key, value in told.items() if key not in (*LENGTHS, "then")}
-        told["then"] = on_top(then, first)
+        told["then"] = merge_recipes(then, first)
     return told
 
 

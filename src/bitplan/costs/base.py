@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from bitplan.core.budget import WEIGHT_BITS, Budget, measured
+from bitplan.core.budget import WEIGHT_BITS, Budget, find_physical_unit
 from bitplan.core.defaults import CHOICES as CHOICES
 from bitplan.core.defaults import COST
 from bitplan.core.errors import FileError, InputError, suggestion
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class WithUnit(Protocol):
+class CostWithUnit(Protocol):
     """A cost with a unit; `measured_in` gives one to a function."""
 
     unit: str
 
 
 @runtime_checkable
-class OfFile(WithUnit, Protocol):
+class FileCostLike(CostWithUnit, Protocol):
     """A cost that counts the bytes of a target's file (`costs/files.py`)."""
 
     target: str
@@ -73,21 +73,21 @@ def price(cost: str | Cost, graph: Graph, choices: str | Iterable[PrecisionLike]
     lacking = tuple(layer.name for layer, fixed in ruled if function(layer, fixed) is None)
     return Costs(
         name=name,
-        unit=function.unit if isinstance(function, WithUnit) else "",
+        unit=function.unit if isinstance(function, CostWithUnit) else "",
         choices=precisions,
         rows=rows,
         fixed={
             layer.name: 0 if layer.name in lacking else _whole(function, layer, fixed, name) for layer, fixed in ruled
         }
-        | (function.beside(graph) if isinstance(function, OfFile) else {}),
+        | (function.beside(graph) if isinstance(function, FileCostLike) else {}),
         lacking=lacking,
         graph=graph.id,
-        target=function.target if isinstance(function, OfFile) else "",
-        places=_places(function, graph, precisions) if isinstance(function, OfFile) else {},
+        target=function.target if isinstance(function, FileCostLike) else "",
+        places=_places(function, graph, precisions) if isinstance(function, FileCostLike) else {},
     )
 
 
-def _places(function: OfFile, graph: Graph, choices: tuple[Precision, ...]) -> dict[str, tuple[int, ...]]:
+def _places(function: FileCostLike, graph: Graph, choices: tuple[Precision, ...]) -> dict[str, tuple[int, ...]]:
     """Return, for each choice of a group, the widest choice with the same place in the file, if some differ."""
     found: dict[str, tuple[int, ...]] = {}
     for group in graph.selectable:
@@ -181,7 +181,7 @@ class TableCost:
                         f"{path}: the cost of {layer!r} at {precision} is {value}; a cost is a whole number ≥ 0 "
                         "(measure in a smaller unit, such as nanoseconds)"
                     )
-        counted = measured(said)
+        counted = find_physical_unit(said)
         return cls(str(path), rows, counted.written if counted else said)
 
     def __call__(self, layer: Layer, precision: Precision) -> int | None:

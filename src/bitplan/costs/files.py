@@ -22,7 +22,7 @@ from bitplan.core.records import Graph, Layer
 from bitplan.core.registry import EXPORTERS
 
 FLOAT_BYTES = 4
-REST = "what is no layer's weight"
+OTHER_TENSORS = "what is no layer's weight"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Unquantized:
 
 
 @dataclass(frozen=True)
-class Form(ABC):
+class FileForm(ABC):
     """How a target stores weights: a frozen dataclass, whose fields are its options."""
 
     name: ClassVar[str]
@@ -86,7 +86,7 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
-class GroupedForm(Form):
+class GroupedForm(FileForm):
     """Groups of `size` inputs that share a scale, and with `zeros` a zero point each."""
 
     size: int = 32
@@ -106,7 +106,7 @@ class GroupedForm(Form):
         return -(-row // self.size)
 
 
-def read_form(written: str) -> Form:
+def read_form(written: str) -> FileForm:
     """Return the form of a target as people write it: "gguf", "vllm:size=64,zeros=true"."""
     name, options = read_named(written, "--for")
     kind = _form_of(name) if name in EXPORTERS else None
@@ -120,7 +120,7 @@ def read_form(written: str) -> Form:
             raise InputError(
                 f"--target {written}: {option} is {value!r}, and is written as {option}={defaults[option]}"
             )
-    form: Form = kind(**options)
+    form: FileForm = kind(**options)
     return form
 
 
@@ -129,7 +129,7 @@ def target_names() -> list[str]:
     return [name for name in EXPORTERS if _form_of(name) is not None]
 
 
-def _form_of(exporter: str) -> type[Form] | None:
+def _form_of(exporter: str) -> type[FileForm] | None:
     return getattr(EXPORTERS.get(exporter), "form", None)
 
 
@@ -142,7 +142,7 @@ class FileCost:
     other tensors are not counted.
     """
 
-    form: Form
+    form: FileForm
     tensors: Mapping[str, Unquantized] = field(default_factory=dict)
     unit: ClassVar[str] = "bytes"
 
@@ -162,17 +162,17 @@ class FileCost:
         if not layer.weights:
             return 0
         if not precision.quantizes_weights:
-            described = Unquantized((layer.weights // row_of(layer), row_of(layer)))
+            described = Unquantized((layer.weights // row_length(layer), row_length(layer)))
             return self.form.left(self.tensors.get(layer.name, described))
         self.place(layer, precision)
-        return self.form.taken(layer.weights // row_of(layer), row_of(layer), precision.weight_bits)
+        return self.form.taken(layer.weights // row_length(layer), row_length(layer), precision.weight_bits)
 
     def place(self, layer: Layer, precision: Precision) -> int:
         """Return the bits that its codes take in the file, or raise if they have no place there."""
-        bits = self.form.place(row_of(layer), precision.weight_bits)
+        bits = self.form.place(row_length(layer), precision.weight_bits)
         if bits >= LEFT_ALONE_BITS and precision.quantizes_weights and layer.weights:
             raise InputError(
-                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_of(layer))}; or leave it as it is, "
+                f"layer {layer.name!r} at {precision}: {self.form.why_not(row_length(layer))}; or leave it as it is, "
                 f"--rules 'fix={layer.name}=w16a16'"
             )
         return bits
@@ -181,10 +181,10 @@ class FileCost:
         """Return the bytes beside the layers: norms, biases and tables that no layer uses."""
         layers = {layer.name for layer in graph.layers if layer.weights}
         rest = sum(self.form.left(tensor) for name, tensor in self.tensors.items() if name not in layers)
-        return {REST: rest} if rest else {}
+        return {OTHER_TENSORS: rest} if rest else {}
 
 
-def row_of(layer: Layer) -> int:
+def row_length(layer: Layer) -> int:
     """Return the length of a row of a layer's weight; for a convolution, whose kernel is not known here, all of it."""
     if layer.kind.startswith("conv") or not layer.in_features or layer.weights % layer.in_features:
         return max(1, layer.weights)

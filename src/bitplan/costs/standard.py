@@ -58,10 +58,10 @@ def energy(layer: Layer, precision: Precision) -> int:
     Neither are the few rows that an embedding reads.
     """
     read = 0.0 if layer.kind == "embedding" else layer.weights * precision.weight_bits * READ_BIT
-    return round(layer.macs * mac(precision) + read)
+    return round(layer.macs * mac_energy(precision) + read)
 
 
-def mac(precision: Precision) -> float:
+def mac_energy(precision: Precision) -> float:
     """One multiplication and one addition, in picojoules."""
     if not (precision.quantizes_weights and precision.quantizes_inputs):
         return FLOAT_MULTIPLY + FLOAT_ADD

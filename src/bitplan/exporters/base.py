@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
-from bitplan.core.registry import EXPORTERS, check_is, lacks
+from bitplan.core.registry import EXPORTERS, check_is, find_missing_members
 from bitplan.exporters.onnx_running import TimedRuntime
-from bitplan.quant.convert import is_quantized, plan_of, root_of
+from bitplan.quant.convert import is_quantized, plan_of
 from bitplan.quant.finite import check_finite
-from bitplan.store.files import whole_file, whole_folder
+from bitplan.quant.sites import unwrap
+from bitplan.store.files import atomic_file, atomic_folder
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,14 @@ def export(
         exported = Source(source, graph, None, example, spec, folder)
     elif is_quantized(source):
         check_finite(source)
-        exported = Source(plan_of(source), graph, root_of(source), example, spec, folder)
+        exported = Source(plan_of(source), graph, unwrap(source), example, spec, folder)
     else:
         raise InputError("this model is not quantized: make it one with quantize(model, plan), or export a plan")
     if exported.model is None and exporter.needs_model:
         raise InputError(f"{to} holds the network itself: give the quantized model, not only its plan")
     target = Path(path)
     check_free(target, force=force, folder=exporter.folder)
-    with (whole_folder if exporter.folder else whole_file)(target) as temporary:
+    with (atomic_folder if exporter.folder else atomic_file)(target) as temporary:
         exporter.write(exported, temporary)
     return target
 
@@ -151,7 +152,7 @@ def exporter_of(path: Path) -> Exporter:
     names = [
         name
         for name, kind in kinds.items()
-        if not lacks(kind, Exporter) and kind.folder == path.is_dir() and kind.recognizes(path)
+        if not find_missing_members(kind, Exporter) and kind.folder == path.is_dir() and kind.recognizes(path)
     ]
     if not names:
         others = ", ".join(name for name in kinds if name != "packed")

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import InputError
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.integer import settle_
-from bitplan.quant.layers import Adopted, adopt_, family, release_
-from bitplan.quant.lsq import MASK, positive
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, why_no_multiples
+from bitplan.quant.integer import write_rounded_
+from bitplan.quant.layers import Adopted, adopt_, release_, type_for_forward
+from bitplan.quant.lsq import MASK, positive_scale
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, why_not_uniform
 
 DOMAIN = "bitplan"
 
@@ -35,7 +35,7 @@ DOMAIN = "bitplan"
 def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
     """Return the ONNX proto of a calibrated model with a free batch dimension; the model stays unchanged."""
     marked = copy.deepcopy(model).cpu().eval()
-    settle_(marked)
+    write_rounded_(marked)
     layers = {id(both.weight): layer for layer, both in quantizers_of(marked).items() if both.weight is not None}
     for path, module in marked.named_modules():
         if isinstance(module, InputQuantizer):
@@ -47,11 +47,11 @@ def capture(model: nn.Module, example: Any, *, opset: int) -> Any:
             cast(_WeightMarker, module).layer = layers[id(module)]
         elif isinstance(module, Adopted):
             _show_whole_weights_(module, path)
-    args, kwargs = inputs_of(example)
+    args, kwargs = batch_inputs(example)
     names: list[str] = []
     marked.register_forward_hook(lambda _, __, outputs: names.extend(_name_outputs(outputs)))
     with torch.no_grad():
-        proto = graph_of(marked, args, kwargs, _free_batch_dims(args, kwargs), opset=opset)
+        proto = translate_to_onnx(marked, args, kwargs, _free_batch_dims(args, kwargs), opset=opset)
     _rename_outputs_(proto, names)
     return proto
 
@@ -92,7 +92,7 @@ class _WeightMarker(WeightQuantizer):
 
 def _show_whole_weights_(module: Adopted, path: str) -> None:
     """Let a layer quantize its weight as a whole, so that one node stands for it."""
-    layer_type = family(module)
+    layer_type = type_for_forward(module)
     if layer_type is not None and layer_type.quantized is not None and isinstance(module, layer_type.quantized):
         captured = layer_type.captured(module, path)
         if captured is not layer_type.quantized:
@@ -107,19 +107,19 @@ def _mark_input_(module: InputQuantizer, path: str) -> None:
             f"the input scale of layer {module.name!r} is not set: call calibrate_(model, batches), or train for one "
             "batch, before the model is exported"
         )
-    why = why_no_multiples(module)
+    why = why_not_uniform(module)
     if why:
         raise InputError(
             f"the input of layer {module.name!r} is not rounded to multiples of a step, as other programs do it: {why}"
             "; quantize with another method, or keep a checkpoint (save_checkpoint)"
         )
-    scale = positive(module.step.detach()).item()
+    scale = positive_scale(module.step.detach()).item()
     module.__class__ = _Input
     marked = cast(_Input, module)
     marked.path, marked.limits, marked.scale = path, limits, scale
 
 
-def inputs_of(example: Any, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def batch_inputs(example: Any, batch: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments for a batch; of two by default, since torch takes one for a constant."""
     if isinstance(example, Mapping):
         return (), {name: _repeat(value, batch) for name, value in example.items()}
@@ -181,7 +181,9 @@ _NORM = "_native_batch_norm_legit_no_training"
 _OPSET = 18  # the one that torch's own translations are written for
 
 
-def graph_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Any, *, opset: int) -> Any:
+def translate_to_onnx(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic: Any, *, opset: int
+) -> Any:
     """Return the ONNX proto of a model in inference mode; raise with the layer that torch cannot translate."""
     require("onnxscript", "export", "writing ONNX")
     with _quiet():

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import onnx, read
 from bitplan.adapters.onnxruntime import Session
-from bitplan.exporters.onnx_running import OpenedGraph, Runtime, arrays_for
-from bitplan.quant.lsq import MASK, positive
+from bitplan.exporters.onnx_running import OpenedGraph, Runtime, name_arrays
+from bitplan.quant.lsq import MASK, positive_scale
 from bitplan.quant.quantizers import InputQuantizer
 
 _HALFWAY = 1e-3  # codes: how near to the middle counts as a tie
@@ -27,7 +27,7 @@ Tapped = tuple[Tensor, Tensor, Tensor]
 """A value, its quantized value, and the step."""
 
 
-class Taps:
+class ActivationComparison:
     """The file with every quantized activation as a further output, and the model whose quantizers are watched."""
 
     def __init__(self, path: Path, model: nn.Module, runtime: Runtime = Session) -> None:
@@ -47,7 +47,7 @@ class Taps:
         must agree: with the further outputs, a runtime may compute correctly what it otherwise gets wrong.
         """
         graph = self._open()
-        tapped = [torch.from_numpy(array) for array in graph.run(arrays_for(graph, args, kwargs))[self._plain :]]
+        tapped = [torch.from_numpy(array) for array in graph.run(name_arrays(graph, args, kwargs))[self._plain :]]
         seen, outputs = self._watch(args, kwargs)
         runs: Counter[str] = Counter()  # of each quantizer so far
         for name, other in zip(self._watched, tapped, strict=True):
@@ -60,8 +60,8 @@ class Taps:
             if moved.any():
                 return _are_ties((value / step)[moved])
         plain = self._untapped
-        theirs = [torch.from_numpy(array) for array in plain.run(arrays_for(plain, args, kwargs))]
-        return _agree(leaves(outputs), theirs, tolerance)
+        theirs = [torch.from_numpy(array) for array in plain.run(name_arrays(plain, args, kwargs))]
+        return _agree(list_tensors(outputs), theirs, tolerance)
 
     @cached_property
     def _untapped(self) -> OpenedGraph:
@@ -94,7 +94,7 @@ class Taps:
                 assert isinstance(module, InputQuantizer)
                 value = inputs[0].cpu()
                 if not seen[path] or not torch.equal(seen[path][-1][0], value):
-                    seen[path].append((value, output.cpu(), positive(module.step.detach()).cpu()))
+                    seen[path].append((value, output.cpu(), positive_scale(module.step.detach()).cpu()))
 
             hooks.append(quantizer.register_forward_hook(look))
         try:
@@ -135,9 +135,9 @@ def _quantizers(graph: Any) -> list[Any]:
     return [node for node in graph.node if quantizes_activation(node)]
 
 
-def leaves(outputs: Any) -> list[Tensor]:
+def list_tensors(outputs: Any) -> list[Tensor]:
     """Return the tensors in a model's outputs, in order."""
     if isinstance(outputs, Tensor):
         return [outputs]
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    return [leaf for value in values if value is not None for leaf in leaves(value)]
+    return [leaf for value in values if value is not None for leaf in list_tensors(value)]

@@ -15,7 +15,7 @@ from torch import nn
 from bitplan.adapters.onnxruntime import Session
 from bitplan.core.errors import InputError
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
-from bitplan.exporters.divergence import Taps
+from bitplan.exporters.divergence import ActivationComparison
 from bitplan.exporters.onnx_forms import (
     clip_codes_,
     name_float_products,
@@ -33,7 +33,7 @@ from bitplan.exporters.onnx_passes import (
     part_biases_,
     place_biases_,
 )
-from bitplan.exporters.onnx_running import Executed
+from bitplan.exporters.onnx_running import RunnableGraph
 from bitplan.exporters.onnx_weights import dequantize_weights_, give_zero_points_, look_up_codes_
 
 _NAME = "onnx"
@@ -82,7 +82,7 @@ class Onnx(Exporter):
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """Run it by ONNX Runtime and compare every quantized activation."""
-        return Execution(Executed(Session(path)), ties=Taps(path, model, Session), runtime=Session)
+        return Execution(RunnableGraph(Session(path)), ties=ActivationComparison(path, model, Session), runtime=Session)
 
 
 def _rewrite_for_integers_(draft: Draft, widths: tuple[int, ...]) -> None:

@@ -22,13 +22,13 @@ from bitplan.core.naming import INPUT_QUANTIZER, layer_of_quantizer
 from bitplan.core.records import Plan
 from bitplan.exporters.base import ReadBack
 from bitplan.exporters.onnx_graph import Draft, Node, is_ours, reading_plan, type_number, width_of
-from bitplan.exporters.onnx_weights import storage, stored_codes, varying_axes
+from bitplan.exporters.onnx_weights import read_stored_codes, storage_width, varying_axes
 
 
 def read_back(path: Path) -> ReadBack:
     """Return the plan in a file, after checking the graph against it, and the codes."""
     with reading_plan(path) as (proto, plan):
-        codes = stored_codes(proto, plan, path)
+        codes = read_stored_codes(proto, plan, path)
         for quantizer, bits in _input_bits(proto).items():
             _check_bits(path, plan, quantizer, bits)
     return ReadBack(plan.precisions, codes)
@@ -305,7 +305,7 @@ def _quantize_to_narrow(draft: Draft, node: Node, about: Mapping[str, Any], widt
     """Return QuantizeLinear and DequantizeLinear for an input quantizer, after a clip if the type is wider."""
     low, high, step = about["low"], about["high"], torch.tensor(about["scale"])
     bits = code_bits(low, high)
-    width = storage(bits, widths, about["path"])
+    width = storage_width(bits, widths, about["path"])
     path = draft.fresh(about["path"])  # a layer may run twice
     value = node.input[0]
     scale = draft.floats(f"{path}.step", step)

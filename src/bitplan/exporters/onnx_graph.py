@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bitplan.adapters.onnx import checked_bytes, onnx, read
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import layer_of, layer_of_quantizer, split
-from bitplan.core.parsing import parsing
+from bitplan.core.naming import layer_of, layer_of_quantizer, split_name
+from bitplan.core.parsing import explain_failures
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Source
 from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
@@ -222,7 +222,7 @@ def reading_plan(path: Path) -> Iterator[tuple[Any, Plan]]:
     plan = _properties(proto).get(_PLAN)
     if plan is None:
         raise FileError(f"{path} is an ONNX file, but not one that bitplan wrote")
-    with parsing(path, "an ONNX file as bitplan writes it", "export it again"):
+    with explain_failures(path, "an ONNX file as bitplan writes it", "export it again"):
         yield proto, Plan.from_json(plan)
 
 
@@ -302,7 +302,7 @@ def layers_of_nodes(nodes: Iterable[Node], layers: Collection[str]) -> dict[str,
         elif node.op_type in _PRODUCTS and len(scopes) > 1:
             calls.setdefault(scopes[-2], {}).setdefault(scopes[-1], []).append(node.name)
     for module, ordered in calls.items():
-        module_layers = [layer for layer in layers if split(layer)[0] == module and layer not in entered]
+        module_layers = [layer for layer in layers if split_name(layer)[0] == module and layer not in entered]
         if module_layers and len(ordered) % len(module_layers) == 0:
             for place, nodes_of_call in enumerate(ordered.values()):
                 layer_by_node |= dict.fromkeys(nodes_of_call, module_layers[place % len(module_layers)])
@@ -316,7 +316,7 @@ def mark_layers_(nodes: Iterable[Node], known: Mapping[str, str], layers: Collec
     """
     named = {layer: layer for layer in layers} | dict(known)
     for node in nodes:
-        layer = longest(node.name, named, _JOINTS)
+        layer = find_longest_prefix(node.name, named, _JOINTS)
         quantizer = layer_of_quantizer(node.name)
         layer = quantizer if quantizer in layers else layer
         if layer is not None:
@@ -338,7 +338,7 @@ def layers_of_names(graph: Any) -> dict[str, str]:
     return layer_by_name
 
 
-def longest(name: str, known: Mapping[str, str], joints: str) -> str | None:
+def find_longest_prefix(name: str, known: Mapping[str, str], joints: str) -> str | None:
     """Look up a name, or else its longest beginning in `known` that ends before one of the characters `joints`."""
     end = len(name)
     while end > 0:

@@ -36,7 +36,7 @@ class TimedRuntime(Protocol):
         """Open a file, or the content of one."""
 
 
-class Executed(nn.Module):
+class RunnableGraph(nn.Module):
     """A graph that is called like the model it was made from: tensors in, tensors out."""
 
     def __init__(self, graph: OpenedGraph) -> None:
@@ -45,7 +45,7 @@ class Executed(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return one output as a tensor, several by name, place and attribute."""
-        outputs = [torch.from_numpy(array) for array in self.graph.run(arrays_for(self.graph, args, kwargs))]
+        outputs = [torch.from_numpy(array) for array in self.graph.run(name_arrays(self.graph, args, kwargs))]
         if len(outputs) == 1:
             return outputs[0]
         return Outputs(zip(self.graph.outputs, outputs, strict=True))
@@ -63,7 +63,7 @@ class Outputs(dict[str, Tensor]):
         return list(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
 
-def arrays_for(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def name_arrays(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return a model's arguments as arrays under the names of the graph's inputs, without those it does not take."""
     named = dict(zip(graph.inputs, args, strict=False)) | dict(kwargs)
     return {name: named[name].detach().cpu().numpy() for name in graph.inputs if name in named}

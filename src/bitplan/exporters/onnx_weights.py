@@ -29,7 +29,7 @@ def dequantize_weights_(draft: Draft, widths: tuple[int, ...], *, cast: bool = F
         if weight.layer in draft.written:  # the layer runs twice, its codes are stored once
             return [draft.node("Identity", (draft.written[weight.layer],), output, node.name)]
         draft.written[weight.layer] = output
-        width = storage(weight.bits, widths, weight.layer)
+        width = storage_width(weight.bits, widths, weight.layer)
         codes = draft.codes(weight.layer + _CODES, weight.codes, width)
         nodes: list[Node] = []
         if cast and width < 8:
@@ -152,7 +152,7 @@ def _tables_to_look_up(draft: Draft) -> dict[str, Node]:
     return tables
 
 
-def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:
+def storage_width(bits: int, widths: tuple[int, ...], layer: str) -> int:
     """Return the bits of the narrowest type that holds codes of so many bits."""
     fitting = [width for width in widths if width >= bits]
     if not fitting:
@@ -160,7 +160,7 @@ def storage(bits: int, widths: tuple[int, ...], layer: str) -> int:
     return fitting[0]
 
 
-def stored_codes(proto: Any, plan: Plan, path: Path) -> dict[str, Tensor]:
+def read_stored_codes(proto: Any, plan: Plan, path: Path) -> dict[str, Tensor]:
     """Return the codes of every layer, checked against the range of its precision in the plan."""
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     codes: dict[str, Tensor] = {}

@@ -18,16 +18,16 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import named, parse_json, parsing
+from bitplan.core.parsing import explain_failures, name_file_in_errors, parse_json
 from bitplan.core.records import Plan
 from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, packed_bytes, unpack
-from bitplan.quant.checkpoint import fill_, from_zoo, tensors_of
+from bitplan.quant.checkpoint import build_from_zoo, fill_, tensors_of
 from bitplan.quant.convert import integer_weights, options_of, quantize, quantizers_of, weights_of
 from bitplan.quant.finite import check_finite
 from bitplan.quant.layers import Channels
-from bitplan.quant.methods import told_by
+from bitplan.quant.methods import check_options
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels
 from bitplan.weights.refusals import is_own_packed
@@ -169,7 +169,7 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
         plan = Plan.from_json(header["plan"])
         codes = _ALL_CODES.validate_json(header["packed"])
         tied = _TIES.validate_json(header["tied"])
-        options = told_by(parse_json(header["options"]))
+        options = check_options(parse_json(header["options"]))
         for name, about in codes.items():
             if about.computed:
                 del tensors[name]
@@ -177,17 +177,17 @@ def load_packed(path: str | Path, model: nn.Module | None = None, *, trust: bool
             whole = _unpack(tensors[name], about)
             tensors[name] = about.values(whole, tensors).to(getattr(torch, about.dtype))
         tensors.update({name: tensors[stored] for name, stored in tied.items()})
-    base = from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
-    with named(source):
+    base = build_from_zoo(header["spec"] or None, source, trust=trust) if model is None else model
+    with name_file_in_errors(source):
         filled = quantize(base, plan, **options)
     _check_types(filled, tensors, source)
     fill_(filled, tensors, source)
-    with named(source):
+    with name_file_in_errors(source):
         check_finite(filled)
     return filled
 
 
-def predicted_bytes(model: nn.Module) -> int:
+def predict_bytes(model: nn.Module) -> int:
     """Return the bytes of the tensors in a packed file of this model."""
     tensors, tied = tensors_of(model)
     codes = _codes(model, tied)
@@ -276,11 +276,11 @@ def _open_packed(path: Path) -> Iterator[tuple[TorchTensors, dict[str, str]]]:
     """Yield the tensors and the header of a packed file; raise for any other file."""
     if not path.is_file():
         raise FileError(f"cannot read {path}: there is no such file")
-    with parsing(path, "a packed file", "export it again"):
+    with explain_failures(path, "a packed file", "export it again"):
         tensors, header = read_safetensors(path)
     if "bitplan" not in header or "packed" not in header:
         raise FileError(f"{path} is a safetensors file, but not one that bitplan packed")
     if header["bitplan"] != FORMAT:
         raise FileError(f"{path} has packed format {header['bitplan']}; this bitplan reads {FORMAT}")
-    with parsing(path, "a packed file", "export it again"):
+    with explain_failures(path, "a packed file", "export it again"):
         yield tensors, header

@@ -22,13 +22,14 @@ from bitplan.adapters.torch import inference, multiplies_bytes
 from bitplan.core.errors import InputError
 from bitplan.core.verdicts import Speed, Verdict
 from bitplan.exporters.base import Source, TieFinder, exporter_of
-from bitplan.exporters.capture import inputs_of
-from bitplan.exporters.divergence import leaves
+from bitplan.exporters.capture import batch_inputs
+from bitplan.exporters.divergence import list_tensors
 from bitplan.exporters.onnx_graph import Draft, Node
-from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
+from bitplan.exporters.onnx_running import OpenedGraph, name_arrays
 from bitplan.forward.batches import LABELS, run_batch
-from bitplan.quant.convert import integer_weights, plan_of, root_of
+from bitplan.quant.convert import integer_weights, plan_of
 from bitplan.quant.quantizers import InputQuantizer
+from bitplan.quant.sites import unwrap
 from bitplan.tasks.base import Task, WithData
 
 _LOOKED_AT = 100  # samples whose ties are searched for
@@ -56,7 +57,7 @@ def verify(
     exporter = exporter_of(source)
     stored, codes = exporter.read(source).codes, integer_weights(model)
     equal = stored.keys() == codes.keys() and all(torch.equal(stored[name], codes[name].cpu()) for name in codes)
-    execution = exporter.opened(source, root_of(model))
+    execution = exporter.opened(source, unwrap(model))
     task: Any = data if isinstance(data, WithData) else None
     given = data if isinstance(data, WithData) else list(data)
     with _reference(model, float_inputs=execution.float_inputs):
@@ -85,12 +86,12 @@ def verify(
 
 def _control(model: nn.Module, data: Any, limit: int, batch_size: int) -> dict[str, Any]:
     """Return how often a model predicts the same in double precision."""
-    both = _Both(model, Doubled(model), math.inf, None)
+    both = _Both(model, InDoublePrecision(model), math.inf, None)
     _run(both, data, limit, batch_size)
     return {"control": both.predictions_equal / both.predictions, "control_samples": both.samples}
 
 
-class Doubled(nn.Module):
+class InDoublePrecision(nn.Module):
     """A copy of a model that computes in double precision and returns single."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -138,7 +139,7 @@ class _Both(nn.Module):
         """Compare one batch, without labels: with them a model may return its loss, which no file has."""
         self.example = self.example or kwargs or args
         outputs = self.model(*args, **kwargs)
-        expected, actual = leaves(outputs), leaves(self.executed(*args, **kwargs))
+        expected, actual = list_tensors(outputs), list_tensors(self.executed(*args, **kwargs))
         shapes, wanted = ([tuple(value.shape) for value in values] for values in (actual, expected))
         if shapes != wanted:
             raise InputError(f"the file gives outputs of shapes {shapes}, the model {wanted}: it is not this model's")
@@ -213,18 +214,18 @@ def measure_speed(
     The float network is the model without its quantizers in the same runtime, which folds its batch norms.
     """
     source = Path(path)
-    runtime = exporter_of(source).opened(source, root_of(model)).runtime
+    runtime = exporter_of(source).opened(source, unwrap(model)).runtime
     if runtime is None:
         raise InputError(f"{path} has no float form in a runtime to be compared with: speed is for onnx, openvino …")
     if not multiplies_bytes():
         _log.warning("this CPU has no instructions for products of bytes (VNNI, AMX): integers will not be fast here")
-    args, kwargs = inputs_of(example, batch)
+    args, kwargs = batch_inputs(example, batch)
     with tempfile.TemporaryDirectory() as folder, inference(model):
         plain = Path(folder) / "float.onnx"
         write_float(model, example, plain)
         opened = {"file": runtime(source, threads=threads), "float": runtime(plain, threads=threads)}
         runs = {name: _timed_run(graph, args, kwargs) for name, graph in opened.items()}
-        taken = in_turn(runs, rounds, least=_LEAST, threads=threads).seconds
+        taken = time_interleaved(runs, rounds, least=_LEAST, threads=threads).seconds
         sizes = source.stat().st_size, plain.stat().st_size
     return Speed(
         runtime=runtime.name,
@@ -239,7 +240,7 @@ def measure_speed(
 
 def write_float(model: nn.Module, example: Any, path: Path) -> None:
     """Write the network without its quantizers as ONNX: the values of its codes as weights, float activations."""
-    source = Source(plan_of(model), None, root_of(model), example)
+    source = Source(plan_of(model), None, unwrap(model), example)
     draft = Draft(source, _OPSET)
     draft.leave_inputs_float_()
 
@@ -254,18 +255,20 @@ def write_float(model: nn.Module, example: Any, path: Path) -> None:
 
 
 def _timed_run(graph: OpenedGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-    arrays = arrays_for(graph, args, kwargs)
+    arrays = name_arrays(graph, args, kwargs)
     return lambda: graph.run(arrays)
 
 
-class Turns(NamedTuple):
+class Timings(NamedTuple):
     """The seconds per run in every round, and the runs per turn, of each timed function."""
 
     seconds: dict[str, list[float]]
     runs: dict[str, int]
 
 
-def in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int, *, least: float, threads: int) -> Turns:
+def time_interleaved(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int, *, least: float, threads: int
+) -> Timings:
     """Time functions interleaved, round after round, so that other load falls on all alike.
 
     A turn takes at least `least` seconds: shorter ones measure the clock. With one thread CPU time is measured, which
@@ -285,4 +288,4 @@ def in_turn(contestants: Mapping[str, Callable[[], Any]], rounds: int, *, least:
             for _ in range(runs[name]):
                 run()
             seconds[name].append((clock() - start) / runs[name])
-    return Turns(seconds, runs)
+    return Timings(seconds, runs)

@@ -44,7 +44,7 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
     """Run a model on the inputs of a batch, floats in the model's own type."""
     positional, keyword, _ = split_batch(batch)
     positional, keyword = tree_map_only(Tensor, lambda leaf: as_floats_of(model, leaf), (positional, keyword))
-    keyword = accepted_by(model, keyword)
+    keyword = filter_accepted(model, keyword)
     try:
         return model(*positional, **keyword)
     except TypeError as error:
@@ -52,7 +52,7 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
         raise
 
 
-def accepted_by(model: nn.Module, keyword: dict[str, Any]) -> dict[str, Any]:
+def filter_accepted(model: nn.Module, keyword: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments that the model takes: datasets have further columns."""
     parameters = inspect.signature(model.forward).parameters.values() if keyword else ()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):

@@ -102,7 +102,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def written(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+def written_tensors(operation: Any, arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return the tensors that an operation changes in place, as its signature marks them."""
     declared = operation._schema.arguments  # optional ones at its end may not be given
     pairs = zip(arguments, declared, strict=False)
@@ -129,7 +129,7 @@ class Product:
     by_data: bool = False
 
 
-def product_of(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[Product]:
+def find_products(operation: Any, arguments: tuple[Any, ...], output: Any) -> list[Product]:
     """Return the products that an operation computes; most compute none."""
     reader = _READERS.get(operation.overloadpacket)
     return reader(arguments, output) if reader else []

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
 from bitplan.gains.jobs import seconds_of
-from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
+from bitplan.gains.lowering import By, check_by, rows_by_layer, sign_for
 
 Goodness = NDArray[np.float64]
 """(G, C − 1, S): how good each group was at each choice below the highest, for each seed; more is better."""
@@ -59,7 +59,7 @@ class Alps(Gain):
         """Return the gains, by one training per group, lower choice and seed, with the same batches for every group."""
         trainings = self.trainings(model, graph, choices, context)
         outcomes, task = trainings.tuner.run(trainings.jobs), trainings.tuner.work.task
-        measured = sign_of(self.by, task) * np.array(
+        measured = sign_for(self.by, task) * np.array(
             [measured_by(self.by, outcome, final=self.final) for outcome in outcomes]
         )
         good = measured.reshape(len(graph.selectable), len(choices) - 1, self.seeds)
@@ -67,8 +67,8 @@ class Alps(Gain):
         values = dict(zip(names, values_of(good, offset=self.offset), strict=True))
         errors = standard_errors(good)
         return LayerGains(
-            values=by_first_layer(graph, values),
-            errors=None if errors is None else by_first_layer(graph, dict(zip(names, errors, strict=True))),
+            values=rows_by_layer(graph, values),
+            errors=None if errors is None else rows_by_layer(graph, dict(zip(names, errors, strict=True))),
             counts=counts_of(outcomes, task),
             work=seconds_of(outcomes),
         )

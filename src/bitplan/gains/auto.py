@@ -11,7 +11,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.weights.opened import CheckpointLike, learned_step, opened_as
+from bitplan.weights.opened import CheckpointLike, learned_step, open_if_path
 from bitplan.weights.pretrained_folders import says_network
 
 There = Literal["no weights", "float weights", "learned steps"]
@@ -126,7 +126,7 @@ class TakenMethod:
     note: str = ""
 
 
-def taken_for(
+def choose_method(
     method: Any, options: Mapping[str, Any], model: Any, graph: Graph, choices: tuple[Precision, ...], task: Any
 ) -> TakenMethod:
     """The method asked for; where that is `auto`, the row of what is there. Options asked for come over the row's.
@@ -176,7 +176,7 @@ def what_is_there(model: Any, graph: Graph) -> There:
     if model is None:
         return "no weights"
     if isinstance(model, CheckpointLike):
-        opened = opened_as(model)
+        opened = open_if_path(model)
         learned = [learned_step(layer, opened.tensors) is not None for layer in layers]
         return "learned steps" if learned and all(learned) else "float weights"
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -193,7 +193,7 @@ def _why_idle(there: There, model: Any, graph: Graph, choices: tuple[Precision, 
         return "an untrained network answers at random"
     if isinstance(model, CheckpointLike):
         alone = not any(choice.quantizes_inputs for choice in choices)
-        return "" if alone and says_network(opened_as(model).folder) else "a file of weights cannot be run"
+        return "" if alone and says_network(open_if_path(model).folder) else "a file of weights cannot be run"
     from bitplan.gains.lowering import check_top
     from bitplan.quant.sites import is_quantized
 

@@ -11,23 +11,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from bitplan.core.about import about_of
 from bitplan.core.budget import Budget, BudgetLike
 from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import describe_method
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
 from bitplan.core.record import Record
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import CHOOSERS, check_is
-from bitplan.core.spend import EPOCH, ChargeMeter, PassMeter, Spend, metering
+from bitplan.core.spend import EPOCH, ChargeMeter, PassMeter, Spend, meter_spend
 from bitplan.core.trials import Recipe
 from bitplan.costs.base import CHOICES, price_for
-from bitplan.gains.auto import taken_for
+from bitplan.gains.auto import choose_method
 from bitplan.selection.base import check_selectable
 from bitplan.selection.budget_constraint import BudgetConstraint
-from bitplan.store.engines import Engine, keeping_workers
-from bitplan.store.record_store import Shelf
+from bitplan.store.engines import Engine, keep_workers
+from bitplan.store.record_store import RecordStore
 from bitplan.store.user_tables import is_table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Context:
     teacher: Any = None
     seed: int = 0
     engine: Engine | None = None
-    store: str | Path | Shelf[Record] | None = None
+    store: str | Path | RecordStore[Record] | None = None
     progress: Progress | None = None
     aim: BudgetConstraint | None = None
     epochs: float | None = None
@@ -64,9 +64,9 @@ class Context:
         return self.quantizer or ("groups" if weights_alone else "lsq")
 
     @property
-    def shelf(self) -> Shelf[Record] | None:
+    def shelf(self) -> RecordStore[Record] | None:
         """The store as what keeps outcomes; None where nothing is kept."""
-        return self.store if self.store is None or isinstance(self.store, Shelf) else Shelf.at(self.store)
+        return self.store if self.store is None or isinstance(self.store, RecordStore) else RecordStore.at(self.store)
 
 
 @dataclass(frozen=True)
@@ -140,35 +140,35 @@ def estimate(
     check_selectable(graph)
     precisions, setting = parse_choices(choices), context or Context()
     if batches is not None or loss is not None:
-        from bitplan.gains.start_network import with_data
+        from bitplan.gains.start_network import add_data
 
-        setting = with_data(setting, batches, loss)
-    taken = taken_for(method, options, model, graph, precisions, setting.task)
-    gain, name = make_gain(taken.method, {**usual_for(setting.task, taken.method), **taken.options})
-    setting = with_aim(setting, graph, precisions, budget)
+        setting = add_data(setting, batches, loss)
+    taken = choose_method(method, options, model, graph, precisions, setting.task)
+    gain, name = make_gain(taken.method, {**usual_options(setting.task, taken.method), **taken.options})
+    setting = add_budget(setting, graph, precisions, budget)
     if is_bound(gain):
-        check_aim(setting.aim, name, graph, precisions)
+        check_constraint(setting.aim, name, graph, precisions)
     start = time.perf_counter()
     notes = [taken.note] if taken.note else []
     if getattr(gain, "calibrates", False):
-        from bitplan.gains.start_network import started
+        from bitplan.gains.start_network import start_network
 
-        model, more = started(gain, name, model, graph, precisions, setting)
+        model, more = start_network(gain, name, model, graph, precisions, setting)
         notes = notes or list(more) if hasattr(model, "named_modules") else [*notes, *more]  # auto speaks of a network
     if setting.announce is not None:
         trainings = gain.trainings(model, graph, precisions, setting)
         if trainings is not None:
             setting.announce(trainings.estimate_time())
-    with metering() as meter, keeping_workers():
+    with meter_spend() as meter, keep_workers():
         found = gain.layer_gains(model, graph, precisions, setting)
     seconds = max(found.work, time.perf_counter() - start)
-    record = as_record(gain, name, found, graph, precisions, setting.seed, seconds)
+    record = make_record(gain, name, found, graph, precisions, setting.seed, seconds)
     held = setting.aim.budgets if is_bound(gain) and setting.aim else ()
     paid = {"spend": _spend(gain, found, meter), "samples_per_epoch": _samples_per_epoch(setting.task)}
     return record.model_copy(update={"notes": (*notes, *found.notes), "budgets": held, **paid})
 
 
-def usual_for(task: Any, method: Any) -> Mapping[str, Any]:
+def usual_options(task: Any, method: Any) -> Mapping[str, Any]:
     """The options of a method that is named that are usual on a task."""
     named: Mapping[str, Mapping[str, Any]] = getattr(task, "usual", {})
     return named.get(method, {}) if isinstance(method, str) else {}
@@ -176,7 +176,7 @@ def usual_for(task: Any, method: Any) -> Mapping[str, Any]:
 
 def _spend(gain: Gain, found: LayerGains, meter: ChargeMeter) -> Spend | None:
     """What a method spent; None where it does not say, neither by `about` what it is nor by charging what it runs."""
-    about = about_of(gain)
+    about = describe_method(gain)
     if found.spend is not None:
         return found.spend
     silent = about is None or (about.data and not meter.spent.passes)
@@ -191,7 +191,7 @@ def _samples_per_epoch(task: Any) -> int | None:
     return samples_per_epoch(task) or None
 
 
-def as_record(
+def make_record(
     gain: Gain, name: str, found: LayerGains, graph: Graph, choices: tuple[Precision, ...], seed: int, seconds: float
 ) -> Gains:
     """What a method found, added up over the layers of each group, with where it came from."""
@@ -214,7 +214,7 @@ def as_record(
     )
 
 
-def looks_at_model(gain: Gain | type[Gain]) -> bool:
+def needs_model(gain: Gain | type[Gain]) -> bool:
     """Tell whether a method needs the model, not only its graph."""
     return not gain.structural
 
@@ -254,7 +254,7 @@ def _root_sum_square(errors: Mapping[str, tuple[float, ...]], layers: list[str])
 # --- The aim of a method that chooses within a budget, from what users write.
 
 
-def aim_within(
+def make_constraint(
     graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike], cost: str = COST
 ) -> BudgetConstraint:
     """What a budget, or several at once, allows by the cost of that name, or those that budgets name themselves."""
@@ -264,7 +264,7 @@ def aim_within(
     )
 
 
-def with_aim(
+def add_budget(
     context: Context, graph: Graph, choices: tuple[Precision, ...], budget: BudgetLike | Sequence[BudgetLike] | None
 ) -> Context:
     """The context with the aim that a budget makes; one of them is enough."""
@@ -272,7 +272,7 @@ def with_aim(
         return context
     if context.aim is not None:
         raise InputError("there are a budget and an aim in the context: give one of them")
-    return replace(context, aim=aim_within(graph, choices, budget))
+    return replace(context, aim=make_constraint(graph, choices, budget))
 
 
 def check_spend(method: str, spend: float | None) -> None:
@@ -291,7 +291,7 @@ def meter_for(spend: float | None, context: Context, usual: float) -> PassMeter:
     return PassMeter(usual if spend is None else spend)
 
 
-def check_aim(
+def check_constraint(
     aim: BudgetConstraint | None, method: str, graph: Graph, choices: tuple[Precision, ...]
 ) -> BudgetConstraint:
     """The aim, where there is one, for these groups and choices."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bitplan.core.about import About
 from bitplan.core.errors import FileError, UnknownName, suggestion
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Group
 from bitplan.core.spend import charge

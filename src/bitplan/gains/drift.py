@@ -11,15 +11,15 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
-from bitplan.gains.drop import MeasuredBatches, with_top
+from bitplan.gains.drop import MeasuredBatches, add_top
 from bitplan.gains.jobs import check_samples, do_jobs, lowered_jobs, one_at_a_time, seconds_of
 from bitplan.gains.lowering import check_task, check_top, lowered_choices
 from bitplan.gains.rerun import RerunWork
@@ -71,7 +71,7 @@ class Drift(Gain):
         charge(price_of_reference(jobs))
         low = -np.array([done[job.id].numbers["divergences"] for job in jobs])  # (G (C − 1), B); from float (G C, B)
         samples = (1 + len(jobs)) * jobs[0].samples
-        table = with_top(low, 0.0, len(graph.selectable), len(choices))  # from itself it does not diverge
+        table = add_top(low, 0.0, len(graph.selectable), len(choices))  # from itself it does not diverge
         return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(done.values()))
 
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
@@ -20,17 +20,17 @@ from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.jobs import check_samples, do_jobs, lowered_jobs, one_at_a_time, seconds_of
 from bitplan.gains.lowering import (
     By,
-    by_first_layer,
     check_by,
     check_task,
     check_top,
     lower,
     lowered_choices,
-    sign_of,
+    rows_by_layer,
+    sign_for,
     try_task,
 )
 from bitplan.gains.rerun import RerunWork
-from bitplan.tasks.base import Batch, measures
+from bitplan.tasks.base import Batch, measure_batch
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class MeasuredBatches:
         errors = None
         if batches > 1:
             deviations = gains.std(axis=2, ddof=1) / np.sqrt(batches)  # (G, C)
-            errors = by_first_layer(graph, dict(zip(names, deviations.tolist(), strict=True)))
+            errors = rows_by_layer(graph, dict(zip(names, deviations.tolist(), strict=True)))
         return LayerGains(
-            values=by_first_layer(graph, values),
+            values=rows_by_layer(graph, values),
             errors=errors,
             counts={"passes": self.passes, "samples": self.samples, "batches": batches},
             work=self.seconds,
@@ -93,10 +93,10 @@ class Drop(Gain):
         every = [{}, *one_at_a_time(graph, lowered_choices(model, graph, choices))]
         jobs = lowered_jobs("drop", model, graph, context, every, self.samples, self.batch_size)
         done = do_jobs(Measure(model, task), jobs, context, "drop")
-        measured = np.array([batchwise(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
-        good = sign_of(self.by, task) * measured
+        measured = np.array([measures_by_batch(done[job.id], self.by) for job in jobs])  # (1 + G (C − 1), B)
+        good = sign_for(self.by, task) * measured
         samples = sum(job.samples for job in jobs)
-        table = with_top(good[1:], good[0], len(graph.selectable), len(choices))
+        table = add_top(good[1:], good[0], len(graph.selectable), len(choices))
         return MeasuredBatches(table, len(jobs), samples, seconds_of(done.values()))
 
 
@@ -110,7 +110,7 @@ class Measure(RerunWork[tuple[float, float]]):
 
     def see(self, outputs: Any, batch: Batch) -> tuple[float, float]:
         """Return the loss and the score."""
-        return measures(self.task, outputs, batch)
+        return measure_batch(self.task, outputs, batch)
 
     def __call__(self, job: Job) -> Numbers:
         """Return the losses and scores of all batches."""
@@ -121,14 +121,14 @@ class Measure(RerunWork[tuple[float, float]]):
         return {"losses": losses} | ({"scores": scores} if np.isfinite(scores).all() else {})
 
 
-def with_top(measured: Goodness, as_it_is: Goodness | float, groups: int, choices: int) -> Goodness:
+def add_top(measured: Goodness, as_it_is: Goodness | float, groups: int, choices: int) -> Goodness:
     """Return the measures of groups lowered one by one as (G, C, B). Other choices are the network as it is."""
     low: Goodness = measured.reshape(groups, -1, measured.shape[-1])
     top = np.broadcast_to(as_it_is, (groups, choices - low.shape[1], low.shape[2]))
     return np.concatenate([low, top], axis=1)
 
 
-def batchwise(outcome: Outcome, by: By) -> tuple[float, ...]:
+def measures_by_batch(outcome: Outcome, by: By) -> tuple[float, ...]:
     """Return the losses or the scores of all batches."""
     if by == "loss":
         return outcome.numbers["losses"]

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bitplan.core.about import About
 from bitplan.core.codes import entropies
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Layer
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.histogram import KINDS, Histograms, Kind, Per, Scheme, Weights, count_weights
 from bitplan.graph.names import Names
-from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, learned_step, opened_as
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, learned_step, open_if_path
 from bitplan.weights.tensors import FLOATS
 
 ALONE = Context()
@@ -78,7 +78,7 @@ class Eagl(Gain):
     def _weights(self, model: Any, layers: list[Layer], top: int) -> tuple[dict[str, Weights], Kind]:
         """Each layer's weights with the steps to use, and the kind of step for those without."""
         if isinstance(model, CheckpointLike):
-            opened = opened_as(model)
+            opened = open_if_path(model)
             weights, path = _file_weights(opened, layers, top), str(opened.path)
         else:
             from bitplan.gains.eagl_modules import module_weights

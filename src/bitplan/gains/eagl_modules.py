@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitplan.core.errors import InputError, UnknownName
-from bitplan.core.naming import OWN_WEIGHT, split, weight_names
+from bitplan.core.naming import OWN_WEIGHT, split_name, weight_names
 from bitplan.gains.histogram import Weights
 from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
-from bitplan.quant.layers import WeightLayout, kin
-from bitplan.quant.lsq import positive
+from bitplan.quant.layers import WeightLayout, type_for_class
+from bitplan.quant.lsq import positive_scale
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.weights.torch_tensors import as_tensor
 
@@ -45,7 +45,7 @@ def _counted(weight: Any, quantizer: WeightQuantizer | None) -> tuple[Any, int, 
         return None, 0, None
     if type(quantizer) is not WeightQuantizer:
         return np.ones(1, np.float32), quantizer.bits, partial(_codes_at, weight.detach(), quantizer)
-    step = positive(quantizer.step.detach())
+    step = positive_scale(quantizer.step.detach())
     return np.array(step.cpu().float().reshape(-1).numpy(), np.float32), quantizer.bits, None
 
 
@@ -58,9 +58,9 @@ def _codes_at(weight: Any, quantizer: WeightQuantizer, bits: int) -> Any:
 
 def _described(modules: Mapping[str, torch.nn.Module], layer: str) -> tuple[WeightLayout, int]:
     """How a layer's weight lies and in how many groups its channels are, as the type of the module says that has it."""
-    owner, parameter = split(layer)
+    owner, parameter = split_name(layer)
     module = modules.get(layer, modules.get(owner))
-    layer_type = None if module is None else kin(module)
+    layer_type = None if module is None else type_for_class(module)
     if module is None or layer_type is None:
         return "out_in", 1
     is_its_weight = layer in modules or any(map(layer_type.holds, weight_names(parameter)))

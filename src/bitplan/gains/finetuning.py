@@ -24,7 +24,7 @@ from bitplan.core.trials import Recipe
 from bitplan.gains.base import Context
 from bitplan.gains.jobs import do_jobs, options_of_task, with_lowered
 from bitplan.gains.lowering import By, check_task, check_top, lower, try_task
-from bitplan.tasks.base import Task, draw, judged_by, measure_, samples_in, samples_per_epoch
+from bitplan.tasks.base import Task, draw, measure_, measuring_split, samples_in, samples_per_epoch
 from bitplan.tune.distillation import check_teacher
 from bitplan.tune.length import samples_of, steps_of
 from bitplan.tune.log import TrainLog
@@ -79,7 +79,7 @@ class Finetune:
 
     def _measure(self, model: nn.Module, log: TrainLog, batch_size: int) -> dict[str, float | None]:
         """Return how training went, or how good the network is on the samples that were held out."""
-        if judged_by(self.task) == "test":
+        if measuring_split(self.task) == "test":
             loss, score = held_out_measures(model, self.task, batch_size)
             return {"mean_loss": loss, "mean_score": score, "last_loss": loss, "last_score": score}
         last_tenth = TrainLog(log.lines[-math.ceil(len(log.lines) / 10) :], log.complete)

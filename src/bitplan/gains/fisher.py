@@ -14,25 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitplan.adapters.torch import widened
-from bitplan.core.about import About
+from bitplan.adapters.torch import widen_tensor
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import STREAMED
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains, Streams
-from bitplan.gains.drop import MeasuredBatches, with_top
+from bitplan.gains.drop import MeasuredBatches, add_top
 from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, members_of, seconds_of
 from bitplan.gains.lowering import check_seen, check_task, check_top
 from bitplan.gains.rerun import FixedCopy
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.lsq import summed_products
-from bitplan.quant.other_precisions import Fresh, is_off, lowered_weights, rescaled
+from bitplan.quant.lsq import sum_products
+from bitplan.quant.other_precisions import FreshQuantizers, is_off, lower_weights, rescale_copy
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import Quantizers
-from bitplan.tasks.base import Task, WithAnswers, WithLoss, judged_by
+from bitplan.tasks.base import Task, WithAnswers, WithLoss, measuring_split
 from bitplan.weights.opened import CheckpointLike
 
 Labels = Literal["model", "task"]
@@ -77,7 +77,7 @@ class Fisher(Gain):
         done = do_jobs(SquaredSlopes(model, task), jobs, context, "fisher")
         names = [group.name for group in graph.selectable]
         low = np.array([[done[job.id].numbers[name] for job in jobs] for name in names])  # (G, B, C − 1), from float C
-        table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(names), len(choices))  # towards itself nothing leans
+        table = add_top(-low.transpose(0, 2, 1) / 2, 0.0, len(names), len(choices))  # towards itself nothing leans
         samples = sum(job.count for job in jobs)
         return MeasuredBatches(table, 3, samples, seconds_of(done.values())).gains(graph)
 
@@ -89,7 +89,7 @@ class Fisher(Gain):
         task = check_task(context.task, "fisher", "differentiates the answers to data", needed)
         check_top(model, graph, choices, "fisher")
         check_seen("fisher", choices)
-        available = min(self.samples, context.task.size(judged_by(context.task)))
+        available = min(self.samples, context.task.size(measuring_split(context.task)))
         count = min(self.part, available)
         (job,) = lowered_jobs(
             "fisher", model, graph, context, [{}], available, 1, members=members_of(graph), choices=tuple(choices),
@@ -118,13 +118,13 @@ class SquaredSlopes(BatchWork):
         choices = job.choices if from_float else job.choices[:-1]
         squares = np.zeros((len(job.members), len(choices)))
         by_task = job.option("labels") == "task"
-        with slopes(model, job.members, choices, self._copy.fresh) as towards, torch.enable_grad():
+        with watch_slopes(model, job.members, choices, self._copy.fresh) as towards, torch.enable_grad():
             for number, batch in enumerate(self.drawn(job)[job.first : job.first + job.count], start=job.first):
                 outputs = self.task.forward(model, batch)
                 if by_task:
                     loss = self.task.loss(outputs, batch)
                 else:
-                    loss = drawn_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
+                    loss = draw_loss(self.task.logits(outputs), seed=job.seed * 1_000_003 + number)
                 squares += np.square(towards(loss)) / job.count
                 charge(Spend(forwards=1, backwards=1, labels=by_task))
         if not np.isfinite(squares).all():
@@ -136,7 +136,7 @@ class SquaredSlopes(BatchWork):
         return FixedCopy(self.model, lambda copy: copy.eval().requires_grad_(False))
 
 
-def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
+def draw_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
     """Return −log p of labels drawn from the answers (1, classes, …) themselves.
 
     If a sample has several answers, such as pixels, it is divided by the root of their number: squared gradients
@@ -145,7 +145,7 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     losses, count = [], 0
     for scores in answers:
-        rows = widened(scores.movedim(1, -1).flatten(0, -2))  # (answers, classes)
+        rows = widen_tensor(scores.movedim(1, -1).flatten(0, -2))  # (answers, classes)
         if not rows.detach().isfinite().all():
             raise InputError("the network's own answers are NaN or infinite: look at its weights, or train it first")
         chances = rows.detach().double().softmax(dim=1).cpu()
@@ -156,8 +156,11 @@ def drawn_loss(answers: Sequence[Tensor], seed: int) -> Tensor:
 
 
 @contextmanager
-def slopes(
-    model: nn.Module, members: dict[str, tuple[str, ...]], choices: Sequence[Precision], fresh: Fresh | None = None
+def watch_slopes(
+    model: nn.Module,
+    members: dict[str, tuple[str, ...]],
+    choices: Sequence[Precision],
+    fresh: FreshQuantizers | None = None,
 ) -> Iterator[Callable[[Tensor], np.ndarray]]:
     """A function that differentiates a loss of this model towards each of these choices, (G, choices).
 
@@ -165,7 +168,7 @@ def slopes(
     each choice would change there.
     """
     found = torch.zeros(len(members), len(choices), dtype=torch.float64)
-    quantizers, fresh = quantizers_of(model), fresh or Fresh(model)
+    quantizers, fresh = quantizers_of(model), fresh or FreshQuantizers(model)
     hooks = []
     for row, layers in enumerate(members.values()):
         seen: dict[int, tuple[Quantizer, list[Quantizer]]] = {}
@@ -190,14 +193,14 @@ def slopes(
 
 
 def _lowered(
-    layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh
+    layer: str, found: Quantizers, choices: Sequence[Precision], fresh: FreshQuantizers
 ) -> Iterator[tuple[Quantizer, list[Quantizer]]]:
     """Each quantizer of a layer, and copies of it at these choices, of one that is off fresh ones; those around a
     softmax stay."""
     if found.weight is not None:
-        yield found.weight, list(lowered_weights(layer, found, choices, fresh))
+        yield found.weight, list(lower_weights(layer, found, choices, fresh))
     for quantizer in (one for one in found.inputs if not one.masked):
-        yield quantizer, [rescaled(quantizer, choice.act_bits) for choice in choices]
+        yield quantizer, [rescale_copy(quantizer, choice.act_bits) for choice in choices]
 
 
 class _Waiting:
@@ -213,7 +216,7 @@ class _Waiting:
 
         def add(gradient: Tensor) -> None:
             for place, change in enumerate(changes):
-                self.slopes[place] += float(summed_products(gradient.to(change.dtype), change))
+                self.slopes[place] += float(sum_products(gradient.to(change.dtype), change))
 
         watched.register_hook(add)
         return watched

@@ -19,10 +19,10 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
 from bitplan.adapters.torch import inference
-from bitplan.core.about import About
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
@@ -32,7 +32,7 @@ from bitplan.gains.jobs import MeasuredWork, do_jobs, seconds_of
 from bitplan.quant.checkpoint import fingerprint
 from bitplan.quant.lsq import codes
 from bitplan.quant.sites import find_sites
-from bitplan.tasks.base import Batch, Task, judged_by, title_of
+from bitplan.tasks.base import Batch, Task, measuring_split, title_of
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class _ByTrace(Gain):
         """The gains, from a few hundred training samples; needs a task, changes nothing."""
         task, layers = _checked(model, graph, context)
         data = Data.draw(task, self.samples, self.batch_size, context.seed)
-        with curvature(model, task, data, layers) as curve:
-            found = traces(
+        with open_curvature(model, task, data, layers) as curve:
+            found = estimate_traces(
                 curve,
                 probes=self.probes,
                 least=min(self.min_probes, self.probes),
@@ -100,8 +100,8 @@ class Hawq(_ByTrace):
     about: ClassVar[About] = About(True, True, passes="N·(3 + 4·probes)", source="HAWQ-V3, Yao et al. 2021")
 
     def _distances(self, weight: Tensor, choices: Sequence[Precision]) -> list[float]:
-        lowest = absmax_quantized(weight, choices[0].weight_bits)
-        return [_squared(absmax_quantized(weight, choice.weight_bits) - lowest) for choice in choices]
+        lowest = quantize_absmax(weight, choices[0].weight_bits)
+        return [_squared(quantize_absmax(weight, choice.weight_bits) - lowest) for choice in choices]
 
 
 @final
@@ -112,7 +112,7 @@ class HawqV2(_ByTrace):
     about: ClassVar[About] = About(True, True, passes="N·(3 + 4·probes)", source="Dong et al. 2020")
 
     def _distances(self, weight: Tensor, choices: Sequence[Precision]) -> list[float]:
-        errors = [_squared(absmax_quantized(weight, choice.weight_bits) - weight) for choice in choices]
+        errors = [_squared(quantize_absmax(weight, choice.weight_bits) - weight) for choice in choices]
         return [errors[0] - error for error in errors]
 
 
@@ -144,8 +144,8 @@ class HawqV1(Gain):
         """The gains, from a few hundred training samples; needs a task, changes nothing."""
         task, layers = _checked(model, graph, context)
         data = Data.draw(task, self.samples, self.batch_size, context.seed)
-        with curvature(model, task, data, layers) as curve:
-            found, seconds = top_eigenvalues(
+        with open_curvature(model, task, data, layers) as curve:
+            found, seconds = estimate_eigenvalues(
                 curve,
                 iterations=self.iterations,
                 tolerance=self.tolerance,
@@ -161,7 +161,7 @@ class HawqV1(Gain):
         )
 
 
-def absmax_quantized(weight: Tensor, bits: int) -> Tensor:
+def quantize_absmax(weight: Tensor, bits: int) -> Tensor:
     """Q_b(W) with the step M/2^(b−1), M = max|W|; 16 bits leave the weights alone."""
     largest = weight.abs().amax() if weight.numel() else weight.new_zeros(())
     if bits >= LEFT_ALONE_BITS or largest == 0:
@@ -230,7 +230,7 @@ class Data:
     @classmethod
     def draw(cls, task: Task, samples: int, batch_size: int, seed: int) -> Data:
         """As many whole batches as hold `samples`, or all there are."""
-        split = judged_by(task)
+        split = measuring_split(task)
         size = task.size(split)
         width = max(1, min(batch_size, samples, size))
         starts = range(0, min(samples, size), width)
@@ -288,7 +288,7 @@ class Curvature:
 
 
 @contextmanager
-def curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -> Iterator[Curvature]:
+def open_curvature(model: nn.Module, task: Task, data: Data, layers: Sequence[str]) -> Iterator[Curvature]:
     """The loss by the weights of these layers, in inference mode; the model is as it was when the block ends.
 
     Nothing but these weights is differentiated by. Layers that share a weight share its curvature.
@@ -371,7 +371,7 @@ class Traces:
     seconds: float
 
 
-def traces(
+def estimate_traces(
     curve: Curvature,
     *,
     probes: int,
@@ -418,7 +418,7 @@ def _enough(rounds: Sequence[Tensor], least: int, tolerance: float) -> int | Non
     return None
 
 
-def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
+def draw_signs(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
     """Random signs in the shape of every weight: the same for the same seed and number, on every device."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
     return [
@@ -427,7 +427,7 @@ def probe(weights: Sequence[Tensor], seed: int, number: int) -> list[Tensor]:
     ]
 
 
-def top_eigenvalues(
+def estimate_eigenvalues(
     curve: Curvature,
     *,
     iterations: int,
@@ -504,7 +504,7 @@ class _OnCurve(ABC):
 
     def __call__(self, job: Job) -> Numbers:
         """Do the job on the curve of its layers."""
-        with curvature(self.model, self.task, self.data, self.layers) as curve:
+        with open_curvature(self.model, self.task, self.data, self.layers) as curve:
             return self._measure(curve, job)
 
     @abstractmethod
@@ -526,7 +526,7 @@ class _Probing(_OnCurve):
         done = job.first * batches
         for share, grads in curve.gradients():
             for row in range(job.count):
-                signs = probe(weights, job.seed, job.first + row)
+                signs = draw_signs(weights, job.seed, job.first + row)
                 products = curve.product(grads, signs)
                 forms = [(v * hv).sum(dtype=torch.float64) for v, hv in zip(signs, products, strict=True)]
                 found[row] += share * torch.stack(forms).cpu()

@@ -17,13 +17,13 @@ from bitplan.core.errors import InputError, Unfinished, WriteError
 from bitplan.core.jobs import Job, Numbers, Outcome
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import charge, metering
+from bitplan.core.spend import charge, meter_spend
 from bitplan.gains.base import Context
 from bitplan.gains.lowering import layers_of
 from bitplan.quant.checkpoint import fingerprint
 from bitplan.store.engines import Failure
 from bitplan.store.jobs import run_jobs
-from bitplan.tasks.base import Batch, Task, draw, judged_by, title_of
+from bitplan.tasks.base import Batch, Task, draw, measuring_split, title_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MeasuredWork:
     def __call__(self, job: Job) -> Outcome:
         """Return the outcome of a job."""
         start = time.perf_counter()
-        with metering() as meter:
+        with meter_spend() as meter:
             numbers = self.work(job)
         seconds = time.perf_counter() - start
         return Outcome(numbers={name: tuple(row) for name, row in numbers.items()}, seconds=seconds, spend=meter.spent)
@@ -120,7 +120,7 @@ def members_of(graph: Graph) -> dict[str, tuple[str, ...]]:
 
 def batches_within(task: Task, samples: int, batch_size: int) -> tuple[int, int]:
     """Return how many whole batches there are within so many samples, and their size."""
-    available = min(samples, task.size(judged_by(task)))
+    available = min(samples, task.size(measuring_split(task)))
     size = min(batch_size, available)
     return available // size, size
 
@@ -152,7 +152,7 @@ class BatchWork:
         key = job.batches, job.batch_size, job.seed
         if key not in self._batches:
             self._batches[key] = draw(
-                self.model, self.task, job.batches, job.batch_size, mix_seed(job.seed), judged_by(self.task)
+                self.model, self.task, job.batches, job.batch_size, mix_seed(job.seed), measuring_split(self.task)
             )
         return self._batches[key]
 

@@ -11,11 +11,11 @@ from torch import nn
 from bitplan.core.errors import InputError
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
-from bitplan.core.registry import lacks
-from bitplan.core.spend import uncharged
+from bitplan.core.registry import find_missing_members
+from bitplan.core.spend import pause_charging
 from bitplan.quant.convert import is_quantized, plan_of, quantize, quantizers_of
 from bitplan.quant.other_precisions import is_off, switch_off_
-from bitplan.tasks.base import Task, WithLoss, draw, judged_by, measure_
+from bitplan.tasks.base import Task, WithLoss, draw, measure_, measuring_split
 
 By = Literal["loss", "score"]
 
@@ -28,7 +28,7 @@ def check_by(by: str) -> None:
         raise InputError(f"gains are measured by loss or by score, not by {by!r}")
 
 
-def sign_of(by: By, task: Task) -> float:
+def sign_for(by: By, task: Task) -> float:
     """Return the factor for a measured loss or score, so that more is better."""
     return 1.0 if by == "score" and task.higher_is_better else -1.0
 
@@ -40,7 +40,7 @@ def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Tas
             f"{method} {work}: give a task, --task, or batches, --data package.module:loader (in Python: "
             "Context(task=…), or batches=…)"
         )
-    missing = lacks(task, needed)
+    missing = find_missing_members(task, needed)
     name = type(task).__name__ if "name" in missing else task.name
     if missing:
         raise InputError(f"{method} {work}, but task {name} has no {missing[0]}: choose a task that has one")
@@ -52,10 +52,10 @@ def check_task(task: Any, method: str, work: str, needed: Any = WithLoss) -> Tas
 
 def try_task(model: nn.Module, task: Task, by: By, method: str) -> None:
     """Compute the loss of a few samples, so that errors come before long work starts. Changes `model`: give a copy."""
-    split = judged_by(task)
+    split = measuring_split(task)
     size = min(_TRIED, task.size(split))
     try:
-        with uncharged():
+        with pause_charging():
             losses, scores = measure_(model, task, draw(model, task, 1, size, None, split))
     except InputError:
         raise
@@ -140,7 +140,7 @@ def lowered_choices(model: nn.Module, graph: Graph, choices: Sequence[Precision]
     return choices if is_float(model, graph) else choices[:-1]
 
 
-def by_first_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+def rows_by_layer(graph: Graph, rows: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
     """Return the rows of groups by layer: the first layer has its group's row, the others add 0."""
     return {
         layer.name: tuple(rows[group.name]) if number == 0 else (0.0,) * len(rows[group.name])

@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
 from bitplan.gains.jobs import seconds_of
-from bitplan.gains.lowering import By, by_first_layer, check_by, sign_of
+from bitplan.gains.lowering import By, check_by, rows_by_layer, sign_for
 
 Vector = tuple[int, ...]
 """For each selectable group in turn: 1 at the highest choice, 0 at the lowest."""
@@ -78,13 +78,13 @@ class Regression(Gain):
         measured = [self._measured(outcome) for outcome in outcomes]
         fitted, _ = split(len(vectors), len(vectors[0]), self.held_out, context.seed)
         line = fit_line(vectors, measured, fitted)
-        sign = sign_of(self.by, task)
+        sign = sign_for(self.by, task)
         names = [group.name for group in graph.selectable]
         values = _rows(names, [sign * coefficient for coefficient in line.coefficients], choices)
         errors = None if line.errors is None else _rows(names, line.errors, choices)
         return LayerGains(
-            values=by_first_layer(graph, values),
-            errors=None if errors is None else by_first_layer(graph, errors),
+            values=rows_by_layer(graph, values),
+            errors=None if errors is None else rows_by_layer(graph, errors),
             counts=counts_of(outcomes, task) | {"unknowns": len(names) + 1, "rank": line.rank},
             work=seconds_of(outcomes),
         )

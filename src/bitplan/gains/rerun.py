@@ -20,7 +20,7 @@ from bitplan.gains.jobs import BatchWork
 from bitplan.gains.lowering import lower
 from bitplan.quant.calibrate import set_steps_
 from bitplan.quant.convert import quantizers_of
-from bitplan.quant.other_precisions import Fresh, can_switch, remember_weights_, switched
+from bitplan.quant.other_precisions import FreshQuantizers, can_switch, remember_weights_, with_precisions
 from bitplan.quant.proof import awaits_proof
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Batch, Task
@@ -39,7 +39,7 @@ class FixedCopy:
         self.network = prepare(lower(model, {}))
         remember_weights_(self.network)
         self.quantizers = quantizers_of(self.network)
-        self.fresh = Fresh(self.network)
+        self.fresh = FreshQuantizers(self.network)
 
 
 class Rerun(Generic[Seen]):
@@ -82,7 +82,7 @@ class Rerun(Generic[Seen]):
             return
 
         def run(number: int) -> Seen:
-            with switched(self._copy.network, self._copy.quantizers, layers, self._copy.fresh):
+            with with_precisions(self._copy.network, self._copy.quantizers, layers, self._copy.fresh):
                 return self._run(self._copy.network, number)
 
         yield run

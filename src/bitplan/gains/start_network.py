@@ -19,13 +19,13 @@ from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import WithData, draw
 from bitplan.tasks.loaded import samples_of
 from bitplan.tasks.loaded import task as task_of
-from bitplan.weights.opened import CheckpointLike, opened_as
+from bitplan.weights.opened import CheckpointLike, open_if_path
 
 _SAMPLES, _AT_ONCE = 512, 64  # that set input steps
 _STREAMED = 2048  # samples that are read of what does not tell its length: more than methods look at by default
 
 
-def with_data(context: Context, batches: Any, loss: Callable[[Any, Any], Any] | None) -> Context:
+def add_data(context: Context, batches: Any, loss: Callable[[Any, Any], Any] | None) -> Context:
     """The context with a task of these batches; `batches` may be a task itself."""
     if batches is None:
         if loss is not None:
@@ -40,7 +40,7 @@ def with_data(context: Context, batches: Any, loss: Callable[[Any, Any], Any] | 
     return replace(context, task=task_of(train=samples_of(batches, most=_STREAMED), loss=loss, name="batches"))
 
 
-def started(
+def start_network(
     gain: Gain, name: str, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
 ) -> tuple[Any, tuple[str, ...]]:
     """The network that groups are lowered of, and what is to say: a float one is quantized and calibrated first.
@@ -50,7 +50,7 @@ def started(
     """
     task, top = context.task, choices[-1]
     if isinstance(model, CheckpointLike) and task is not None and getattr(gain, "streams", None):
-        path = opened_as(model).path
+        path = open_if_path(model).path
         return model, (f"start: {name} runs the float network of {path}, which is read block by block",)
     if not isinstance(model, nn.Module) or is_quantized(model) or task is None or not task.size("train"):
         return model, ()

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import is_handed, is_recurrent, layer_of, layer_of_quantizer, split
+from bitplan.core.naming import is_handed, is_recurrent, layer_of, layer_of_quantizer, split_name
 from bitplan.core.records import Graph, Layer, Link
 from bitplan.core.rules import Rules
 from bitplan.graph.rules import IMAGE, Ends, Sizes, apply_rules, find_ends
-from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, natural, opened_as
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, natural_key, open_if_path
 from bitplan.weights.tensors import FLOATS, Layout, Tensor
 
 _SHOWN = 4
@@ -85,7 +85,7 @@ class Names:
 
 def trace_checkpoint(path: CheckpointLike, rules: Rules | None = None, *, names: Names | None = None) -> Graph:
     """Return the graph of a checkpoint file under these rules; warn about ends that are not known."""
-    checkpoint = opened_as(path)
+    checkpoint = open_if_path(path)
     graph, ends = _read(checkpoint, names or Names())
     _warn_about_left_out(checkpoint, names or Names())
     used = rules or Rules()
@@ -102,7 +102,7 @@ def _warn_about_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
     """Name the matrices that may be weights: bare parameters, parametrized ones, tables of positions."""
     matrices = [one for one in checkpoint.tensors.values() if len(one.shape) > 1 and one.dtype in FLOATS]
     found = [one.name for one in matrices if not _is_weight(one, names) and layer_of_quantizer(one.name) is None]
-    left = [name for name in found if not re.search(names.norm, layer_of(name)) and split(name)[1] != "bias"]
+    left = [name for name in found if not re.search(names.norm, layer_of(name)) and split_name(name)[1] != "bias"]
     if left:
         rest = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         shown = ", ".join(left[:_SHOWN])
@@ -111,7 +111,7 @@ def _warn_about_left_out(checkpoint: OpenedCheckpoint, names: Names) -> None:
 
 def read_graph(path: CheckpointLike, names: Names | None = None) -> Graph:
     """Return the layers and links of a checkpoint, none of them fixed."""
-    checkpoint = opened_as(path)
+    checkpoint = open_if_path(path)
     return _read(checkpoint, names or Names())[0]
 
 
@@ -202,7 +202,7 @@ def _sizes(weight: _Weight, names: Names, single: list[str]) -> Sizes:
 
 def _sort_key(layer: Layer, ends: Ends) -> tuple[int, list[tuple[int, int, str]]]:
     """Return the place of a layer in a file without order: ends, embeddings, names, encoders before decoders."""
-    by_name = natural(layer.name.replace("decoder", "encoder~"))
+    by_name = natural_key(layer.name.replace("decoder", "encoder~"))
     rank = 0 if layer.name in ends.first else 3 if layer.name in ends.last else 1 if layer.kind == "embedding" else 2
     return rank, by_name
 

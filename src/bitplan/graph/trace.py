@@ -22,20 +22,29 @@ from bitplan.core.naming import (
     WEIGHTED,
     function_name,
     holder_of,
-    inside,
     is_recurrent,
+    join_names,
     layer_of,
     layer_of_quantizer,
     product_name,
-    split,
+    split_name,
 )
 from bitplan.core.records import Graph, Layer, Link, Use, Uses
 from bitplan.core.rules import Rules
-from bitplan.forward.operations import Key, ModuleCall, Observer, Product, Values, product_of, tensors_in, written
+from bitplan.forward.operations import (
+    Key,
+    ModuleCall,
+    Observer,
+    Product,
+    Values,
+    find_products,
+    tensors_in,
+    written_tensors,
+)
 from bitplan.forward.shadow import Shadow
 from bitplan.graph.names import trace_checkpoint
 from bitplan.graph.rules import Ends, apply_rules
-from bitplan.quant.convert import unquantized
+from bitplan.quant.convert import without_quantizers
 from bitplan.quant.functions import (
     LAYER_FUNCTIONS,
     MOVES,
@@ -44,12 +53,12 @@ from bitplan.quant.functions import (
     open_attention,
     operands_of_einsum,
     pairs_of_einsum,
-    with_operands_in_place,
+    place_operands,
 )
-from bitplan.quant.integer_places import IntegerWatch
-from bitplan.quant.layers import original
-from bitplan.quant.recurrence import OPENED, FewSteps, Products, plain
-from bitplan.quant.sites import Held, own_name, usual_use
+from bitplan.quant.integer_places import IntegerObserver
+from bitplan.quant.layers import original_class
+from bitplan.quant.recurrence import OPENED, FewSteps, Products, plain_product
+from bitplan.quant.sites import WeightLocation, find_own_name, guess_use
 from bitplan.weights.opened import CheckpointLike
 
 
@@ -77,14 +86,14 @@ def trace(
     if example is None:
         raise InputError("an example input is needed to trace a model: trace(model, example)")
     shadow = Shadow(model, values=values)
-    watch = Watch(shadow.model, shadow.parameters, few_steps=not shadow.follows_values)
-    integers = IntegerWatch(shadow.model)
+    watch = TraceObserver(shadow.model, shadow.parameters, few_steps=not shadow.follows_values)
+    integers = IntegerObserver(shadow.model)
     _run(shadow, watch, integers, example)
     if not watch.layers:
         raise TraceError(f"{type(model).__name__} has no layer that multiplies by weights; there is nothing to plan")
     keys = {key: watch.values.producer(key) for seen in watch.layers.values() for key in seen.inputs}
     graph = Graph(
-        model=name or original(model).__name__,
+        model=name or original_class(model).__name__,
         layers=tuple(
             Layer(
                 name=seen.name,
@@ -97,13 +106,13 @@ def trace(
         ),
         links=find_links({seen.name: seen.inputs for seen in watch.layers.values() if seen.inputs}, keys),
         unreached=_unreached(shadow, watch),
-        uses=told_uses(shadow.model, watch),
+        uses=find_uses(shadow.model, watch),
         integers=integers.found,
     )
     return apply_rules(graph, rules or Rules(), watch.ends)
 
 
-def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> None:
+def _run(shadow: Shadow, watch: TraceObserver, integers: IntegerObserver, example: Any) -> None:
     positional, keyword = shadow.example(example)
     integers.add_inputs((positional, keyword))
     labelled = [(f"model input {number}", value) for number, value in enumerate(positional)]
@@ -115,7 +124,7 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
     try:
         with (
             shadow.running(),
-            unquantized(shadow.model),
+            without_quantizers(shadow.model),
             watch,
             integers,
         ):  # a quantized network is the float one it was
@@ -138,14 +147,14 @@ def _run(shadow: Shadow, watch: Watch, integers: IntegerWatch, example: Any) -> 
         ) from error
 
 
-def _locate(watch: Watch) -> str:
+def _locate(watch: TraceObserver) -> str:
     """Name the module that runs; after an error, the one in which it happened."""
     call = watch.calls[-1]
     name = type(call.module).__name__
     return f"{call.path} ({name})" if call.path else name
 
 
-def _unreached(shadow: Shadow, watch: Watch) -> tuple[str, ...]:
+def _unreached(shadow: Shadow, watch: TraceObserver) -> tuple[str, ...]:
     """Return layers whose weights no operation has read."""
     never = {
         name: parameter
@@ -167,7 +176,7 @@ _COPIES = {aten.clone, aten._to_copy, aten.lift_fresh_copy}
 
 
 @dataclass
-class SeenLayer:
+class TracedLayer:
     """A layer as seen so far."""
 
     name: str
@@ -206,7 +215,7 @@ class _Flow:
         self._first: dict[str, None] = {}
         self._running: list[int] = []  # the calls that the operation which runs now belongs to
 
-    def read(self, layers: list[SeenLayer], given: torch.Tensor, kind: str) -> None:
+    def read(self, layers: list[TracedLayer], given: torch.Tensor, kind: str) -> None:
         """Note that layers are called on a tensor."""
         storage, is_table = self._values.storage(given), kind == "embedding"
         if self._values.is_activation(given) and storage not in self._no_input and not (is_table and self._called):
@@ -236,15 +245,15 @@ class _Flow:
         return Ends(frozenset(self._first or self._called[:1]), heads or frozenset(self._called[-1:]))
 
 
-class Watch(Observer):
+class TraceObserver(Observer):
     """The layers of one forward pass, in the order of their first call."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], *, few_steps: bool = False) -> None:
         """With `few_steps` a few of a recurrent layer stand for all: right where tensors have shapes and no values."""
-        self.products: Products = FewSteps(self.counting) if few_steps else plain
+        self.products: Products = FewSteps(self.counting) if few_steps else plain_product
         self._times = 1
         self.values = Values()
-        self.layers: dict[str, SeenLayer] = {}
+        self.layers: dict[str, TracedLayer] = {}
         self._flow = _Flow(self.values)
         self.touched: set[str] = set()
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -287,7 +296,7 @@ class Watch(Observer):
         name = function_name(getattr(func, "__name__", str(func)))
         call = self.calls[-1]
         self._function, self._moves = name, func in MOVES or func in MULTIPLICATIONS
-        self._product_name = inside(call.path, product_name(name, call.functions[name]))
+        self._product_name = join_names(call.path, product_name(name, call.functions[name]))
         call.functions[name] += not self._reads_weight(func, args, kwargs)
         if func in SOFTMAX:
             self._note_softmax()
@@ -295,7 +304,7 @@ class Watch(Observer):
             yield
         finally:
             self._function, self._moves = _UNSEEN, False
-            self._product_name = inside(call.path, _UNSEEN)
+            self._product_name = join_names(call.path, _UNSEEN)
 
     @contextmanager
     def counting(self, times: int) -> Iterator[None]:
@@ -311,17 +320,17 @@ class Watch(Observer):
         multiplication = MULTIPLICATIONS.get(func)
         if multiplication is None:
             return False
-        args, _ = with_operands_in_place(multiplication, args, kwargs)
+        args, _ = place_operands(multiplication, args, kwargs)
         operands = args[min(multiplication.first, multiplication.second) :][:2]
         return any(isinstance(operand, torch.Tensor) and self.values.sources(operand) for operand in operands)
 
     def _note_softmax(self) -> None:
         """Note a softmax for the module that calls it, or that lets a module of torch's call it."""
         for call in reversed(self.calls):
-            if any(inside(call.path, function) in self.layers for function in call.functions):
+            if any(join_names(call.path, function) in self.layers for function in call.functions):
                 self._softmaxes.add(call.path)
                 return
-            if not original(call.module).__module__.startswith("torch.nn."):
+            if not original_class(call.module).__module__.startswith("torch.nn."):
                 return
 
     def run_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
@@ -329,14 +338,14 @@ class Watch(Observer):
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
         for tensor in inputs:
             self.touched |= self.values.sources(tensor)
-        products = product_of(operation, arguments, output)
+        products = find_products(operation, arguments, output)
         is_layer = any([self._note(product) for product in products])
         path = self.calls[-1].path
         by = f"output of {path or 'the model'} ({operation.overloadpacket.__name__})"
         multiplies = any(product.kind != "embedding" for product in products)  # of parameters: a weight is computed so
         origin = self._origin(inputs, moves=self._moves and not multiplies)
         self.values.made(outputs, inputs, by, is_layer, origin)
-        changed = written(operation, arguments)
+        changed = written_tensors(operation, arguments)
         self.values.wrote(changed, inputs, by, origin)
         self._flow.ran(inputs, outputs + changed, fills=operation.overloadpacket in _FILLS)
         if operation.overloadpacket in _COPIES:
@@ -379,7 +388,7 @@ class Watch(Observer):
         both = self.values.is_activation(product.first) and self.values.is_activation(product.second)
         return both or self._function == ATTENTION
 
-    def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[SeenLayer]:
+    def _weighted_layers(self, product: Product, weight: torch.Tensor) -> list[TracedLayer]:
         """Return the layers of this weight: one layer, or several whose weights were put together."""
         sources = sorted(self.values.sources(weight))
         origin = self.values.origin(weight) or _Origin(False, tuple(self.calls))
@@ -421,17 +430,17 @@ class Watch(Observer):
         within: dict[str, list[str]] = {}
         for seen in self.layers.values():
             if seen.kind == "product":
-                within.setdefault(split(seen.name)[0], []).append(seen.name)
+                within.setdefault(split_name(seen.name)[0], []).append(seen.name)
         alone = [names for path, names in within.items() if len(names) > 1 and path not in self._softmaxes]
         return [name for names in alone for name in names]
 
-    def _matrix(self, name: str, product: Product, weights: int) -> SeenLayer:
+    def _matrix(self, name: str, product: Product, weights: int) -> TracedLayer:
         return self._layer(name, product, weights, "recurrent" if is_recurrent(name) else None)
 
-    def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> SeenLayer:
+    def _layer(self, name: str, product: Product, weights: int, kind: str | None = None) -> TracedLayer:
         seen = self.layers.get(name)
         if seen is None:
-            seen = self.layers[name] = SeenLayer(name, kind or product.kind, weights, product.in_features)
+            seen = self.layers[name] = TracedLayer(name, kind or product.kind, weights, product.in_features)
         elif seen.kind == "embedding" and product.kind == "linear":  # a table that is also the output layer
             seen.kind, seen.in_features = product.kind, product.in_features
         return seen
@@ -471,16 +480,16 @@ def find_links(inputs: Mapping[str, Iterable[Key]], producers: Mapping[Key, str]
 # The uses of layers in a graph: those that `quantize` would not find by the names of layers alone.
 
 
-def told_uses(model: nn.Module, watch: Watch) -> Uses:
+def find_uses(model: nn.Module, watch: TraceObserver) -> Uses:
     """Return all uses of the layers whose uses do not follow from their name."""
     modules = dict(model.named_modules(remove_duplicate=False))
     uses_of_layers: Uses = {}
     for seen in watch.layers.values():
         if seen.parameter:
             path, name = holder_of(seen.parameter)
-            held = Held(path, modules[path], name)
+            held = WeightLocation(path, modules[path], name)
             uses = tuple(dict.fromkeys(_without_function(use, held, modules) for use in seen.uses))
-            usual = usual_use(held, modules)
+            usual = guess_use(held, modules)
             if not all(_is_usual(use, usual) for use in uses):
                 uses_of_layers[seen.name] = uses
     uses_of_layers |= {name: tuple(watch.layers[name].uses) for name in watch.complex_products()}
@@ -489,10 +498,10 @@ def told_uses(model: nn.Module, watch: Watch) -> Uses:
     return uses_of_layers
 
 
-def _without_function(use: Use, held: Held, modules: Mapping[str, nn.Module]) -> Use:
+def _without_function(use: Use, held: WeightLocation, modules: Mapping[str, nn.Module]) -> Use:
     """Drop the function of a use if the counterpart of the module runs the forward."""
     named = use.module and not use.function.startswith(COMPLEX)
-    own = own_name(modules[use.module], getattr(held.module, held.name), held) if named else ""
+    own = find_own_name(modules[use.module], getattr(held.module, held.name), held) if named else ""
     return Use(module=use.module, function="") if own else use
 
 

@@ -39,7 +39,7 @@ def load_pretrained(path: str | Path) -> nn.Module:
     return network_with_weights(place, opened.bytes_held)
 
 
-def built_pretrained(folder: str | Path) -> tuple[nn.Module, Any]:
+def build_pretrained(folder: str | Path) -> tuple[nn.Module, Any]:
     """Return the network that a folder's config.json describes, with random weights, and an example of its input."""
     model = network_of(Path(folder), open_checkpoint(folder).bytes_held)
     return model, example_for(model)

@@ -104,9 +104,9 @@ _FAMILIES = (
 def network_names() -> list[str]:
     """Return every name of an installed library."""
     names: list[str] = []
-    if torchvision.installed():
+    if torchvision.is_installed():
         names += torchvision.model_names()
-    if timm.installed():
+    if timm.is_installed():
         names += [f"timm/{name}" for name in timm.model_names()]
     return names
 
@@ -125,9 +125,9 @@ def find_network(name: str) -> Factory | None:
         own = name.removeprefix("timm/")
         timm.timm(f"the model {name}")
         return (lambda: timm.build(own)) if own in timm.model_names() else None
-    if name.startswith(_FAMILIES) and not torchvision.installed():
+    if name.startswith(_FAMILIES) and not torchvision.is_installed():
         raise MissingExtra("torchvision", "vision", f"the model {name}")
-    if torchvision.installed() and name in torchvision.model_names():
+    if torchvision.is_installed() and name in torchvision.model_names():
         side = _SIZES.get(name, 224)
         return lambda: (torchvision.build(name), torch.empty(1, 3, side, side, device="meta"))
     return None

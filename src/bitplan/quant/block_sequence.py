@@ -21,7 +21,7 @@ _PLAIN = (Tensor, bool, int, float, str, type(None), torch.dtype, torch.device)
 _HERE = object()  # where in its arguments a block is given what the one before made
 
 
-class Chain:
+class BlockSequence:
     """The blocks of a list, and for each batch the arguments of their calls and the input of the next block."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -53,7 +53,7 @@ class Chain:
             if not all(isinstance(one, _PLAIN) for _, *arguments in calls for one in tree_leaves(arguments)):
                 return False  # such as a cache of keys, to which every run adds
             given = [_find_input(args, kwargs) for _, args, kwargs in calls]
-            passed = all(one is first(made) for one, made in zip(given[1:], results[:-1], strict=True))
+            passed = all(one is first_tensor(made) for one, made in zip(given[1:], results[:-1], strict=True))
             if not passed or given[0] is None or any(_version(one) != version for one, version in written):
                 return False
             opened = [_without_input(call, one) for call, one in zip(calls, given, strict=True)]
@@ -83,26 +83,26 @@ class Chain:
         made = self._inputs[batch]
         given = (made if one is _HERE else one for one in args)
         named = {name: made if one is _HERE else one for name, one in kwargs.items()}
-        result = first(self.blocks[number](*given, **named))
+        result = first_tensor(self.blocks[number](*given, **named))
         assert result is not None
         return result
 
 
-def find_chains(model: nn.Module) -> list[Chain]:
+def find_block_sequences(model: nn.Module) -> list[BlockSequence]:
     """Return the outermost lists of modules of which several have quantized weights."""
-    found: list[Chain] = []
+    found: list[BlockSequence] = []
     inside: set[nn.Module] = set()
     for module in model.modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or module in inside:
             continue
         blocks = list(module.children())
         if len(set(blocks)) == len(blocks) and sum(map(_is_quantized, blocks)) > 1:
-            found.append(Chain(blocks))
+            found.append(BlockSequence(blocks))
             inside.update(module.modules())
     return found
 
 
-def first(made: Any) -> Tensor | None:
+def first_tensor(made: Any) -> Tensor | None:
     """Return the tensor that a block returns, or the first of several results."""
     one = made[0] if isinstance(made, tuple | list) and made else made
     return one if isinstance(one, Tensor) else None

@@ -14,7 +14,7 @@ from bitplan.adapters.torch import inference
 from bitplan.core.errors import InputError
 from bitplan.forward.batches import run_batch
 from bitplan.quant.convert import Forward, is_quantized, quantizers_of
-from bitplan.quant.proof import Unreached, complain
+from bitplan.quant.proof import Unreached, report_unreached
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import Quantizers
 
@@ -41,7 +41,9 @@ def calibrate_(
     quantizers = [module for module in model.modules() if isinstance(module, InputQuantizer)]
     with _record_runs(model) as ran:
         set_steps_(quantizers, model, kept, run)
-    complain([layer for layer, both in _quantizers_by_layer(model).items() if not _has_run(both, ran)], unreached)
+    report_unreached(
+        [layer for layer, both in _quantizers_by_layer(model).items() if not _has_run(both, ran)], unreached
+    )
     if refresh_norms:
         _refresh_norms_(model, kept, run)
 

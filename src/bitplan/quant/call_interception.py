@@ -30,17 +30,17 @@ from bitplan.quant.functions import (
     Arguments,
     Function,
     Multiplication,
+    find_sum,
     open_attention,
     operands_of_einsum,
     pairs_of_einsum,
-    replaced,
-    sum_of,
-    with_operands_in_place,
+    place_operands,
+    replace_arguments,
 )
 from bitplan.quant.layers import Adopted, adopt_, release_
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
-from bitplan.quant.recurrence import OPENED, Product, plain
+from bitplan.quant.recurrence import OPENED, Product, plain_product
 
 # Modules that run their own forward while the functions it calls are quantized.
 
@@ -51,7 +51,7 @@ BORROWED = "borrowed_calls"
 """Calls whose quantizers another module has: a plain list, so that they are nobody's twice."""
 
 
-class Owner(Adopted):
+class CallOwner(Adopted):
     """A module that runs its own forward while its calls are quantized."""
 
     call_quantizers: nn.ModuleDict
@@ -77,7 +77,7 @@ class Owner(Adopted):
             stack.pop()
 
 
-class Bystander(Adopted):
+class ExcludedModule(Adopted):
     """A module inside an owner whose products are not the owner's."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class CallInterceptor(TorchFunctionMode):
 
     _active: ClassVar[threading.local] = threading.local()
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: CallOwner) -> None:
         super().__init__()
         self._owner = owner
         self._counts: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class CallInterceptor(TorchFunctionMode):
         """Return the owner's arguments, quantized if they are operands of its additions."""
         new = {place: entry(args[place]) for place, entry in self._entries.values() if place < len(args)}
         named = {name: entry(kwargs[name]) for name, (_, entry) in self._entries.items() if name in kwargs}
-        return replaced(args, new), kwargs | named
+        return replace_arguments(args, new), kwargs | named
 
     def __torch_function__(
         self, func: Function, kinds: Any, args: Arguments = (), kwargs: dict[str, Any] | None = None
@@ -146,7 +146,7 @@ class CallInterceptor(TorchFunctionMode):
             return self._einsum(*operands_of_einsum(args), is_own=is_own)
         if func in MULTIPLICATIONS:
             return self._multiply(func, MULTIPLICATIONS[func], args, kwargs, is_own=is_own)
-        addends = sum_of(func, args, kwargs) if self._adds and is_own else None
+        addends = find_sum(func, args, kwargs) if self._adds and is_own else None
         site = self._sites.get(self._next(ADDITION)) if addends is not None else None
         if addends is not None and site is not None:
             return site.added(addends)
@@ -176,14 +176,14 @@ class CallInterceptor(TorchFunctionMode):
     def _multiply(
         self, func: Function, about: Multiplication, args: Arguments, kwargs: dict[str, Any], *, is_own: bool
     ) -> Any:
-        args, kwargs = with_operands_in_place(about, args, kwargs)
+        args, kwargs = place_operands(about, args, kwargs)
         for inputs, weight in about.orders:
             held = self._weight(args[weight])
             if held is not None and self._is_computed_by(about, held, args[inputs]):
                 return self._run_and_follow(func, args, kwargs)
             if held is not None:
                 new = {inputs: held.calls[0].input_quantizer(args[inputs]), weight: self._operand(args[weight], held)}
-                args, kwargs = held.calls[0].with_bias(about, replaced(args, new), kwargs)
+                args, kwargs = held.calls[0].with_bias(about, replace_arguments(args, new), kwargs)
                 return call_without_saving(func, *args, **kwargs)
         if not is_own or any(is_parameter(args[place]) for place in (about.first, about.second)):
             return self._run_and_follow(func, args, kwargs)  # a weight may be computed so
@@ -193,7 +193,7 @@ class CallInterceptor(TorchFunctionMode):
         new = {about.first: site.left(args[about.first]), about.second: site.right(args[about.second])}
         if about.name == "matmul":
             new = {place: copy_for_bmm(operand) for place, operand in new.items()}
-        return call_without_saving(func, *replaced(args, new), **kwargs)
+        return call_without_saving(func, *replace_arguments(args, new), **kwargs)
 
     def _is_computed_by(self, about: Multiplication, held: TrackedWeight, other: Tensor) -> bool:
         """Tell whether a product still computes a weight, as a spectral norm does: no operand depends on data."""
@@ -204,7 +204,7 @@ class CallInterceptor(TorchFunctionMode):
         """Return a product of a recurrent function; its weight is quantized here, once for all steps."""
         held = self._weight(weight)
         if held is None:
-            return plain(weight, bias)
+            return plain_product(weight, bias)
         quantized, quantizer = self._operand(weight, held), held.calls[0].input_quantizer
         see = partial(quantizer, times=times) if isinstance(quantizer, InputQuantizer) else quantizer
         multiply = partial(F.linear, weight=quantized, bias=bias)  # all steps use this weight, so it is kept
@@ -303,12 +303,12 @@ def _stack() -> list[CallInterceptor | None]:
 # Modules become owners of calls, and what is inside them is set apart.
 
 
-def own_(module: nn.Module) -> nn.ModuleDict:
+def intercept_calls_(module: nn.Module) -> nn.ModuleDict:
     """Make a module the owner of calls, and return them."""
-    if not isinstance(module, Owner):
-        if isinstance(module, Bystander):
+    if not isinstance(module, CallOwner):
+        if isinstance(module, ExcludedModule):
             release_(module)
-        adopt_(module, Owner)
+        adopt_(module, CallOwner)
     return calls_of(module)
 
 
@@ -321,7 +321,7 @@ def calls_of(module: nn.Module) -> nn.ModuleDict:
     return calls
 
 
-def set_apart_(owner: Owner) -> None:
+def exclude_inner_modules_(owner: CallOwner) -> None:
     """Keep the calls of modules inside an owner apart from the owner's, if these are numbered."""
     calls = owner.call_quantizers.values()
     if not any(isinstance(call, ProductCall | AttentionCall | AdditionCall) for call in calls):
@@ -329,7 +329,7 @@ def set_apart_(owner: Owner) -> None:
     adds = any(isinstance(call, AdditionCall) for call in calls)
     for module in owner.modules():
         if module is not owner and not isinstance(module, Adopted) and not _makes_no_calls(module, adds=adds):
-            adopt_(module, Bystander)
+            adopt_(module, ExcludedModule)
 
 
 def _makes_no_calls(module: nn.Module, *, adds: bool) -> bool:

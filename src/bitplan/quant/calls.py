@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.naming import holder_of
-from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replaced
+from bitplan.quant.functions import LAYER_FUNCTIONS, Arguments, Multiplication, Sum, replace_arguments
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.quant.recompute import call_without_saving, call_without_saving_result, copy_for_bmm
-from bitplan.quant.scales import on_grid
+from bitplan.quant.scales import round_bias
 
 
 class WeightedCall(nn.Module):
@@ -67,9 +67,9 @@ class WeightedCall(nn.Module):
         if about.name not in LAYER_FUNCTIONS or not getattr(self.weight_quantizer, "integer", False):
             return args, kwargs
         if "bias" in kwargs:
-            return args, kwargs | {"bias": on_grid(kwargs["bias"], self.input_quantizer, self.weight_quantizer)}
-        given = on_grid(args[place], self.input_quantizer, self.weight_quantizer) if len(args) > place else None
-        return replaced(args, {} if given is None else {place: given}), kwargs
+            return args, kwargs | {"bias": round_bias(kwargs["bias"], self.input_quantizer, self.weight_quantizer)}
+        given = round_bias(args[place], self.input_quantizer, self.weight_quantizer) if len(args) > place else None
+        return replace_arguments(args, {} if given is None else {place: given}), kwargs
 
     def multiplied(self, layer: str) -> Tensor:
         """Return the last weight that was quantized; a computed weight is known after a run only."""

@@ -19,17 +19,17 @@ import bitplan
 from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.adapters.transformers import network_of
 from bitplan.core.errors import FileError, InputError, UnknownName, suggestion
-from bitplan.core.naming import STEP, layer_of_quantizer, uncompiled
-from bitplan.core.parsing import named, parse_json, parsing
+from bitplan.core.naming import STEP, layer_of_quantizer, strip_compiled
+from bitplan.core.parsing import explain_failures, name_file_in_errors, parse_json
 from bitplan.core.records import ABOUT, TENSORS, Checkpoint
 from bitplan.core.registry import MODELS
 from bitplan.core.trust import check_code, import_factory, names_code
 from bitplan.models.zoo import find_network
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize, quantizers_of
-from bitplan.quant.lsq import positive
-from bitplan.quant.methods import told_by
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, further_names, state_in_full
-from bitplan.store.files import load, read_text, restore, sha256_of, whole_folder
+from bitplan.quant.lsq import positive_scale
+from bitplan.quant.methods import check_options
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, find_shared_names, full_state
+from bitplan.store.files import atomic_folder, load, read_text, restore_folder, sha256_of
 from bitplan.weights.opened import check_weights
 from bitplan.weights.pretrained_folders import CONFIG
 from bitplan.weights.safetensors import map_with_texts
@@ -40,7 +40,7 @@ _FILES = (ABOUT, TENSORS, CONFIG, TOKENIZER)
 
 def check_replaceable(target: Path, *, more: bool = False) -> None:
     """Raise an error if a target is something else than a checkpoint, or `more`; long work asks before it begins."""
-    restore(target)
+    restore_folder(target)
     if target.exists() and not (target / ABOUT).is_file() and not _is_empty_folder(target):
         raise FileError(f"{target} exists and is not a checkpoint: choose another name or delete it")
     if not more:
@@ -77,7 +77,7 @@ def save_checkpoint(
         tied=tied,
         versions={"bitplan": bitplan.__version__, "torch": torch.__version__},
     )
-    with whole_folder(target) as temporary:
+    with atomic_folder(target) as temporary:
         write_tensors(tensors, temporary / TENSORS)
         for name, text in beside.items():
             (temporary / name).write_text(text, encoding="utf-8")
@@ -96,7 +96,7 @@ def load_checkpoint(
     every respect.
     """
     source = Path(path)
-    restore(source)
+    restore_folder(source)
     if not source.exists():
         raise FileError(f"cannot read {source}: there is no such file or folder")
     if source.is_file() and model is None:
@@ -110,13 +110,13 @@ def load_checkpoint(
     about = load(source / ABOUT, Checkpoint, of=of, sealed=of is not None)
     if of is not None:  # in a run: that it is damaged is said, not what the damage made of it
         check_weights(source, about)
-    base = from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
+    base = build_from_zoo(about.spec, source / ABOUT, trust=trust) if model is None else model
     if about.plan is None:
         filled = copy.deepcopy(base)
     else:
-        with parsing(source / ABOUT, "a checkpoint as bitplan writes it", "write it again"):
-            options = told_by(about.options)
-        with named(source):
+        with explain_failures(source / ABOUT, "a checkpoint as bitplan writes it", "write it again"):
+            options = check_options(about.options)
+        with name_file_in_errors(source):
             filled = quantize(base, about.plan, **options)
     tensors, _ = read_safetensors(source / TENSORS)
     for name, stored in about.tied.items():
@@ -129,7 +129,7 @@ def load_checkpoint(
     return filled
 
 
-def from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Module:
+def build_from_zoo(spec: str | None, source: Path, *, trust: bool = False) -> nn.Module:
     """Return the model of the zoo that a file names, or with `trust` the model that its code builds."""
     if spec is None:
         raise InputError(
@@ -190,7 +190,7 @@ def tensors_of(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
             tied[name] = first[place]
             continue
         first[place] = name
-        plain = positive(tensor) if id(value) in steps else tensor
+        plain = positive_scale(tensor) if id(value) in steps else tensor
         stored[name] = plain.to("cpu", copy=True).contiguous()
     return stored, tied
 
@@ -246,7 +246,7 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
     expected = model.state_dict()
     # Files older than torch 0.4.1 lack counters.
     counters = {name: value for name, value in expected.items() if name.endswith(_COUNTER)}
-    further = further_names(model)
+    further = find_shared_names(model)
     complete = counters | {name: tensor for name, tensor in tensors.items() if name not in further}
     missing, unknown = expected.keys() - complete.keys(), complete.keys() - expected.keys()
     if missing:
@@ -263,7 +263,7 @@ def fill_(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None
 def read_for(model: nn.Module, source: Path) -> TorchTensors:
     """Return the tensors of a file or folder under the model's names; tied tensors may be there once."""
     tensors = _align_names(read_weights(source), model.state_dict())
-    _, tied = state_once(model)
+    _, tied = unique_state(model)
     return tensors | {name: tensors[first] for name, first in tied.items() if name not in tensors and first in tensors}
 
 
@@ -273,7 +273,7 @@ def _align_names(tensors: TorchTensors, expected: Mapping[str, Tensor]) -> Torch
     This also brings back a part that the model calls `module`, or that is compiled, which the reader takes for
     wrappers.
     """
-    plain = {uncompiled(name): name for name in expected}
+    plain = {strip_compiled(name): name for name in expected}
     parts = dict.fromkeys(name.partition(".")[0] for name in plain if "." in name)  # the model's outermost ones
 
     def inside(prefix: str) -> TorchTensors:
@@ -355,7 +355,7 @@ def _check_settings(model: nn.Module, source: Path) -> None:
     path, config = source / "config.json", getattr(model, "config", None)
     if config is None or not path.is_file():
         return
-    with parsing(path, "a model's JSON configuration", "fetch it again"):
+    with explain_failures(path, "a model's JSON configuration", "fetch it again"):
         theirs = dict(parse_json(read_text(path)))
     for setting in _SETTINGS:
         own = getattr(config, setting, None)
@@ -376,7 +376,7 @@ class Fingerprint:
 
 def fingerprint(model: nn.Module) -> Fingerprint:
     """Return both hashes; two models that have the same compute the same."""
-    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_in_full(model).items()]
+    shapes = [(name, tuple(value.shape), str(value.dtype)) for name, value in full_state(model).items()]
     plan = _plan_and_options(model) if is_quantized(model) else None
     return Fingerprint(hashlib.sha256(repr((shapes, plan)).encode()).hexdigest()[:12], hash_of_weights(model))
 
@@ -392,10 +392,10 @@ def _plan_and_options(model: nn.Module) -> tuple[object, ...]:
 
 def hash_of_weights(model: nn.Module) -> str:
     """Return a hash of every tensor's name and bytes, tied ones once."""
-    return hash_of_tensors(state_once(model)[0], length=6)
+    return hash_of_tensors(unique_state(model)[0], length=6)
 
 
-def state_once(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def unique_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return each tensor of the model once, and the names of tied tensors."""
     own: dict[str, Tensor] = {}
     tied: dict[str, str] = {}

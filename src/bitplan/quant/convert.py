@@ -21,21 +21,28 @@ from bitplan.core.naming import (
     WEIGHT_QUANTIZER,
     function_of,
     layer_of,
-    split,
+    split_name,
 )
 from bitplan.core.parsing import first_line
 from bitplan.core.precision import Precision
 from bitplan.core.records import Integers, Plan
 from bitplan.core.registry import ROUNDINGS
-from bitplan.quant.call_interception import BORROWED, Owner, calls_of, own_, set_apart_
+from bitplan.quant.call_interception import BORROWED, CallOwner, calls_of, exclude_inner_modules_, intercept_calls_
 from bitplan.quant.calls import AttentionCall, ProductCall, WeightedCall
 from bitplan.quant.finite import check_finite, check_values
-from bitplan.quant.integer import NormLayer, additions_of, install_integers_, operands_of, unfollow_
+from bitplan.quant.integer import NormLayer, additions_of, install_integers_, operands_of, release_norm_
 from bitplan.quant.integer_places import find_integers
 from bitplan.quant.layers import Adopted, adopt_, quantized_as, release_
-from bitplan.quant.methods import Factory, Options, Told, check_bits, check_integers, read_method
+from bitplan.quant.methods import (
+    OptionChanges,
+    QuantizeOptions,
+    QuantizerFactory,
+    check_bits,
+    check_integers,
+    read_method,
+)
 from bitplan.quant.proof import is_proven, prove, prove_when_run_, take_proof_off_
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, save_once_, why_no_multiples
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, save_once_, why_not_uniform
 from bitplan.quant.sites import (
     INTEGER,
     NONE,
@@ -51,7 +58,7 @@ from bitplan.quant.sites import (
     sites_of,
 )
 from bitplan.quant.sites import is_quantized as is_quantized
-from bitplan.quant.sites import root_of as root_of
+from bitplan.quant.sites import unwrap as unwrap
 
 BYTE = 8
 Forward = Callable[[nn.Module, Any], Any]
@@ -72,7 +79,7 @@ def quantize(
     finish: str = "round",
     batches: Iterable[Any] | None = None,
     forward: Forward | None = None,
-    **options: Unpack[Told],
+    **options: Unpack[OptionChanges],
 ) -> nn.Module:
     """Return a quantized copy of a model; the given model stays as it was.
 
@@ -106,7 +113,7 @@ def quantize(
     4, 3 and 2 bits want `method="groups"`.
     """
     check_finish(finish, batches)
-    quantized = copied(model)
+    quantized = deep_copy(model)
     quantize_(quantized, plan, example=example, **options)
     if batches is not None:
         from bitplan.quant.ptq import finish_
@@ -125,12 +132,12 @@ def check_finish(finish: str, batches: object) -> None:
         )
 
 
-def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[Told]) -> None:
+def quantize_(model: nn.Module, plan: Plan, *, example: Any = None, **options: Unpack[OptionChanges]) -> None:
     """Quantize a model in place, as `quantize` quantizes a copy; a model for which this fails must be built again."""
     if is_quantized(model) and not hasattr(model, PLAN):
         raise InputError("a part of this model is quantized already: quantize that part, not what wraps it")
     check_finite(model)
-    before: Options = getattr(model, OPTIONS, Options())
+    before: QuantizeOptions = getattr(model, OPTIONS, QuantizeOptions())
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     chosen = replace(before, **changes)
     method = read_method(chosen.method)
@@ -185,11 +192,11 @@ def _find_integers(model: nn.Module, example: Any) -> Integers:
             "integer=True needs to know where the network adds activations, which this plan does not say: give an "
             "example of its input, example=… (--input), or make the plan from trace(model, example)"
         )
-    with unquantized(model):
+    with without_quantizers(model):
         return find_integers(model, example)
 
 
-def copied(model: nn.Module) -> nn.Module:
+def deep_copy(model: nn.Module) -> nn.Module:
     """Return a copy that shares nothing with the model."""
     try:
         return copy.deepcopy(model)
@@ -202,13 +209,13 @@ def copied(model: nn.Module) -> nn.Module:
 
 def plan_of(model: nn.Module) -> Plan:
     """Return the plan that a quantized model follows, also through wrappers (DDP, averages, compiled)."""
-    plan: Plan = getattr(root_of(model), PLAN)
+    plan: Plan = getattr(unwrap(model), PLAN)
     return plan
 
 
-def options_of(model: nn.Module) -> Options:
+def options_of(model: nn.Module) -> QuantizeOptions:
     """Return the options with which a model was quantized."""
-    options: Options = getattr(root_of(model), OPTIONS)
+    options: QuantizeOptions = getattr(unwrap(model), OPTIONS)
     return options
 
 
@@ -233,7 +240,7 @@ def weight_steps(model: nn.Module, *, but: Collection[str] = ()) -> dict[str, Te
     for layer, quantizer, _ in _weights(model):
         if layer in but:
             continue
-        why = why_no_multiples(quantizer)
+        why = why_not_uniform(quantizer)
         if why:
             method = options_of(model).method
             raise InputError(
@@ -249,7 +256,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def unquantized(model: nn.Module) -> Iterator[nn.Module]:
+def without_quantizers(model: nn.Module) -> Iterator[nn.Module]:
     """Switch every quantizer of a model off until the block ends."""
     switched = [
         module for module in model.modules() if isinstance(module, (WeightQuantizer, InputQuantizer)) and module.enabled
@@ -276,7 +283,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, WeightQuantizer, Tensor]]:
 # Put quantizers at the sites of a plan, and take them away again.
 
 
-def _install_(model: nn.Module, plan: Plan, options: Options) -> None:
+def _install_(model: nn.Module, plan: Plan, options: QuantizeOptions) -> None:
     """Quantize every layer of the plan in place; quantizers of an earlier plan are replaced and give theirs on."""
     kept: dict[str, Quantizers] = {}
     if hasattr(model, PLAN):
@@ -284,13 +291,13 @@ def _install_(model: nn.Module, plan: Plan, options: Options) -> None:
     else:
         save_once_(model)
     sites = find_sites(model, quantized_layers(plan), plan.uses)
-    factory = Factory(options, kept, device_of(model))
+    factory = QuantizerFactory(options, kept, device_of(model))
     _install_layers_(sites, plan, factory)
     if options.integer:
         assert plan.integers is not None
         install_integers_(model, plan.integers, sites, factory)
     without_softmax = {id(site.owner) for site in sites.values() if not site.softmax}
-    for owner in [module for module in model.modules() if isinstance(module, Owner)]:
+    for owner in [module for module in model.modules() if isinstance(module, CallOwner)]:
         _finish_products_(owner, factory, softmax=id(owner) not in without_softmax)
     _close_shortcuts_(model)
     for module in model.modules():
@@ -298,7 +305,7 @@ def _install_(model: nn.Module, plan: Plan, options: Options) -> None:
             module.get_submodule(added).train(module.training)
 
 
-def _install_layers_(sites: Mapping[str, Site], plan: Plan, factory: Factory) -> None:
+def _install_layers_(sites: Mapping[str, Site], plan: Plan, factory: QuantizerFactory) -> None:
     """Give every layer its quantizers; linked layers share that of their input."""
     leaders = {name: link[0] for link in plan.links for name in link}
     shared: dict[str, nn.Module] = {}
@@ -319,7 +326,7 @@ def _strip_(model: nn.Module) -> dict[str, Quantizers]:
     kept = quantizers_of(model)
     kept |= {name: Quantizers(None, operands_of(call)) for name, call in additions_of(model).items()}
     for norm in [module for module in model.modules() if isinstance(module, NormLayer)]:
-        unfollow_(norm)
+        release_norm_(norm)
     for module in list(model.modules()):
         if isinstance(module, Adopted):
             release_(module)
@@ -330,14 +337,14 @@ def _strip_(model: nn.Module) -> dict[str, Quantizers]:
     return kept
 
 
-def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: Factory) -> None:
+def _install_weighted_(site: Site, precision: Precision, inputs: nn.Module, factory: QuantizerFactory) -> None:
     assert site.parameter is not None
     weight = factory.weight(site, precision.weight_bits)
     if not any(place.reads for place in site.places):
         inputs = nn.Identity()
     if isinstance(weight, nn.Identity) and isinstance(inputs, nn.Identity):
         return
-    call = WeightedCall(weight, inputs, site.module, split(site.parameter)[1], computed=site.computed)
+    call = WeightedCall(weight, inputs, site.module, split_name(site.parameter)[1], computed=site.computed)
     if site.kind == "call":
         calls_of(site.owner)[site.key] = call
     for place in site.places:
@@ -371,12 +378,12 @@ def _adopt_with_(place: Place, weight: nn.Module, inputs: nn.Module, *, register
 
 def _let_call_(module: nn.Module, call: WeightedCall) -> None:
     """Let a module quantize this call, which may be kept by another."""
-    calls = own_(module)
+    calls = intercept_calls_(module)
     if call not in calls.values():
         vars(module).setdefault(BORROWED, []).append(call)
 
 
-def _install_product_(site: Site, precision: Precision, factory: Factory) -> None:
+def _install_product_(site: Site, precision: Precision, factory: QuantizerFactory) -> None:
     if not precision.quantizes_inputs:
         return
     is_attention = function_of(site.key) == ATTENTION
@@ -388,10 +395,10 @@ def _install_product_(site: Site, precision: Precision, factory: Factory) -> Non
         bits = _SOFTMAX_BITS if is_scores else precision.act_bits
         made[name] = factory.activation(site.layer, bits, before, masked=is_scores)
     call = AttentionCall(made) if is_attention else ProductCall(made["left"], made["right"])
-    own_(site.owner)[site.key] = call
+    intercept_calls_(site.owner)[site.key] = call
 
 
-def _finish_products_(owner: Owner, factory: Factory, *, softmax: bool) -> None:
+def _finish_products_(owner: CallOwner, factory: QuantizerFactory, *, softmax: bool) -> None:
     """Add the quantizer of a softmax between two products, and set the modules inside apart."""
     products = [site for site in owner.call_quantizers.values() if isinstance(site, ProductCall)]
     if len(products) > 1 and softmax:
@@ -399,11 +406,11 @@ def _finish_products_(owner: Owner, factory: Factory, *, softmax: bool) -> None:
         kept = factory.kept.get(layer, NONE).inputs  # left, right, and perhaps that of a softmax
         before = kept[2] if len(kept) > 2 else None
         products[0].softmax = factory.activation(layer, _SOFTMAX_BITS, before, masked=True)
-    set_apart_(owner)
+    exclude_inner_modules_(owner)
 
 
 def _close_shortcuts_(model: nn.Module) -> None:
     """Make torch's encoder layers call their parts in inference too, where a fused routine bypasses them."""
     for module in list(model.modules()):
         if isinstance(module, _SHORTCUTS) and any(isinstance(part, Adopted) for part in module.modules()):
-            own_(module)
+            intercept_calls_(module)

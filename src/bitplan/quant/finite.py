@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn.parameter import is_lazy
 
 from bitplan.core.errors import InputError
-from bitplan.core.naming import layer_of, layer_of_quantizer, split
+from bitplan.core.naming import layer_of, layer_of_quantizer, split_name
 
 _STATISTICS = "running_mean"
 
@@ -34,7 +34,7 @@ def check_values(name: str, tensor: Tensor) -> None:
     if torch.stack(values.aminmax()).isfinite().all():
         return
     count = values.numel() - int(values.isfinite().sum())
-    layer = layer_of_quantizer(name) or (layer_of(name) if layer_of(name) != name else split(name)[0]) or name
+    layer = layer_of_quantizer(name) or (layer_of(name) if layer_of(name) != name else split_name(name)[0]) or name
     raise InputError(
         f"layer {layer!r}: {count:,} of {values.numel():,} values of {name} are NaN or infinite, and no code stands "
         "for such: load or train the network again"

@@ -41,7 +41,7 @@ class Sum:
     in_place: bool
 
 
-def sum_of(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Sum | None:
+def find_sum(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Sum | None:
     """Return the sum that a function computes, or None if it does not add two float tensors."""
     if func not in _ADDITIONS or kwargs.get("alpha", 1) != 1 or kwargs.get("out") is not None:
         return None
@@ -100,7 +100,7 @@ MOVES: frozenset[Function] = frozenset(
 """The functions whose results hold the numbers they were given, some or all, in whatever order or float type."""
 
 
-def with_operands_in_place(
+def place_operands(
     multiplication: Multiplication, args: Arguments, kwargs: dict[str, Any]
 ) -> tuple[Arguments, dict[str, Any]]:
     """Move operands given by keyword (`F.linear(input=x, weight=w)`) to the front, in the order written."""
@@ -114,7 +114,7 @@ def with_operands_in_place(
 _KEYWORDS = ("input", "self", "a", "batch1", "mat1", "mat", "weight", "other", "b", "mat2", "batch2", "vec", "tensor")
 
 
-def replaced(args: Arguments, new: dict[int, Any]) -> Arguments:
+def replace_arguments(args: Arguments, new: dict[int, Any]) -> Arguments:
     """Return the arguments with others at some places."""
     return tuple(new.get(place, value) for place, value in enumerate(args))
 

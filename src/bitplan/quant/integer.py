@@ -14,30 +14,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, inside
+from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, join_names
 from bitplan.core.records import Addition, Integers
 from bitplan.forward.operations import Functions
-from bitplan.quant.call_interception import own_
+from bitplan.quant.call_interception import intercept_calls_
 from bitplan.quant.calls import AdditionCall, WeightedCall
 from bitplan.quant.integer_places import argument_names
-from bitplan.quant.layers import Adopted, adopt_, family, release_
+from bitplan.quant.layers import Adopted, adopt_, release_, type_for_forward
 from bitplan.quant.lsq import FLOOR
-from bitplan.quant.methods import Factory
+from bitplan.quant.methods import QuantizerFactory
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
-from bitplan.quant.scales import LARGEST, grid_of, rounded, settle_bias_
+from bitplan.quant.scales import LARGEST, grid_of, round_to_grid, write_rounded_bias_
 from bitplan.quant.sites import NONE, Site
 
 _log = logging.getLogger(__name__)
 _BITS = 8
 
 
-def install_integers_(model: nn.Module, integers: Integers, sites: Mapping[str, Site], factory: Factory) -> None:
+def install_integers_(
+    model: nn.Module, integers: Integers, sites: Mapping[str, Site], factory: QuantizerFactory
+) -> None:
     """Put norms on the grids of their convolutions, and 8 bits before additions, all beside quantized layers."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for layer, path in integers.norms.items():
         site = sites.get(layer)
         if site is not None and _is_quantized(site) and _is_alone(site):
-            follow_(modules[path], site.owner)
+            follow_convolution_(modules[path], site.owner)
             site.owner.weight_quantizer.integer = False  # type: ignore[union-attr]
     for addition in integers.additions:
         if any(layer in sites and _is_quantized(sites[layer]) for layer in addition.layers):
@@ -54,7 +56,7 @@ def additions_of(model: nn.Module) -> dict[str, AdditionCall]:
         calls = module._modules.get(CALL_QUANTIZERS)
         for key, call in calls.named_children() if calls is not None else ():
             if isinstance(call, AdditionCall):
-                found[inside(path, key)] = call
+                found[join_names(path, key)] = call
     return found
 
 
@@ -65,17 +67,17 @@ def operands_of(call: AdditionCall) -> tuple[InputQuantizer, InputQuantizer]:
     return call.left, call.right
 
 
-def settle_(model: nn.Module) -> None:
+def write_rounded_(model: nn.Module) -> None:
     """Write rounded values into norms and biases, so that plain norms and constant biases compute the same."""
     for module in list(model.modules()):
         if isinstance(module, NormLayer):
-            settle_norm_(module)
+            write_rounded_norm_(module)
     for module in model.modules():
         inputs, weight = getattr(module, INPUT_QUANTIZER, None), getattr(module, WEIGHT_QUANTIZER, None)
         if isinstance(inputs, InputQuantizer) and isinstance(weight, WeightQuantizer) and weight.integer:
             bias = _whole_bias(module, weight)
             if bias is not None:
-                settle_bias_(bias, inputs, weight)
+                write_rounded_bias_(bias, inputs, weight)
 
 
 def _whole_bias(module: nn.Module, weight: WeightQuantizer) -> Tensor | None:
@@ -85,8 +87,8 @@ def _whole_bias(module: nn.Module, weight: WeightQuantizer) -> Tensor | None:
     return module._parameters.get("bias") if _rounds_bias(module) else None
 
 
-def _install_addition_(module: nn.Module, addition: Addition, factory: Factory) -> None:
-    names, calls = argument_names(module), own_(module)
+def _install_addition_(module: nn.Module, addition: Addition, factory: QuantizerFactory) -> None:
+    names, calls = argument_names(module), intercept_calls_(module)
     kept = factory.kept.get(addition.name, NONE).inputs
     known = {
         name: quantizer
@@ -114,14 +116,14 @@ def _is_quantized(site: Site) -> bool:
 def _is_alone(site: Site) -> bool:
     """Tell whether a norm can change the signs of a layer's weight: one module uses it, as (out, in, …)."""
     own = site.kind == "module" and len(site.places) == 1 and bool(site.places[0].own)
-    layer_type = family(site.owner)
+    layer_type = type_for_forward(site.owner)
     return (
         own and not site.key and _rounds_bias(site.owner) and layer_type is not None and layer_type.layout == "out_in"
     )
 
 
 def _rounds_bias(module: nn.Module) -> bool:
-    layer_type = family(module)
+    layer_type = type_for_forward(module)
     return layer_type is not None and layer_type.rounds_bias
 
 
@@ -175,7 +177,7 @@ class NormLayer(Adopted):
             return F.batch_norm(x, running_mean, running_var, scale, bias + shift.to(bias.dtype), False, momentum, eps)
 
 
-def follow_(norm: nn.Module, convolution: nn.Module) -> None:
+def follow_convolution_(norm: nn.Module, convolution: nn.Module) -> None:
     """Let a norm round its shift to the grid of the convolution before it, whose bias becomes part of that shift.
 
     Channels with a negative scale change sign, in the convolution and in the norm: the network computes the same.
@@ -191,7 +193,7 @@ def follow_(norm: nn.Module, convolution: nn.Module) -> None:
     vars(norm)[CONVOLUTION] = convolution
 
 
-def unfollow_(norm: NormLayer) -> None:
+def release_norm_(norm: NormLayer) -> None:
     """Give a norm back its class; it keeps the scale that was in use."""
     weight = _tensors_by_name(norm)["weight"]
     with torch.no_grad():
@@ -200,7 +202,7 @@ def unfollow_(norm: NormLayer) -> None:
     vars(norm).pop(CONVOLUTION)
 
 
-def settle_norm_(norm: NormLayer) -> None:
+def write_rounded_norm_(norm: NormLayer) -> None:
     """Write scale and shift, as inference rounds them, into the norm: a plain norm then computes the same."""
     figures, grid = _tensors_by_name(norm), _grid(norm)
     with torch.no_grad():
@@ -208,7 +210,7 @@ def settle_norm_(norm: NormLayer) -> None:
             scale = _scale(norm, grid)
             inverse = (figures["running_var"] + _epsilon(norm)).rsqrt()
             figures["bias"].add_(_shift_correction(norm, grid, scale, figures["running_mean"], inverse))
-    unfollow_(norm)
+    release_norm_(norm)
 
 
 def _shift_correction(norm: NormLayer, grid: Tensor, scale: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ def _shift_correction(norm: NormLayer, grid: Tensor, scale: Tensor, mean: Tensor
         wide = torch.promote_types(grid.dtype, scale.dtype)
         factor = scale.to(wide) * inverse.to(wide)
         shift = _bias(norm) - mean.to(wide) + _tensors_by_name(norm)["bias"].to(wide) / factor
-        return (rounded(shift, grid) - shift) * factor
+        return (round_to_grid(shift, grid) - shift) * factor
 
 
 def _scale(norm: NormLayer, grid: Tensor | None) -> Tensor:

@@ -14,26 +14,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bitplan.core.naming import inside, layer_of, product_name
+from bitplan.core.naming import join_names, layer_of, product_name
 from bitplan.core.records import Addition, Integers
-from bitplan.forward.operations import Key, ModuleCall, Observer, Values, product_of, tensors_in, written
+from bitplan.forward.operations import Key, ModuleCall, Observer, Values, find_products, tensors_in, written_tensors
 from bitplan.forward.shadow import Shadow
-from bitplan.quant.functions import ADDITION, sum_of
-from bitplan.quant.layers import original
+from bitplan.quant.functions import ADDITION, find_sum
+from bitplan.quant.layers import original_class
 
 
 def find_integers(model: nn.Module, example: Any) -> Integers:
     """Run a model once, without data, and return what it found; `example` is what `trace` takes."""
     shadow = Shadow(model)
     positional, keyword = shadow.example(example)
-    watch = IntegerWatch(shadow.model)
+    watch = IntegerObserver(shadow.model)
     watch.add_inputs((positional, keyword))
     with shadow.running(), watch:
         watch.add_outputs(shadow.model(*positional, **keyword))
     return watch.found
 
 
-class IntegerWatch(Observer):
+class IntegerObserver(Observer):
     """Find norms behind convolutions and residual additions in one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,13 +85,13 @@ class IntegerWatch(Observer):
     def enter_module(self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the values of a call's arguments."""
         names = self._arguments[call] = {}
-        for name, value in arguments_of_call(call.module, args, kwargs).items():
+        for name, value in name_arguments(call.module, args, kwargs).items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 names.setdefault(self._values.key(value), name)
 
     def call_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of torch that the model calls, and note it if it normalizes or adds."""
-        addends = sum_of(func, args, kwargs)
+        addends = find_sum(func, args, kwargs)
         is_residual = addends is not None and self._note_sum(addends.left, addends.right)
         read = self._values.key(args[0]) if func is F.batch_norm and args else None
         out = func(*args, **kwargs)
@@ -124,7 +124,7 @@ class IntegerWatch(Observer):
         layers = tuple(dict.fromkeys(self._made_by[key] for key in made if key in self._made_by))
         is_residual = bool(first or second) or not self._sums.isdisjoint(keys)
         if not layers:
-            self._floats |= {inside(call.path, name): None} if is_residual else {}
+            self._floats |= {join_names(call.path, name): None} if is_residual else {}
             return is_residual
         fed = [self._flows[key] for key in keys if key in self._flows]  # an argument may be one's output as well
         makers = tuple(dict.fromkeys((*layers, *fed)))
@@ -139,11 +139,11 @@ class IntegerWatch(Observer):
             self._readers.update({self._values.key(tensor) for tensor in inputs} & self._made_by.keys())
         picks = operation.overloadpacket in _PICKING and inputs  # looked at before it may be written to
         picked_from = self._flows.get(self._values.key(inputs[0])) if picks else None
-        products = product_of(operation, arguments, output)
+        products = find_products(operation, arguments, output)
         weighted = [product for product in products if product.kind != "embedding"]
         layers = [(self._values.sources(product.second), product.kind) for product in weighted]
         self._values.made(outputs, inputs, "", layer=bool(layers))
-        self._values.wrote(written(operation, arguments), inputs, "")
+        self._values.wrote(written_tensors(operation, arguments), inputs, "")
         if picked_from is not None:
             self._flows[self._values.key(outputs[0])] = picked_from
         for (sources, kind), product in zip(layers, weighted, strict=True):
@@ -168,7 +168,7 @@ _PICKING = frozenset(
 """Operations after which a value can be rounded as well as before: they cut off, pick, or belong to the kernel."""
 
 
-def arguments_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def name_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a module's forward by their names there; those that have no name of their own are left out."""
     names = argument_names(module)
     return dict(zip(names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in names}
@@ -177,7 +177,7 @@ def arguments_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
 def argument_names(module: nn.Module) -> list[str]:
     """What the forward of a module's own class calls its arguments, in their order."""
     try:
-        parameters = list(inspect.signature(original(module).forward).parameters.values())[1:]
+        parameters = list(inspect.signature(original_class(module).forward).parameters.values())[1:]
     except (TypeError, ValueError):  # of scripted or builtin code, which does not say
         return []
     return [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]

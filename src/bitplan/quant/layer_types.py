@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
-from bitplan.quant.layers import Adopted, Channels, LayerType, original
-from bitplan.quant.lsq import find_node, step_gradient, step_slopes, summed_products
+from bitplan.quant.layers import Adopted, Channels, LayerType, original_class
+from bitplan.quant.lsq import find_node, step_gradient, step_slopes, sum_products
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.recompute import call_without_saving
-from bitplan.quant.scales import on_grid
+from bitplan.quant.scales import round_bias
 
 # Linear layers: torch's own, and the one of transformers' GPT-2, whose weight lies the other way round.
 
@@ -27,7 +27,7 @@ class LinearLayer(Adopted):
         """Apply F.linear to the quantized input and weight."""
         layer: Any = self
         quantized = layer.input_quantizer(x)
-        bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        bias = round_bias(layer.bias, layer.input_quantizer, layer.weight_quantizer)
         out: Tensor = call_without_saving(F.linear, quantized, layer.weight_quantizer(layer.weight), bias)
         return out
 
@@ -58,7 +58,7 @@ class TransformersConv1DLayer(Adopted):
         layer: Any = self
         quantized = layer.input_quantizer(x)
         weight = layer.weight_quantizer(layer.weight)
-        bias: Any = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        bias: Any = round_bias(layer.bias, layer.input_quantizer, layer.weight_quantizer)
         flat: Tensor = call_without_saving(torch.addmm, bias, quantized.reshape(-1, quantized.shape[-1]), weight)
         return flat.view(*x.shape[:-1], weight.shape[1])
 
@@ -74,7 +74,7 @@ class TransformersConv1D(LayerType):
 
     def recognizes(self, module: nn.Module) -> bool:
         """Recognize it by name and layout, so that transformers need not be imported."""
-        names = {base.__name__ for base in original(module).__mro__}
+        names = {base.__name__ for base in original_class(module).__mro__}
         if "Conv1D" not in names:
             return False
         weight, width = getattr(module, "weight", None), getattr(module, "nf", None)
@@ -113,7 +113,7 @@ class ConvLayer(Adopted):
         """Apply the base's convolution to the quantized input and weight."""
         layer: Any = self
         weight = layer.weight_quantizer(layer.weight)
-        bias = on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer)
+        bias = round_bias(layer.bias, layer.input_quantizer, layer.weight_quantizer)
         return convolved(layer._conv_forward, layer.input_quantizer, x, weight, bias)
 
 
@@ -160,7 +160,7 @@ class ConvTransposeLayer(Adopted):
             convolve,
             quantized,
             layer.weight_quantizer(layer.weight),
-            on_grid(layer.bias, layer.input_quantizer, layer.weight_quantizer),
+            round_bias(layer.bias, layer.input_quantizer, layer.weight_quantizer),
             layer.stride,
             layer.padding,
             padding,
@@ -355,5 +355,5 @@ class _LearnInputScale(torch.autograd.Function):
         part = x[::EVERY]
         slopes = step_slopes(ctx.node, part, step)
         moved = ctx.convolve(slopes.to(weight.dtype), weight, None)
-        total = summed_products(grad[::EVERY].to(moved.dtype), moved) * (len(x) / max(1, len(part)))
+        total = sum_products(grad[::EVERY].to(moved.dtype), moved) * (len(x) / max(1, len(part)))
         return grad, step_gradient(total, step, ctx.node.scale), None, None, None, None

@@ -92,16 +92,16 @@ class LayerType(ABC):
 
         `operands` has the codes and makes the kernels: `operands.linear()` (`bitplan.plugins.integer.kernels`).
         """
-        return f"PyTorch has no integer kernel for {original(module).__name__}"
+        return f"PyTorch has no integer kernel for {original_class(module).__name__}"
 
     def holds(self, parameter: str) -> bool:
         """Tell whether a parameter of such a module is one of the weights."""
         return fnmatch.fnmatchcase(parameter, self.weights)
 
 
-def family(module: nn.Module) -> LayerType | None:
+def type_for_forward(module: nn.Module) -> LayerType | None:
     """Return the type that knows the forward which a module runs, or None if the module must run its own."""
-    table, kind = _known_types(LAYERS.known), original(module)
+    table, kind = _known_types(LAYERS.known), original_class(module)
     for base in kind.__mro__:
         if issubclass(base, nn.Module) and base in table.by_class and base.forward is kind.forward:
             found = table.by_class[base]
@@ -109,27 +109,27 @@ def family(module: nn.Module) -> LayerType | None:
     return next((found for found in table.types if found.quantized is not None and found.recognizes(module)), None)
 
 
-def kin(module: nn.Module) -> LayerType | None:
+def type_for_class(module: nn.Module) -> LayerType | None:
     """Return the type that knows the layout of a module's weights, whichever forward it runs, or None."""
     table = _known_types(LAYERS.known)
-    by_base = (table.by_class[base] for base in original(module).__mro__ if base in table.by_class)
+    by_base = (table.by_class[base] for base in original_class(module).__mro__ if base in table.by_class)
     recognized = (found for found in table.types if found.recognizes(module))
     return next(by_base, None) or next(recognized, None)
 
 
 def quantized_as(module: nn.Module, parameter: str | None) -> LayerType | None:
     """Return the type whose counterpart quantizes this parameter, or None if a function is given the parameter."""
-    found = family(module)
+    found = type_for_forward(module)
     return found if found is not None and parameter is not None and found.holds(parameter) else None
 
 
 def channels_of(module: nn.Module, weight: Tensor) -> Channels | None:
     """Return the axes of a weight that number output channels, or None if it can have one scale only."""
-    found = kin(module)
+    found = type_for_class(module)
     return None if found is None or weight.dim() < 2 else found.channels(module)
 
 
-def original(module: nn.Module) -> type[nn.Module]:
+def original_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that a module had before it was adopted."""
     return type(module).__bases__[1] if isinstance(module, Adopted) else type(module)
 
@@ -143,7 +143,7 @@ def release_(module: nn.Module) -> None:
     """Give a module back the class it had."""
     for name in type(module).while_adopted if isinstance(module, Adopted) else ():
         vars(module).pop(name, None)
-    module.__class__ = original(module)
+    module.__class__ = original_class(module)
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,17 @@ _FLOAT = struct.Struct("f")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def first_step(mean_magnitude: Tensor, high: int) -> Tensor:
+def first_scale(mean_magnitude: Tensor, high: int) -> Tensor:
     """Return LSQ's first scale, 2·mean|v|/√Qp (section 2.1)."""
     return 2 * mean_magnitude / math.sqrt(high)
 
 
-def positive(step: Tensor) -> Tensor:
+def positive_scale(step: Tensor) -> Tensor:
     """Return the scale in use: |s|, at least FLOOR, so that no optimizer can make it zero or negative."""
     return step.abs().clamp_min(FLOOR)
 
 
-def in_use(step: float) -> float:
+def scale_in_use(step: float) -> float:
     """Return the same for a plain number."""
     return max(abs(step), FLOOR)
 
@@ -51,7 +51,7 @@ def in_use(step: float) -> float:
 def codes(v: Tensor, step: Tensor, low: int, high: int) -> Tensor:
     """Return the integer values round(clip(v/s, −Qn, Qp)) as floats, computed in fp32 (or fp64 if given that)."""
     wide = _wide(v)
-    return wide.div(positive(step).to(wide.dtype)).clamp_(low, high).round_()
+    return wide.div(positive_scale(step).to(wide.dtype)).clamp_(low, high).round_()
 
 
 def lsq(v: Tensor, step: Tensor, low: int, high: int, scale: float = 1.0, *, masked: bool = False) -> Tensor:
@@ -82,7 +82,7 @@ class _Lsq(torch.autograd.Function):
         if ctx.step is not None and not differentiable:
             of_v, total = _gradients_by_loop(ctx, grad, v)
             return of_v, step.new_full(step.shape, total), None, None, None, None
-        wide, incoming, s = _wide(v), _wide(grad), positive(step)
+        wide, incoming, s = _wide(v), _wide(grad), positive_scale(step)
         gradients = gradients_differentiable if differentiable else _gradients
         mask = wide < MASK if ctx.masked else None
         unmasked = incoming if mask is None else torch.where(mask, 0.0, incoming)
@@ -96,7 +96,7 @@ def _fits_loop(v: Tensor, step: Tensor) -> bool:
     if torch.compiler.is_compiling() or type(v) not in _PLAIN:  # tensors without data have types of their own
         return False
     is_narrow = v.dtype != torch.float64 and step.dtype == torch.float32
-    return v.device.type == "cpu" and is_narrow and step.numel() == 1 and dense(v)
+    return v.device.type == "cpu" and is_narrow and step.numel() == 1 and is_dense(v)
 
 
 def find_node(tensor: Tensor) -> Any:
@@ -123,8 +123,8 @@ def recompute(node: Any, *, once: bool = False) -> Tensor:
 def _quantize(node: Any, v: Tensor, step: Tensor) -> Tensor:
     wide, low, high = _wide(v), node.low, node.high
     if node.step is not None:
-        return _like(v, _loops().quantize(wide, in_use(node.step), low, high, below=_mask(node)))
-    s = positive(step).to(wide.dtype)
+        return _like(v, _loops().quantize(wide, scale_in_use(node.step), low, high, below=_mask(node)))
+    s = positive_scale(step).to(wide.dtype)
     rounded = quantized(wide.clamp_min(MASK) if node.masked else wide, s, low, high)  # masks may be −inf
     return _like(v, torch.where(wide < MASK, wide, rounded) if node.masked else rounded)
 
@@ -137,10 +137,10 @@ def quantized(v: Tensor, s: Tensor, low: Any, high: Any) -> Tensor:
 def step_slopes(node: Any, v: Tensor, step: Tensor) -> Tensor:
     """Return ∂v̂/∂|s| (eq. 3) of every element of the input of a node of `lsq`, or of a part of it."""
     wide = _wide(v)
-    if node.step is not None and dense(wide) and not torch.is_grad_enabled():
-        slopes: Tensor = _loops().step_slopes(wide, in_use(node.step), node.low, node.high)
+    if node.step is not None and is_dense(wide) and not torch.is_grad_enabled():
+        slopes: Tensor = _loops().step_slopes(wide, scale_in_use(node.step), node.low, node.high)
         return slopes
-    return _slopes(wide / positive(step), node.low, node.high)[0]
+    return _slopes(wide / positive_scale(step), node.low, node.high)[0]
 
 
 def step_gradient(total: Tensor, step: Tensor, scale: float) -> Tensor:
@@ -168,7 +168,7 @@ def _gradients(grad: Tensor, v: Tensor, s: Tensor, low: int, high: int) -> tuple
     return of_v, ratio.round_().sub_(inside).mul_(grad).sum_to_size(s.shape)
 
 
-def summed_products(one: Tensor, other: Tensor) -> Tensor:
+def sum_products(one: Tensor, other: Tensor) -> Tensor:
     """Return Σ one · other, in one pass over contiguous tensors unless it must be differentiable."""
     if torch.is_grad_enabled() or not (one.is_contiguous() and other.is_contiguous()):
         return (one * other).sum()
@@ -182,7 +182,7 @@ def _gradients_by_loop(node: Any, grad: Tensor, v: Tensor) -> tuple[Tensor, floa
     wide = _wide(v)
     of_v = _laid_out_like(_wide(grad), wide)
     of_v = of_v.clone() if of_v is grad else of_v
-    total = _loops().gradients_(of_v, wide, in_use(node.step), node.low, node.high, below=_mask(node))
+    total = _loops().gradients_(of_v, wide, scale_in_use(node.step), node.low, node.high, below=_mask(node))
     scale = _FLOAT.unpack(_FLOAT.pack(node.scale))[0]  # as an fp32 tensor has it: `step_gradient`, without tensors
     return _like(v, of_v), total * (-scale if node.step < 0 else scale)
 
@@ -200,7 +200,7 @@ def _mask(node: Any) -> float:
     return MASK if node.masked else -math.inf
 
 
-def dense(v: Tensor) -> bool:
+def is_dense(v: Tensor) -> bool:
     """Tell whether the elements lie in one of the two usual orders without gaps."""
     return v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last))
 

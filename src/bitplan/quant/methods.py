@@ -21,7 +21,7 @@ from bitplan.core.registry import QUANTIZERS
 from bitplan.quant.layers import channels_of
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import Features, InputQuantizer, WeightQuantizer
-from bitplan.quant.scales import Shared, check_real, weight_step
+from bitplan.quant.scales import ScaleSharing, check_real, first_weight_scale
 from bitplan.quant.sites import NONE, Quantizers, Site
 
 ALL_BITS = range(2, 16)
@@ -51,10 +51,10 @@ class Quantizer(ABC):
     """True if scales are stored and zero is a level, so that integer=True can put biases on the grid of products."""
 
     @abstractmethod
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return the quantizer of a weight; `shared` says which of its values share a scale."""
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return the quantizer of an activation that the layer `name` reads; by default LSQ's."""
         return InputQuantizer(bits, name, features=options.features, masked=masked)
 
@@ -77,10 +77,10 @@ def read_method(written: str) -> Quantizer:
 def check_bits(method: Quantizer, plan: Plan) -> None:
     """Raise an error if a plan asks for bits that a method does not have."""
     for layer, precision in plan.precisions.items():
-        check_has(method, precision, f"the plan gives layer {layer!r}")
+        check_precision(method, precision, f"the plan gives layer {layer!r}")
 
 
-def check_has(method: Quantizer, precision: Precision, who: str) -> None:
+def check_precision(method: Quantizer, precision: Precision, who: str) -> None:
     """Raise an error if a method does not have the bits of a precision, which `who` asks for."""
     asked = (
         ("weights", precision.quantizes_weights, precision.weight_bits, method.weight_bits),
@@ -89,7 +89,7 @@ def check_has(method: Quantizer, precision: Precision, who: str) -> None:
     for operand, is_quantized, bits, known in asked:
         if is_quantized and bits not in known:
             raise InputError(
-                f"{method.name} has no {bits} bits for {operand}, which {who}: it has {bits_in_words(known)}; take "
+                f"{method.name} has no {bits} bits for {operand}, which {who}: it has {format_bits(known)}; take "
                 "precisions of these, or another method (`bitplan list quantizers`)"
             )
 
@@ -104,15 +104,15 @@ def check_integers(method: Quantizer) -> None:
         )
 
 
-def described() -> dict[str, dict[str, str]]:
+def describe_quantizers() -> dict[str, dict[str, str]]:
     """Return a description of every method by its name: bits, whether it is uniform, options and source."""
     descriptions = {}
     for name in QUANTIZERS:
         kind = QUANTIZERS.get(name)
         descriptions[name] = {
             "what": (kind.__doc__ or "").partition("\n")[0],
-            "weights": f"{bits_in_words(kind.weight_bits)} bits",
-            "inputs": f"{bits_in_words(kind.input_bits)} bits",
+            "weights": f"{format_bits(kind.weight_bits)} bits",
+            "inputs": f"{format_bits(kind.input_bits)} bits",
             "uniform": "yes" if kind.uniform else "no",
             "options": ", ".join(f"{option.name}={option.default}" for option in dataclasses.fields(kind)),
             "from": kind.source,
@@ -120,14 +120,14 @@ def described() -> dict[str, dict[str, str]]:
     return descriptions
 
 
-def bits_in_words(known: Sequence[int]) -> str:
+def format_bits(known: Sequence[int]) -> str:
     """Return the bits that a method has in words: "2 to 15", "2, 4, 8"."""
     is_range = list(known) == list(range(min(known), max(known) + 1)) and len(known) > 2
     return f"{min(known)} to {max(known)}" if is_range else ", ".join(map(str, known))
 
 
 @dataclass(frozen=True)
-class Options:
+class QuantizeOptions:
     """The options of a quantized model; `quantize` explains them."""
 
     per_channel: bool = False
@@ -144,10 +144,10 @@ class Options:
             raise InputError(f"the percentile must be above 0 and at most 100, not {self.percentile}")
 
 
-_OPTIONS = TypeAdapter(Options)
+_OPTIONS = TypeAdapter(QuantizeOptions)
 
 
-class Told(TypedDict, total=False):
+class OptionChanges(TypedDict, total=False):
     """The options that a call of `quantize` changes; None leaves one as it was."""
 
     per_channel: bool | None
@@ -157,11 +157,11 @@ class Told(TypedDict, total=False):
     integer: bool | None
 
 
-def told_by(content: Mapping[str, Any]) -> Told:
+def check_options(content: Mapping[str, Any]) -> OptionChanges:
     """Return options from a file or a user, checked by name and value."""
-    unknown = [name for name in content if name not in Told.__annotations__]
+    unknown = [name for name in content if name not in OptionChanges.__annotations__]
     if unknown:
-        raise UnknownName("option of quantize", unknown[0], Told.__annotations__)
+        raise UnknownName("option of quantize", unknown[0], OptionChanges.__annotations__)
     try:
         valid = _OPTIONS.validate_python(dict(content))
     except ValidationError as error:
@@ -169,13 +169,13 @@ def told_by(content: Mapping[str, Any]) -> Told:
         where = ".".join(map(str, first["loc"]))
         said = first["msg"].removeprefix("Value error, ")
         raise InputError(f"{where}: {said}, not {first['input']!r:.60}" if where else said) from None
-    return cast("Told", {name: getattr(valid, name) for name in content})
+    return cast("OptionChanges", {name: getattr(valid, name) for name in content})
 
 
-class Factory:
+class QuantizerFactory:
     """Makes quantizers, new ones or ones that go on with the scales of an earlier plan, rescaled to new bits."""
 
-    def __init__(self, options: Options, kept: Mapping[str, Quantizers], device: torch.device) -> None:
+    def __init__(self, options: QuantizeOptions, kept: Mapping[str, Quantizers], device: torch.device) -> None:
         self.options = options
         self.kept = kept
         self.device = device
@@ -188,7 +188,7 @@ class Factory:
             return nn.Identity()
         check_real(weight)
         by_channel = self.options.per_channel or self.method.rows
-        shared = Shared(channels_of(site.module, weight) if by_channel else None)
+        shared = ScaleSharing(channels_of(site.module, weight) if by_channel else None)
         kept = self.kept.get(site.layer, NONE).weight
         if kept is not None and kept.bits != bits and self.method.anew:
             kept = None
@@ -217,7 +217,9 @@ class Factory:
         return quantizer.to(self.device)
 
 
-def _first_step(method: Quantizer, weight: Tensor, *, bits: int, shared: Shared, options: Options) -> Tensor:
+def _first_step(
+    method: Quantizer, weight: Tensor, *, bits: int, shared: ScaleSharing, options: QuantizeOptions
+) -> Tensor:
     """Return the first scale of this weight."""
     return method.weight(weight, bits, shared, options).step.detach()
 
@@ -230,9 +232,9 @@ class LearnedSteps(Quantizer):
     source: ClassVar[str] = "Esser et al. 2020, Learned step size quantization"
     integers: ClassVar[bool] = True
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer with a learned scale, at first 2·mean|w|/√Qp."""
-        return WeightQuantizer(bits, weight_step(weight, bits, shared))
+        return WeightQuantizer(bits, first_weight_scale(weight, bits, shared))
 
 
 class FixedInput(InputQuantizer):
@@ -259,11 +261,11 @@ class Faq(Quantizer):
     integers: ClassVar[bool] = True
     percentile: ClassVar[bool] = True
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose scale is a percentile of |w| over Qp."""
-        step = weight_step(weight, bits, shared, options.percentile)
+        step = first_weight_scale(weight, bits, shared, options.percentile)
         return WeightQuantizer(bits, step, learned=False)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer whose scale is a percentile of |v| over Qp."""
         return FixedInput(bits, name, percentile=options.percentile, features=options.features, masked=masked)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bitplan.quant.functions import MULTIPLICATIONS, Arguments, Function, replaced, with_operands_in_place
+from bitplan.quant.functions import MULTIPLICATIONS, Arguments, Function, place_operands, replace_arguments
 from bitplan.quant.layers import Channels
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.quant.weight_groups import FIRST_AXIS
@@ -44,7 +44,7 @@ class Moments:
         self.layout, self.count = layout, self.count + columns.shape[-1]
 
 
-class Multiplied(NamedTuple):
+class WeightCall(NamedTuple):
     """A function call that gets a layer's weight, with its arguments and the index of the weight among them.
 
     `weight` is the tensor that the quantizer was given.
@@ -61,7 +61,7 @@ class Multiplied(NamedTuple):
 
     def run(self, weight: Tensor | None = None) -> Any:
         """Call the function, with this weight in the place of its own."""
-        given = self.args if weight is None else replaced(self.args, {self.place: weight})
+        given = self.args if weight is None else replace_arguments(self.args, {self.place: weight})
         return self.function(*given, **self.named)
 
 
@@ -73,7 +73,7 @@ class WeightWatch(TorchFunctionMode, ABC):
         self._operands: dict[int, tuple[str, Tensor, Tensor]] = {}  # what quantizers gave, kept so that ids stay theirs
 
     @abstractmethod
-    def see(self, call: Multiplied) -> None:
+    def see(self, call: WeightCall) -> None:
         """Handle a weight that is about to be multiplied; functions called here are not shown."""
 
     @contextmanager
@@ -93,12 +93,12 @@ class WeightWatch(TorchFunctionMode, ABC):
     ) -> Any:
         kwargs, about = kwargs or {}, MULTIPLICATIONS.get(func)
         if about is not None and self._operands:
-            given, named = with_operands_in_place(about, args, kwargs)
+            given, named = place_operands(about, args, kwargs)
             for other, place in about.orders:
                 known = self._operands.get(id(given[place])) if place < len(given) else None
                 if known is not None:
                     with torch._C.DisableTorchFunction():
-                        self.see(Multiplied(known[0], known[1], about.name, func, given, named, place, other))
+                        self.see(WeightCall(known[0], known[1], about.name, func, given, named, place, other))
         return func(*args, **kwargs)
 
     def _note(self, layer: str, module: nn.Module, args: Any, out: Tensor) -> None:
@@ -114,7 +114,7 @@ class _InputWatch(WeightWatch):
         super().__init__()
         self.wanted, self.stop, self.left = wanted, stop, set(wanted)
 
-    def see(self, call: Multiplied) -> None:
+    def see(self, call: WeightCall) -> None:
         """Add the inputs of a function whose inputs are understood."""
         if call.name not in _LAYOUTS:
             return

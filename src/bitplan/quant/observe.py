@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bitplan.quant.lsq import dense
+from bitplan.quant.lsq import is_dense
 
 _SAMPLE = 1 << 20  # the most values per batch that a percentile is taken of
 _LOOP = 1 << 14  # the fewest values that are worth a compiled loop
@@ -88,4 +88,4 @@ def _percentile(values: Tensor, percentile: float) -> float:
 
 
 def _is_for_loops(values: Tensor) -> bool:
-    return values.numel() >= _LOOP and values.device.type == "cpu" and type(values) is Tensor and dense(values)
+    return values.numel() >= _LOOP and values.device.type == "cpu" and type(values) is Tensor and is_dense(values)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import device_of
 from bitplan.core.precision import Precision
 from bitplan.quant.convert import options_of, plan_of, quantizers_of
-from bitplan.quant.methods import Factory, read_method
+from bitplan.quant.methods import QuantizerFactory, read_method
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, Quantizers, root_of, sites_of
+from bitplan.quant.sites import PLAN, Quantizers, sites_of, unwrap
 
 Switched = WeightQuantizer | InputQuantizer
 Some = TypeVar("Some", WeightQuantizer, InputQuantizer)
@@ -52,11 +52,11 @@ def is_off(quantizers: Quantizers) -> bool:
     return quantizers.weight is not None and not quantizers.weight.enabled
 
 
-class Fresh:
+class FreshQuantizers:
     """Quantizers of weights as `quantize` makes them for a float network, each fitted once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._sites, self._factory = sites_of(model), Factory(options_of(model), {}, device_of(model))
+        self._sites, self._factory = sites_of(model), QuantizerFactory(options_of(model), {}, device_of(model))
         self._made: dict[tuple[str, int], WeightQuantizer] = {}
 
     def at(self, layer: str, bits: int) -> WeightQuantizer:
@@ -68,16 +68,18 @@ class Fresh:
         return self._made[layer, bits]
 
 
-def lowered_weights(layer: str, found: Quantizers, choices: Sequence[Precision], fresh: Fresh) -> list[WeightQuantizer]:
+def lower_weights(
+    layer: str, found: Quantizers, choices: Sequence[Precision], fresh: FreshQuantizers
+) -> list[WeightQuantizer]:
     """Return the quantizer of a layer's weight at each choice: a fresh one if it is off, else a rescaled copy."""
     if found.weight is None:
         return []
     if is_off(found):
         return [fresh.at(layer, choice.weight_bits) for choice in choices]
-    return [rescaled(found.weight, choice.weight_bits) for choice in choices]
+    return [rescale_copy(found.weight, choice.weight_bits) for choice in choices]
 
 
-def rescaled(quantizer: Some, bits: int) -> Some:
+def rescale_copy(quantizer: Some, bits: int) -> Some:
     """Return a copy with other bits, its scale rescaled as when a group is lowered."""
     remembered = vars(quantizer).pop("forward", None)  # what it made at its own bits is nothing to a copy
     made = copy.deepcopy(quantizer)
@@ -88,22 +90,25 @@ def rescaled(quantizer: Some, bits: int) -> Some:
 
 
 @contextmanager
-def switched(
-    model: nn.Module, found: Mapping[str, Quantizers], layers: Mapping[str, Precision], fresh: Fresh | None = None
+def with_precisions(
+    model: nn.Module,
+    found: Mapping[str, Quantizers],
+    layers: Mapping[str, Precision],
+    fresh: FreshQuantizers | None = None,
 ) -> Iterator[list[Switched]]:
     """Put quantizers of these layers at other bits until the block ends, their scales rescaled as `quantize` does.
 
     `found` is the result of `quantizers_of`. Afterwards the quantizers, and the plan of the model, are what they were.
     A quantizer that is switched off is replaced by a `fresh` one.
     """
-    root, plan = root_of(model), plan_of(model)
-    changes = {id(one): (name, one, bits) for name in layers for one, bits in changes_of(found[name], layers[name])}
+    root, plan = unwrap(model), plan_of(model)
+    changes = {id(one): (name, one, bits) for name in layers for one, bits in find_changes(found[name], layers[name])}
     before = [(quantizer, dict(vars(quantizer))) for _, quantizer, _ in changes.values()]
     try:
         setattr(root, PLAN, plan.model_copy(update={"precisions": plan.precisions | dict(layers)}))
         for name, quantizer, bits in changes.values():
             if not quantizer.enabled and isinstance(quantizer, WeightQuantizer):
-                _set_attributes_(quantizer, dict(vars((fresh or Fresh(model)).at(name, bits))))
+                _set_attributes_(quantizer, dict(vars((fresh or FreshQuantizers(model)).at(name, bits))))
                 continue
             _set_attributes_(
                 quantizer, {name: copy.deepcopy(vars(quantizer)[name]) for name in vars(quantizer).keys() - {"forward"}}
@@ -123,7 +128,7 @@ def _set_attributes_(quantizer: Switched, own: dict[str, Any]) -> None:
     held.update(own)
 
 
-def changes_of(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[Switched, int]]:
+def find_changes(quantizers: Quantizers, precision: Precision) -> Iterator[tuple[Switched, int]]:
     """Yield the quantizers of a layer that follow its precision, with their bits; those of a softmax keep theirs."""
     if quantizers.weight is not None and precision.quantizes_weights:
         yield quantizers.weight, precision.weight_bits

@@ -22,15 +22,15 @@ from torch._subclasses.fake_tensor import is_fake
 
 from bitplan.adapters.torch import uncompiled
 from bitplan.core.errors import InputError
-from bitplan.core.naming import split
+from bitplan.core.naming import split_name
 from bitplan.core.parsing import first_line
 from bitplan.core.records import Plan
-from bitplan.forward.operations import Key, Operations, Product, Values, product_of, tensors_in, written
+from bitplan.forward.operations import Key, Operations, Product, Values, find_products, tensors_in, written_tensors
 from bitplan.forward.shadow import Shadow, arguments_of
 from bitplan.quant.calls import AttentionCall, sources_of
 from bitplan.quant.integer import additions_of, operands_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import PLAN, Site, call_at, quantized_layers, quantizers_at, root_of, sites_of
+from bitplan.quant.sites import PLAN, Site, call_at, quantized_layers, quantizers_at, sites_of, unwrap
 
 Unreached = Literal["raise", "warn"]
 """Layers of a plan that never run are an error, or a warning if a task does not use them."""
@@ -63,27 +63,27 @@ class Proof:
         """Raise an error that names the layers which run in float; raise or warn for those that do not run."""
         if self.in_float:
             raise InputError(
-                f"the plan quantizes {named(self.in_float)}, which this network computes in float: make the plan from "
-                "a graph of this model, with trace(model, example); if it is from one, fix what bitplan cannot reach: "
-                f"--rules 'fix={next(iter(self.in_float))}=w16a16', or Rules(fix=…)"
+                f"the plan quantizes {list_layers(self.in_float)}, which this network computes in float: make the plan "
+                "from a graph of this model, with trace(model, example); if it is from one, fix what bitplan cannot "
+                f"reach: --rules 'fix={next(iter(self.in_float))}=w16a16', or Rules(fix=…)"
             )
-        complain(self.unreached, unreached)
+        report_unreached(self.unreached, unreached)
 
 
-def complain(layers: Collection[str], unreached: Unreached) -> None:
+def report_unreached(layers: Collection[str], unreached: Unreached) -> None:
     """Raise an error, or only warn, about layers that a plan quantizes and no run has reached."""
     if not layers:
         return
     if unreached == "warn":
-        _log.warning("the network never ran %s", named(layers))
+        _log.warning("the network never ran %s", list_layers(layers))
         return
     raise InputError(
-        f"the network never ran {named(layers)} of its plan: make the plan from a graph of this model, or, if the task "
-        'does not use them, say so: calibrate_(model, batches, unreached="warn"), or --unreached warn'
+        f"the network never ran {list_layers(layers)} of its plan: make the plan from a graph of this model, or, if "
+        'the task does not use them, say so: calibrate_(model, batches, unreached="warn"), or --unreached warn'
     )
 
 
-def named(layers: Collection[str]) -> str:
+def list_layers(layers: Collection[str]) -> str:
     """Return the names of some layers, shortened if there are many."""
     names = list(layers)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -96,7 +96,7 @@ def prove(model: nn.Module, example: Any) -> Proof:
     `example` is as for `trace`, and only its shapes matter. If the model cannot run on shapes alone, a copy of the
     model is run on the example. The model itself is neither run nor changed; the proof is of inference.
     """
-    return prove_run(root_of(model), *arguments_of(example), training=False)
+    return prove_run(unwrap(model), *arguments_of(example), training=False)
 
 
 def prove_run(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Proof:
@@ -198,12 +198,12 @@ class PlanVerifier:
 
     def _note(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
         inputs, outputs = tensors_in((arguments, options)), tensors_in(output)
-        products = product_of(operation, arguments, output)
+        products = find_products(operation, arguments, output)
         for product in products:
             self._judge(product, outputs)
         is_sum = operation.overloadpacket in _SUMS and self._judge_sum(*inputs)
         self._values.made(outputs, inputs, "", layer=is_sum or any(map(self._is_layer, products)))
-        self._values.wrote(written(operation, arguments), inputs, "")
+        self._values.wrote(written_tensors(operation, arguments), inputs, "")
 
     def _is_layer(self, product: Product) -> bool:
         """Tell a layer from a look-up, and from a weight that is computed: a product of parameters, none quantized."""
@@ -262,7 +262,7 @@ def _describe_layer(site: Site, names: Mapping[int, str]) -> _PlannedLayer:
             return _PlannedLayer(site.layer, ((query, key), (weights, value)), frozenset({query, key, weights, value}))
         return _PlannedLayer(site.layer, ((operands[0], operands[1]),), frozenset(operands[:2]))
     assert site.parameter is not None
-    raw = frozenset(names[id(source)] for source in sources_of(site.module, split(site.parameter)[1]))
+    raw = frozenset(names[id(source)] for source in sources_of(site.module, split_name(site.parameter)[1]))
     inputs = _mark_of(both.inputs[0]) if both.inputs else ""
     if both.weight is None:  # only what it reads is quantized
         return _PlannedLayer(site.layer, tuple((name, inputs) for name in raw), raw)
@@ -301,7 +301,7 @@ def is_proven(root: nn.Module, plan: Plan) -> bool:
 
 def allow_unreached_(model: nn.Module) -> None:
     """Only warn about layers that the first run of a quantized model does not reach."""
-    root = root_of(model)
+    root = unwrap(model)
     if take_proof_off_(root):
         root.register_forward_pre_hook(_prove_reached, with_kwargs=True)
 

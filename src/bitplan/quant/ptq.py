@@ -20,15 +20,15 @@ from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
 from bitplan.core.registry import ROUNDINGS
 from bitplan.forward.batches import run_batch
-from bitplan.quant.block_sequence import Chain, find_chains
+from bitplan.quant.block_sequence import BlockSequence, find_block_sequences
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import Forward, options_of, plan_of, quantizers_of
 from bitplan.quant.moments import Enough, Moments, watching
-from bitplan.quant.proof import Unreached, complain
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, why_no_multiples
+from bitplan.quant.proof import Unreached, report_unreached
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, why_not_uniform
 from bitplan.quant.sites import Site, sites_of
-from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels, fit
-from bitplan.store.files import whole_file
+from bitplan.quant.weight_groups import GroupedWeight, Grouping, Levels, fit_levels
+from bitplan.store.files import atomic_file
 from bitplan.weights.torch_tensors import hash_of_tensors, read_safetensors, write_tensors
 
 # Finished layers in a folder: a killed run of hours goes on with the others.
@@ -63,7 +63,7 @@ class FinishedParts:
 
     def keep(self, name: str, tensors: Mapping[str, Tensor], share: float) -> None:
         """Write a part that is finished."""
-        with whole_file(self._path(name)) as temporary:
+        with atomic_file(self._path(name)) as temporary:
             texts = {_SHARE: repr(share), _OF: self._made_of}
             write_tensors({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary, texts)
 
@@ -108,7 +108,7 @@ BLOCK = 128
 """So many inputs are done before the weights of all others are corrected at once."""
 
 
-class Fixed:
+class FixedLevels:
     """Levels that are given: multiples of scales (B, rows, inputs) from `low` to `high`."""
 
     def __init__(self, step: Tensor, low: int, high: int, width: int = BLOCK) -> None:
@@ -124,7 +124,7 @@ class Fixed:
         return torch.clamp(values / step, self.low, self.high).round_() * step
 
 
-class Fitted:
+class FittedLevels:
     """Levels of groups, each fitted to its weights when its turn comes."""
 
     def __init__(self, width: int, bits: int, *, zeros: bool, digits: int = 0) -> None:
@@ -133,7 +133,7 @@ class Fitted:
 
     def begin(self, start: int, weights: Tensor) -> None:
         """Fit the group that begins here, (B, rows, width)."""
-        found = fit(weights.flatten(0, 1)[:, None], self.bits, zeros=self.zeros, digits=self.digits)
+        found = fit_levels(weights.flatten(0, 1)[:, None], self.bits, zeros=self.zeros, digits=self.digits)
         shape = weights.shape[:2]
         zero = None if found.zero is None else found.zero.view(*shape, 1).to(weights)
         self.groups.append(Levels(found.step.view(*shape, 1).to(weights), zero))
@@ -156,7 +156,9 @@ class Fitted:
         return Levels(step, torch.cat(zeros, -1).flatten(0, 1) if zeros else None)
 
 
-def compensated(weight: Tensor, moments: Tensor, grid: Fixed | Fitted, *, damping: float = DAMPING) -> Tensor:
+def round_compensated(
+    weight: Tensor, moments: Tensor, grid: FixedLevels | FittedLevels, *, damping: float = DAMPING
+) -> Tensor:
     """Round weights (B, rows, inputs) to the levels of a grid, by moments (B, inputs, inputs) of their inputs."""
     left, made = weight.clone(), torch.empty_like(weight)
     factor = _cholesky_factor(moments, damping).to(weight.dtype)
@@ -244,7 +246,7 @@ def compensate_(
     left: dict[str, float] = {}
     with inference(model), torch.no_grad():
         order = work.order(layers)
-        complain([name for name in layers if name not in order], unreached)
+        report_unreached([name for name in layers if name not in order], unreached)
         stages = _group_stages(order, plan_of(model).links)
         with _switched_off(layers):
             for number, stage in enumerate(stages):
@@ -255,7 +257,7 @@ def compensate_(
     return left
 
 
-class Weighted(NamedTuple):
+class WeightedLayer(NamedTuple):
     """A layer whose weight is quantized: its site, its quantizer, and the weight."""
 
     site: Site
@@ -287,11 +289,11 @@ class _Compensation:
         self.model, self.batches, self.damping = model, batches, damping
         self.forward = forward or run_batch
         self.store = None if store is None else FinishedLayers(store, model, batches, repr(damping))
-        self.chains = find_chains(model)
+        self.chains = find_block_sequences(model)
         self.recorded: dict[int, bool] = {}
         self.times: Counter[str] = Counter()
 
-    def order(self, layers: Mapping[str, Weighted]) -> dict[str, Weighted]:
+    def order(self, layers: Mapping[str, WeightedLayer]) -> dict[str, WeightedLayer]:
         """Return the layers in the order in which they run, and count their runs."""
         names = {layer.quantizer: name for name, layer in layers.items()}
 
@@ -311,7 +313,7 @@ class _Compensation:
         """Run the whole network."""
         return self.forward(self.model, batch)
 
-    def finish_(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+    def finish_(self, stage: Mapping[str, WeightedLayer]) -> dict[str, float]:
         """Finish layers that read the same tensor, and return the share of the error that is left for each."""
         changing = {name: layer for name, layer in stage.items() if layer.can_change}
         left = self._take_finished(changing)
@@ -320,7 +322,7 @@ class _Compensation:
         for layer in stage.values():
             layer.quantizer.enabled = True
         for name, layer in lacking.items():
-            share = settle_(layer, seen[name], self.damping)
+            share = compensate_layer_(layer, seen[name], self.damping)
             if share is not None:
                 left[name] = share
             if share is not None and self.store is not None:
@@ -329,14 +331,14 @@ class _Compensation:
             stage[name].quantizer.enabled = False  # its weight lies on levels now, and need not be rounded in every run
         return left
 
-    def _take_finished(self, stage: Mapping[str, Weighted]) -> dict[str, float]:
+    def _take_finished(self, stage: Mapping[str, WeightedLayer]) -> dict[str, float]:
         """Return the layers that an earlier call finished."""
         if self.store is None:
             return {}
         found = {name: self.store.take_layer_(name, layer.weight, layer.quantizer) for name, layer in stage.items()}
         return {name: share for name, share in found.items() if share is not None}
 
-    def moments(self, stage: Mapping[str, Weighted]) -> dict[str, Moments]:
+    def moments(self, stage: Mapping[str, WeightedLayer]) -> dict[str, Moments]:
         """Return the moments of the inputs of these layers, over all batches."""
         quantizers = {name: layer.quantizer for name, layer in stage.items()}
         chain, block = self._find_block(quantizers)
@@ -351,7 +353,7 @@ class _Compensation:
                     self.run(batch)
         return seen
 
-    def _find_block(self, quantizers: Mapping[str, WeightQuantizer]) -> tuple[Chain | None, int | None]:
+    def _find_block(self, quantizers: Mapping[str, WeightQuantizer]) -> tuple[BlockSequence | None, int | None]:
         """Return the chain and the block that contain all of these, if the block can be run alone."""
         for number, chain in enumerate(self.chains):
             places = {chain.place(quantizer) for quantizer in quantizers.values()}
@@ -365,7 +367,7 @@ class _Compensation:
 
 
 @torch.no_grad()
-def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float | None:
+def compensate_layer_(layer: WeightedLayer, seen: Moments, damping: float = DAMPING) -> float | None:
     """Round a layer's weight to its levels by moments of its input; return the share of rounding's error that is left.
 
     Rows for which plain rounding is better are rounded. Return None if the moments do not fit the weight.
@@ -380,18 +382,18 @@ def settle_(layer: Weighted, seen: Moments, damping: float = DAMPING) -> float |
         return None
     shaped = rows.unflatten(0, (parts, -1))
     rounded = blocks.rows(quantizer(weight).detach()).to(rows.dtype).unflatten(0, (parts, -1))
-    grid: Fixed | Fitted
+    grid: FixedLevels | FittedLevels
     if isinstance(quantizer, GroupedWeight):
         zeros, digits = quantizer.zero is not None, quantizer.digits
-        grid = Fitted(blocks.width(inputs), quantizer.bits, zeros=zeros, digits=digits)
+        grid = FittedLevels(blocks.width(inputs), quantizer.bits, zeros=zeros, digits=digits)
     else:
         steps = blocks.rows(quantizer.steps_for(weight).expand(weight.shape).to(rows))
-        grid = Fixed(steps.unflatten(0, (parts, -1)), *quantizer.range)
-    made = compensated(shaped, seen.total, grid, damping=damping)
+        grid = FixedLevels(steps.unflatten(0, (parts, -1)), *quantizer.range)
+    made = round_compensated(shaped, seen.total, grid, damping=damping)
     before, after = (output_errors(shaped, one, seen.total) for one in (rounded, made))
     better = after < before
     made = torch.where(better[..., None], made, rounded)
-    if isinstance(grid, Fitted) and isinstance(quantizer, GroupedWeight):
+    if isinstance(grid, FittedLevels) and isinstance(quantizer, GroupedWeight):
         quantizer.settle_(_choose_levels(better.flatten(), grid.levels, quantizer.in_levels))
     weight.copy_(blocks.whole(made.flatten(0, 1), weight))
     total = float(before.sum())
@@ -406,28 +408,28 @@ def _choose_levels(better: Tensor, ours: Levels, rounded: Levels) -> Levels:
     return Levels(step, torch.where(better[:, None], ours.zero.float(), rounded.zero))
 
 
-def weighted_layers(model: nn.Module) -> dict[str, Weighted]:
+def weighted_layers(model: nn.Module) -> dict[str, WeightedLayer]:
     """Return every layer whose weight is quantized; raise an error if levels change when weights do."""
     quantizers, found = quantizers_of(model), {}
     for name, site in sites_of(model).items():
         quantizer, weight = quantizers[name].weight, site.weight
         if quantizer is None or weight is None:
             continue
-        why = "" if isinstance(quantizer, GroupedWeight) else why_no_multiples(quantizer)
+        why = "" if isinstance(quantizer, GroupedWeight) else why_not_uniform(quantizer)
         why = "its levels follow from its weights" if quantizer.follows else why
         if why:
             raise InputError(
                 f"layer {name!r} cannot be compensated, {why}: quantize with method groups, lsq or faq, or finish by "
                 "rounding"
             )
-        found[name] = Weighted(site, quantizer, weight)
+        found[name] = WeightedLayer(site, quantizer, weight)
     return found
 
 
-def _group_stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]]) -> list[dict[str, Weighted]]:
+def _group_stages(order: Mapping[str, WeightedLayer], links: Sequence[Sequence[str]]) -> list[dict[str, WeightedLayer]]:
     """Return layers in their order, together if they follow one another and read the same tensor."""
     link_of = {name: number for number, link in enumerate(links) for name in link}
-    stages: list[dict[str, Weighted]] = []
+    stages: list[dict[str, WeightedLayer]] = []
     before: int | None = None
     for name, layer in order.items():
         link = link_of.get(name)
@@ -440,7 +442,7 @@ def _group_stages(order: Mapping[str, Weighted], links: Sequence[Sequence[str]])
 
 
 @contextmanager
-def _switched_off(layers: Mapping[str, Weighted]) -> Iterator[None]:
+def _switched_off(layers: Mapping[str, WeightedLayer]) -> Iterator[None]:
     """Let weights pass in float until the block ends, or until they are switched on in it."""
     for layer in layers.values():
         layer.quantizer.enabled = False

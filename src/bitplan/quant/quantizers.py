@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bitplan.adapters.torch import uncompiled
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
-from bitplan.core.naming import inside
-from bitplan.quant.lsq import MASK, codes, first_step, lsq, positive
+from bitplan.core.naming import join_names
+from bitplan.quant.lsq import MASK, codes, first_scale, lsq, positive_scale
 from bitplan.quant.observe import Observation
 
 # What all modules that quantize have in common, whichever method they are of.
@@ -80,7 +80,7 @@ def gradient_scale(sharing: int, high: int) -> float:
     return 1 / math.sqrt(max(1, sharing) * high)
 
 
-def why_no_multiples(quantizer: QuantizingModule) -> str:
+def why_not_uniform(quantizer: QuantizingModule) -> str:
     """Return the reason why levels are not multiples of a scale, as other programs need; empty if they are."""
     if not quantizer.uniform:
         return "its levels are not equally far apart"
@@ -159,7 +159,7 @@ class WeightQuantizer(QuantizingModule):
     @torch.no_grad()
     def in_use(self, weight: Tensor) -> Tensor:
         """Return the scales that this weight is quantized with, of the shape of `step`."""
-        return positive(self.step.detach())
+        return positive_scale(self.step.detach())
 
     def pinned(self, weight: Tensor) -> WeightQuantizer:
         """Return the quantizer of values that are on the levels of this weight already."""
@@ -286,7 +286,7 @@ class InputQuantizer(QuantizingModule):
         """Return the value of every integer in `range`: (integers,)."""
         assert self.range is not None, "it is calibrated before levels are asked for"
         low, high = self.range
-        return torch.arange(low, high + 1, device=self.signed.device) * positive(self.step.detach())
+        return torch.arange(low, high + 1, device=self.signed.device) * positive_scale(self.step.detach())
 
     def new_observation(self) -> Observation:
         """Return an empty observation of the statistics that `settle_` needs."""
@@ -298,11 +298,11 @@ class InputQuantizer(QuantizingModule):
         signed = seen.lowest < 0
         _, high = code_range(self.bits, signed)
         step = self._first_step(seen, high)
-        self._settle_at_(signed, positive(step).item() if step > 0 else 1 / high)
+        self._settle_at_(signed, positive_scale(step).item() if step > 0 else 1 / high)
 
     def _first_step(self, seen: Observation, high: int) -> Tensor:
         """Return the first scale: LSQ's."""
-        return first_step(torch.tensor(seen.mean_magnitude), high)
+        return first_scale(torch.tensor(seen.mean_magnitude), high)
 
     def _settle_at_(self, signed: bool, step: float) -> None:
         self.step.fill_(step)
@@ -315,7 +315,7 @@ class InputQuantizer(QuantizingModule):
         if self.state_dict().keys() == kept.state_dict().keys():
             self.load_state_dict(kept.state_dict())
         elif kept.range is not None and kept.uniform:
-            self._settle_at_(kept.range[0] < 0, positive(kept.step.detach()).item())
+            self._settle_at_(kept.range[0] < 0, positive_scale(kept.step.detach()).item())
 
     @torch.no_grad()
     def rescale_(self, bits: int) -> None:
@@ -383,33 +383,33 @@ def save_once_(model: nn.Module) -> None:
     model.register_load_state_dict_pre_hook(_fill_in)
 
 
-def further_names(model: nn.Module) -> dict[str, str]:
+def find_shared_names(model: nn.Module) -> dict[str, str]:
     """Map every name of a quantizer's tensor that a state dict leaves out to the name under which it is there."""
     first: dict[nn.Module, str] = {}
     further: dict[str, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, WeightQuantizer | InputQuantizer) and first.setdefault(module, path) != path:
             names = [*module._parameters, *module._buffers]
-            further |= {inside(path, name): inside(first[module], name) for name in names}
+            further |= {join_names(path, name): join_names(first[module], name) for name in names}
     return further
 
 
-def state_in_full(model: nn.Module) -> dict[str, Tensor]:
+def full_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's state under all names, in the order of a state dict."""
     state: dict[str, Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        module._save_to_state_dict(state, inside(path, ""), True)
+        module._save_to_state_dict(state, join_names(path, ""), True)
     return state
 
 
 # Both are found by their names when a model is unpickled.
 def _leave_out(model: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    for name in further_names(model):
+    for name in find_shared_names(model):
         state.pop(prefix + name, None)
 
 
 def _fill_in(model: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    for name, first in further_names(model).items():
+    for name, first in find_shared_names(model).items():
         known = state.get(prefix + first, state.get(prefix + name))
         if known is not None:
             state[prefix + first] = state[prefix + name] = known

@@ -32,7 +32,7 @@ class Products(Protocol):
         """x (…, in) → (…, out)."""
 
 
-def plain(weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
+def plain_product(weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
     """Return the product itself."""
     return lambda x: F.linear(x, weight, bias)
 
@@ -49,7 +49,7 @@ class FewSteps:
 
     def __call__(self, weight: Tensor, bias: Tensor | None, times: int = 1) -> Product:
         """Return a product that is run for a few steps only."""
-        product, numbers = plain(weight, bias), itertools.count(1)
+        product, numbers = plain_product(weight, bias), itertools.count(1)
 
         def counted(x: Tensor) -> Tensor:
             with self.counting(times - self.steps + 1 if next(numbers) == self.steps else 1):
@@ -127,7 +127,7 @@ class _Direction:
         bias_input, bias_hidden = rest[:2] if self.has_biases else (None, None)
         projection = rest[2:] if self.has_biases else rest
         few = isinstance(self.products, FewSteps) and sequences.packed is None  # packed steps are not alike
-        products = plain if isinstance(self.products, FewSteps) and not few else self.products
+        products = plain_product if isinstance(self.products, FewSteps) and not few else self.products
         steps = sequences.steps(products(of_input, bias_input), x)
         remember = products(of_hidden, bias_hidden, times=len(steps))
         project = products(projection[0], None, times=len(steps)) if projection else None

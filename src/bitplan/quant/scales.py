@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.quant.layers import Channels
-from bitplan.quant.lsq import first_step, positive
+from bitplan.quant.lsq import first_scale, positive_scale
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
 
 # Which values of a weight share a step, and the first step of those that do.
 
 
 @dataclass(frozen=True)
-class Shared:
+class ScaleSharing:
     """All values of a weight share a scale, or, with `channels`, those of an output channel do."""
 
     channels: Channels | None = None
@@ -44,7 +44,7 @@ class Shared:
         return self.shaped(torch.zeros(shape, device=weight.device))
 
 
-def weight_step(weight: Tensor, bits: int, shared: Shared, percentile: float | None = None) -> Tensor:
+def first_weight_scale(weight: Tensor, bits: int, shared: ScaleSharing, percentile: float | None = None) -> Tensor:
     """Return the first scale of a weight: LSQ's, or for FAQ a percentile of |w| over Qp.
 
     Weights that are all zero (or empty) get the scale of weights as an initializer makes them, 1/√fan-in.
@@ -55,7 +55,7 @@ def weight_step(weight: Tensor, bits: int, shared: Shared, percentile: float | N
     fan_in = math.prod(weight.shape[1:]) if weight.dim() > 1 else weight.numel()
     magnitude = _magnitude(weight.detach(), dims, percentile)
     magnitude = torch.where(magnitude > 0, magnitude, 1 / math.sqrt(max(1, fan_in)))
-    return shared.shaped(first_step(magnitude, high) if percentile is None else magnitude / high)
+    return shared.shaped(first_scale(magnitude, high) if percentile is None else magnitude / high)
 
 
 def check_real(weight: Tensor) -> None:
@@ -93,15 +93,15 @@ def grid_of(inputs: nn.Module, weight: nn.Module) -> Tensor | None:
         return None
     if not (inputs.quantizes and weight.enabled):
         return None
-    return positive(inputs.step.detach()) * positive(weight.step.detach()).flatten()
+    return positive_scale(inputs.step.detach()) * positive_scale(weight.step.detach()).flatten()
 
 
-def rounded(values: Tensor, grid: Tensor) -> Tensor:
+def round_to_grid(values: Tensor, grid: Tensor) -> Tensor:
     """Return the nearest multiples whose integer values fit an integer kernel; no gradient."""
     return (values.detach() / grid).round().clamp(-LARGEST, LARGEST) * grid
 
 
-def on_grid(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor | None:
+def round_bias(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor | None:
     """Return a layer's bias, rounded to its grid if the network is made for integers.
 
     A part of a bias whose layer has a scale for each channel stays as it is: its channels are not known.
@@ -112,13 +112,13 @@ def on_grid(bias: Tensor | None, inputs: nn.Module, weight: nn.Module) -> Tensor
         grid = grid_of(inputs, weight)
         if grid is None or grid.numel() not in (1, bias.numel()):
             return bias
-        return bias + (rounded(bias, grid) - bias.detach()).to(bias.dtype)
+        return bias + (round_to_grid(bias, grid) - bias.detach()).to(bias.dtype)
 
 
-def settle_bias_(bias: Tensor, inputs: nn.Module, weight: WeightQuantizer) -> None:
+def write_rounded_bias_(bias: Tensor, inputs: nn.Module, weight: WeightQuantizer) -> None:
     """Write the rounded values into a bias, so that it is a constant in a captured graph."""
     with torch.no_grad():
-        settled = on_grid(bias, inputs, weight)
+        settled = round_bias(bias, inputs, weight)
         assert settled is not None
         bias.copy_(settled)
     weight.integer = False

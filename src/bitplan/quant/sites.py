@@ -20,20 +20,20 @@ from bitplan.core.naming import (
     OWN_WEIGHT,
     WEIGHT_QUANTIZER,
     holder_of,
-    inside,
     is_product,
+    join_names,
     layer_of,
-    split,
+    split_name,
 )
 from bitplan.core.records import Plan, Use, Uses
-from bitplan.quant.layers import LayerType, kin, quantized_as
+from bitplan.quant.layers import LayerType, quantized_as, type_for_class
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 
 Modules = Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
-class Held:
+class WeightLocation:
     """A weight in its module: the path of the module, the module, and the weight's name there."""
 
     path: str
@@ -76,14 +76,14 @@ class Site:
         """The weight as it is stored, None for a product."""
         if self.parameter is None:
             return None
-        weight = getattr(self.module, split(self.parameter)[1])
+        weight = getattr(self.module, split_name(self.parameter)[1])
         assert isinstance(weight, Tensor)
         return weight
 
     @property
     def module(self) -> nn.Module:
         """The module the weight belongs to: the owner, or one inside it whose weight it hands out."""
-        path, _ = split(self.parameter or "")
+        path, _ = split_name(self.parameter or "")
         return self.owner.get_submodule(path)
 
     @property
@@ -96,7 +96,7 @@ class Site:
 def find_sites(model: nn.Module, layers: Iterable[str], uses: Uses | None = None) -> dict[str, Site]:
     """Return the site of every layer; raise an error with near names if there is none."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    weights = {layer_of(inside(held.path, held.name)): held for held in _weights(modules)}
+    weights = {layer_of(join_names(held.path, held.name)): held for held in _weights(modules)}
     named = set(layers)
     sites: dict[str, Site] = {}
     for layer in layers:
@@ -108,8 +108,8 @@ def find_sites(model: nn.Module, layers: Iterable[str], uses: Uses | None = None
             others = [] if uses is not None else [weights[name] for name in weights if name not in named]
             places = _usual_places(held, others, modules, computed=None if uses is None else False)
             sites[layer] = _site(layer, held, places, modules)
-        elif is_product(layer) and split(layer)[0] in modules:
-            path, call = split(layer)
+        elif is_product(layer) and split_name(layer)[0] in modules:
+            path, call = split_name(layer)
             softmax = all(use.softmax for use in traced)
             sites[layer] = Site(layer, "product", modules[path], call, None, softmax=softmax)
         else:
@@ -118,41 +118,45 @@ def find_sites(model: nn.Module, layers: Iterable[str], uses: Uses | None = None
     return sites
 
 
-def usual_use(held: Held, modules: Modules) -> Use:
+def guess_use(held: WeightLocation, modules: Modules) -> Use:
     """Return the use that a weight's name suggests: by its module, or by a parent that is known to hand it out."""
-    parent, child = split(held.path)
-    layer_type = kin(modules[parent]) if held.path else None
+    parent, child = split_name(held.path)
+    layer_type = type_for_class(modules[parent]) if held.path else None
     if layer_type is not None and child in layer_type.hands_out:
         return Use(module=parent, function="linear")
     own = bool(held.path) and quantized_as(held.module, held.name) is not None  # the model itself is no layer
     return Use(module=held.path, function="" if own else "linear")
 
 
-def own_name(module: nn.Module, weight: Tensor, held: Held) -> str:
+def find_own_name(module: nn.Module, weight: Tensor, held: WeightLocation) -> str:
     """Return the name by which a module's counterpart quantizes a weight, empty if it does not."""
     names = [name for name, own in module.named_parameters(recurse=False) if own is weight]
     names += [held.name] if module is held.module else []
     return next((name for name in names if quantized_as(module, name) is not None), "")
 
 
-def _weights(modules: Modules) -> Iterator[Held]:
+def _weights(modules: Modules) -> Iterator[WeightLocation]:
     """Yield every matrix of a module, stored or computed; `weight` comes last, since it gives a layer its name."""
     for path, module in modules.items():
         names = [name for name, value in module.named_parameters(recurse=False) if value.dim() >= 2]
         names += [name for name in getattr(module, "parametrizations", ()) if getattr(module, name).dim() >= 2]
         plain = [name for name in names if holder_of(name)[1] == name != OWN_WEIGHT]
-        yield from (Held(path, module, name) for name in plain if split(layer_of(inside(path, name)))[0] == path)
+        yield from (
+            WeightLocation(path, module, name)
+            for name in plain
+            if split_name(layer_of(join_names(path, name)))[0] == path
+        )
     for path, module in modules.items():
         if _has_weight(module):
-            yield Held(path, module, OWN_WEIGHT)
+            yield WeightLocation(path, module, OWN_WEIGHT)
 
 
-def _traced_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules) -> tuple[Place, ...]:
+def _traced_places(layer: str, held: WeightLocation, uses: Iterable[Use], modules: Modules) -> tuple[Place, ...]:
     """Return the places where the trace saw a weight used."""
     places: dict[Place, None] = {}
     for use in uses:
         module = modules.get(use.module)
-        own = "" if module is None or use.function else own_name(module, getattr(held.module, held.name), held)
+        own = "" if module is None or use.function else find_own_name(module, getattr(held.module, held.name), held)
         if module is None or not (use.function or own):
             raise InputError(
                 f"the plan says that {use.module or 'the model'} uses {layer}, which it does not: trace again"
@@ -161,7 +165,9 @@ def _traced_places(layer: str, held: Held, uses: Iterable[Use], modules: Modules
     return tuple(places)
 
 
-def _usual_places(held: Held, others: Iterable[Held], modules: Modules, *, computed: bool | None) -> tuple[Place, ...]:
+def _usual_places(
+    held: WeightLocation, others: Iterable[WeightLocation], modules: Modules, *, computed: bool | None
+) -> tuple[Place, ...]:
     """Return the places of a weight by its name, and those of other weights that are tied to it."""
     weight = held.module._parameters.get(held.name)
     tied = [
@@ -169,11 +175,11 @@ def _usual_places(held: Held, others: Iterable[Held], modules: Modules, *, compu
         for other in others
         if weight is not None and other.module is not held.module and other.module._parameters.get(other.name) is weight
     ]
-    uses = [(each, usual_use(each, modules)) for each in (held, *tied)]
+    uses = [(each, guess_use(each, modules)) for each in (held, *tied)]
     return tuple(_usual_place(each, use, modules[use.module], computed) for each, use in uses)
 
 
-def _usual_place(held: Held, use: Use, module: nn.Module, computed: bool | None) -> Place:
+def _usual_place(held: WeightLocation, use: Use, module: nn.Module, computed: bool | None) -> Place:
     own = "" if use.function else held.name
     return Place(module, own, computed, _reads(module, own, use))
 
@@ -183,14 +189,14 @@ def _reads(module: nn.Module, own: str, use: Use) -> bool:
     return use.function not in LOOK_UPS if layer_type is None else layer_type.float_input
 
 
-def _site(layer: str, held: Held, places: tuple[Place, ...], modules: Modules) -> Site:
+def _site(layer: str, held: WeightLocation, places: tuple[Place, ...], modules: Modules) -> Site:
     """Return a site whose owner is the layer's module, the parent that hands it out, or the module of its weight."""
-    parent, child = split(held.path)
-    key = "" if held.name == OWN_WEIGHT else split(layer)[1]
+    parent, child = split_name(held.path)
+    key = "" if held.name == OWN_WEIGHT else split_name(layer)[1]
     if any(place.own and place.module is held.module for place in places):
         return Site(layer, "module", held.module, key, held.name, places)
     if held.path and not key and all(place.module is modules[parent] and not place.own for place in places):
-        return Site(layer, "call", modules[parent], child, inside(child, OWN_WEIGHT), places)
+        return Site(layer, "call", modules[parent], child, join_names(child, OWN_WEIGHT), places)
     return Site(layer, "call", held.module, key or OWN_WEIGHT, held.name, places)
 
 
@@ -216,7 +222,7 @@ def is_quantized(model: nn.Module) -> bool:
     return any(hasattr(module, PLAN) for module in model.modules())
 
 
-def root_of(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the quantized model without its wrappers (DDP, averages, compiled)."""
     root = next((module for module in model.modules() if hasattr(module, PLAN)), None)
     if root is None:
@@ -226,7 +232,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def sites_of(model: nn.Module) -> dict[str, Site]:
     """Return the sites of the layers that the plan of a quantized model quantizes."""
-    root = root_of(model)
+    root = unwrap(model)
     plan: Plan = getattr(root, PLAN)
     return find_sites(root, quantized_layers(plan), plan.uses)
 

@@ -15,13 +15,13 @@ from bitplan.adapters.torch import uncompiled
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.quant.layers import Channels
-from bitplan.quant.lsq import FLOOR, gradients_differentiable, positive, quantized, step_gradient
+from bitplan.quant.lsq import FLOOR, gradients_differentiable, positive_scale, quantized, step_gradient
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.quantizers import WeightQuantizer, gradient_scale, unseen
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 
 class GroupedWeight(WeightQuantizer):
@@ -42,7 +42,7 @@ class GroupedWeight(WeightQuantizer):
     @property
     def in_levels(self) -> Levels:
         """The scales in use, and the zero points."""
-        return Levels(short(positive(self.step.detach()), self.digits), self.zero)
+        return Levels(round_mantissa(positive_scale(self.step.detach()), self.digits), self.zero)
 
     def in_use(self, weight: Tensor) -> Tensor:
         """Return the scales in use."""
@@ -64,7 +64,7 @@ class GroupedWeight(WeightQuantizer):
     @uncompiled
     @torch.no_grad()
     def _start(self, weight: Tensor) -> None:
-        levels = fit(self.blocks.cut(weight), self.bits, zeros=self.zero is not None, digits=self.digits)
+        levels = fit_levels(self.blocks.cut(weight), self.bits, zeros=self.zero is not None, digits=self.digits)
         if levels.step.shape != self.step.shape:
             raise InputError(
                 f"a weight that is computed as {tuple(weight.shape)} cannot have the {self.step.numel()} scales of "
@@ -131,7 +131,7 @@ class _OnLevels(torch.autograd.Function):
     def forward(ctx: Any, cut: Tensor, step: Tensor, low: Any, high: Any, scale: float, digits: int) -> Tensor:
         ctx.save_for_backward(cut, step)
         ctx.bounds, ctx.scale, ctx.digits = (low, high), scale, digits
-        return quantized(cut, short(positive(step), digits)[..., None], low, high)
+        return quantized(cut, round_mantissa(positive_scale(step), digits)[..., None], low, high)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -143,8 +143,8 @@ class _OnLevels(torch.autograd.Function):
 
 def _in_use_with_gradient(step: Tensor, digits: int) -> Tensor:
     """Return the scales in use; gradients ignore their rounding to `digits`."""
-    whole = positive(step)
-    return whole + (short(whole, digits) - whole).detach() if digits else whole
+    whole = positive_scale(step)
+    return whole + (round_mantissa(whole, digits) - whole).detach() if digits else whole
 
 
 HALF = 11
@@ -172,18 +172,18 @@ class Groups(Quantizer):
         if type(self.size) is not int or self.size < 1:
             raise InputError(f"groups: size is {self.size!r}, and must be a whole number from 1, such as 32, 64 or 128")
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer with the scales of the least squared error."""
         blocks = Grouping(self.size, shared.channels or FIRST_AXIS)
-        return in_groups(weight, bits, blocks, zeros=self.zeros, digits=HALF if self.half else 0)
+        return make_grouped_weight(weight, bits, blocks, zeros=self.zeros, digits=HALF if self.half else 0)
 
 
-def in_groups(weight: Tensor, bits: int, blocks: Grouping, *, zeros: bool, digits: int) -> GroupedWeight:
+def make_grouped_weight(weight: Tensor, bits: int, blocks: Grouping, *, zeros: bool, digits: int) -> GroupedWeight:
     """Return the quantizer of a weight in groups, with fitted levels unless the weight has no data."""
     if weight.is_meta:
         step = torch.ones(blocks.cut(weight).shape[:2], device="meta")
         return GroupedWeight(bits, blocks, Levels(step, step.clone() if zeros else None), digits)
-    return GroupedWeight(bits, blocks, fit(blocks.cut(weight), bits, zeros=zeros, digits=digits), digits)
+    return GroupedWeight(bits, blocks, fit_levels(blocks.cut(weight), bits, zeros=zeros, digits=digits), digits)
 
 
 # A weight cut into groups of inputs, and the scales that fit them.
@@ -271,7 +271,7 @@ class Levels(NamedTuple):
 
 
 @torch.no_grad()
-def fit(cut: Tensor, bits: int, *, zeros: bool, digits: int = 0) -> Levels:
+def fit_levels(cut: Tensor, bits: int, *, zeros: bool, digits: int = 0) -> Levels:
     """Return the levels of each group (rows, groups, inputs) with the least squared error among some that are tried.
 
     Values that are all zero get the scale of weights of size 1/√inputs. `digits` is the precision of scales (`short`).
@@ -283,7 +283,7 @@ def fit(cut: Tensor, bits: int, *, zeros: bool, digits: int = 0) -> Levels:
     return Levels(step, zero)
 
 
-def short(step: Tensor, digits: int) -> Tensor:
+def round_mantissa(step: Tensor, digits: int) -> Tensor:
     """Return positive scales rounded to so many significant binary digits, which float16 holds; 0 changes nothing."""
     if not digits:
         return step
@@ -314,9 +314,9 @@ def _levels(cut: Tensor, bits: int, share: float, *, zeros: bool, digits: int) -
     low, high = code_range(bits)
     if zeros:
         lowest, highest = cut.amin(-1).clamp_max_(0) * share, cut.amax(-1).clamp_min_(0) * share
-        step = short(_make_usable((highest - lowest) / (high - low), cut), digits)
+        step = round_mantissa(_make_usable((highest - lowest) / (high - low), cut), digits)
         return Levels(step, (low - lowest / step).round_().clamp_(low, high))
-    return Levels(short(_make_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), digits), None)
+    return Levels(round_mantissa(_make_usable(cut.abs().amax(-1) * (share / (high + 0.5)), cut), digits), None)
 
 
 def _make_usable(step: Tensor, cut: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def _answer(subject: Subject, scores: Scores | None, chosen: Answer) -> Data:
         "others": list(subject.others),
         "sentences": list(chosen.sentences),
         "rows": rows,
-        "used": used(subject, plan.limits[0].cost),
+        "used": describe_spent(subject, plan.limits[0].cost),
         "cost": plan.limits[0].cost,
         "bits": figures.bits,
         "smaller": figures.compression,
@@ -227,7 +227,7 @@ def _method(candidate: Candidate, subject: Subject) -> Data:
 
 
 def _shorten_rows(rows: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[list[float]]:
-    return [[short(value) for value in rows[name]] for name in names]
+    return [[round_for_page(value) for value in rows[name]] for name in names]
 
 
 def _ranks(order: Sequence[str], gains: Gains) -> dict[str, int]:
@@ -370,7 +370,7 @@ def encode(ride: Ride, subject: Subject) -> dict[str, object]:
     return {
         "picks": [_digits(picks) for picks in selections],
         "cost": [point.cost for point in points],
-        "used": [used(subject, point.cost) for point in points],
+        "used": [describe_spent(subject, point.cost) for point in points],
         "gain": [point.gain for point in points],
         "bops": _sums(subject, "bops", selections),
         "bits": _sums(subject, "memory", selections),
@@ -384,7 +384,7 @@ def _digits(picks: Picks) -> str:
     return "".join(DIGITS[pick] for pick in picks)
 
 
-def used(subject: Subject, spent: int) -> str:
+def describe_spent(subject: Subject, spent: int) -> str:
     """Return the cost of choosable layers, as budgets are written, without idle zeros."""
     unit = Budget.parse(subject.budget).unit.on_axis
     return unit.told(spent, subject.account, more=1, trim=True)
@@ -561,10 +561,10 @@ def histograms(subject: Subject) -> dict[str, Any] | None:
 
 def _by_bits(counts: Sequence[int], top: int, below: Sequence[int]) -> dict[str, list[Any]]:
     """Return the bars of a layer counted at `top` bits, at so many bits below that."""
-    return {str(top - fewer): _draw_bars(lowered(counts, fewer) if fewer else counts) for fewer in below}
+    return {str(top - fewer): _draw_bars(lower_histogram(counts, fewer) if fewer else counts) for fewer in below}
 
 
-def lowered(counts: Sequence[int], bits: int) -> list[int]:
+def lower_histogram(counts: Sequence[int], bits: int) -> list[int]:
     """Return an estimate of the codes with so many bits fewer and a step of 2^bits, as a lowered layer starts.
 
     A weight lies within half a step of its code c, so its new code is c / 2^bits rounded, except if that falls between
@@ -584,7 +584,7 @@ def lowered(counts: Sequence[int], bits: int) -> list[int]:
     return [int(count) for count in new]
 
 
-def short(value: float) -> float:
+def round_for_page(value: float) -> float:
     """Return a number with seven digits, enough for the eye."""
     return float(f"{value:.7g}")
 
@@ -593,4 +593,4 @@ def _draw_bars(counts: Sequence[int]) -> list[Any]:
     """Return bars, with neighbouring codes together if there are too many; and the entropy."""
     width = -(-len(counts) // MOST_BARS)
     bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
-    return [bars, short(entropy(counts))]
+    return [bars, round_for_page(entropy(counts))]

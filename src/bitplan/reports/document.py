@@ -13,7 +13,7 @@ from typing import Any
 
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.reports.contents import contents
-from bitplan.reports.kept_results import look_at
+from bitplan.reports.kept_results import open_run
 from bitplan.reports.subject import plan_subject, run_subject
 from bitplan.store.files import write_text
 from bitplan.store.run_folder import RunFolder
@@ -24,7 +24,7 @@ _ESCAPES = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026"})  # js
 
 def report(run: str | Path | RunFolder, path: str | Path, *, budget: str | None = None) -> Path:
     """Write the page of a run; the answer is for `budget`, the study's middle one unless given."""
-    folder = run if isinstance(run, RunFolder) else look_at(run)
+    folder = run if isinstance(run, RunFolder) else open_run(run)
     return write_text(path, render(contents(run_subject(folder, budget), folder.plans)))
 
 
@@ -45,12 +45,12 @@ def render(data: dict[str, Any]) -> str:
         "TITLE": html.escape(f"{data['title']} · bitplan").encode(errors="replace").decode(),
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": escaped(data),
+        "DATA": escape_json(data),
     }
     return re.sub("@([A-Z]+)@", lambda mark: parts[mark[1]], template)  # one pass: no part is looked into
 
 
-def escaped(data: dict[str, Any]) -> str:
+def escape_json(data: dict[str, Any]) -> str:
     """Return JSON that cannot end its own script element, whatever the names in it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 

@@ -16,7 +16,7 @@ from bitplan.core.codes import entropy
 from bitplan.core.errors import MissingExtra
 from bitplan.core.precision import Precision
 from bitplan.reports.contents import axis_label, fit_points
-from bitplan.reports.kept_results import look_at
+from bitplan.reports.kept_results import open_run
 from bitplan.reports.scores import Scores, gather
 from bitplan.reports.subject import Subject, run_subject
 from bitplan.stats.compare import Cell
@@ -318,7 +318,7 @@ class Sheet:
 
 def write_figures(run: str | Path | RunFolder, folder: str | Path, *, budget: str | None = None) -> Figures:
     """Write every figure that the run has data for, as SVG, PDF and PNG; `budget` is that of the selections."""
-    source = run if isinstance(run, RunFolder) else look_at(run)
+    source = run if isinstance(run, RunFolder) else open_run(run)
     subject = run_subject(source, budget)
     scores = gather(subject, source.plans)
     paths: list[Path] = []

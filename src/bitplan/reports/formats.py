@@ -60,7 +60,7 @@ def grid(
     return Table(title, (Column(corner), *numbers(*names, digits=digits)), cells, notes)
 
 
-def write(table: Table, form: str) -> str:
+def format_table(table: Table, form: str) -> str:
     """Return the table in a format by name."""
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)

@@ -11,28 +11,28 @@ from bitplan.core.ceilings import Ceiling
 from bitplan.core.errors import FileError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
-from bitplan.core.results import Alike, RunResults
+from bitplan.core.results import PackedRecords, RunResults
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study
 from bitplan.core.trials import Result
 from bitplan.store.files import load
 from bitplan.store.run_folder import RunFolder
 
 
-def look_at(path: str | Path) -> RunFolder:
+def open_run(path: str | Path) -> RunFolder:
     """Return a run as it is now, from its folder or from the file that its results are kept in."""
     if not Path(path).is_file():
-        return StillRun(Path(path))
+        return RunSnapshot(Path(path))
     if not isinstance(load(path, Record), RunResults):
         raise FileError(
             f"{path} is not the folder of a run, nor a file of its results: make one with `bitplan sweep` or "
             "`bitplan run results RUN -o FILE`"
         )
-    return KeptRun(Path(path))
+    return ResultsFile(Path(path))
 
 
 def keep_results(folder: str | Path) -> RunResults:
     """Return all data of tables, figures and pages of a run; nothing is written."""
-    run = StillRun(Path(folder))
+    run = RunSnapshot(Path(folder))
     results = [result.model_copy(update={"log": ()}) for result in run.results]
     return RunResults.kept(
         results,
@@ -40,7 +40,7 @@ def keep_results(folder: str | Path) -> RunResults:
         study=_without_places(run.study),
         graph=run.graph,
         costs=run.costs,
-        failures=Alike.of(one.model_copy(update={"traceback": ""}) for one in run.failures),
+        failures=PackedRecords.of(one.model_copy(update={"traceback": ""}) for one in run.failures),
         gains=run.gains | run.bound_gains,
         ceilings=tuple(run.found_ceilings),
         pairs=run.pairs,
@@ -62,7 +62,7 @@ def _shorten_path(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class KeptRun(RunFolder):
+class ResultsFile(RunFolder):
     """The content of a file of results with the interface of a run; `path` is the file's."""
 
     @cached_property
@@ -146,7 +146,7 @@ class KeptRun(RunFolder):
 
 
 @dataclass(frozen=True)
-class StillRun(RunFolder):
+class RunSnapshot(RunFolder):
     """A run as it was at the first look: several tables of it read its files once."""
 
     @cached_property

@@ -125,7 +125,7 @@ def literature() -> Literature:
     return Literature.model_validate(parse_toml(text))
 
 
-def about(of: str | None) -> tuple[Publication, ...]:
+def select_figures(of: str | None) -> tuple[Publication, ...]:
     """Return all figures, or those of a network or a task."""
     rows = literature().figures
     if of is None:
@@ -136,12 +136,12 @@ def about(of: str | None) -> tuple[Publication, ...]:
     return found
 
 
-def needed(rows: Iterable[Publication]) -> tuple[str, ...]:
+def list_networks(rows: Iterable[Publication]) -> tuple[str, ...]:
     """Return the names in the zoo of the networks whose structure the rows are compared with."""
     return _unique((row.structure.network,) for row in rows if row.structure)
 
 
-def following(structure: Structure, traced: Traced) -> Derived:
+def derive_figures(structure: Structure, traced: Traced) -> Derived:
     """Return the figures that follow from bits and structure, by the costs that plans are priced with."""
     if structure.budget is not None:
         return Derived(gbops=_within(structure.budget / 100, traced.graph) / 1e9)
@@ -177,9 +177,9 @@ def _compression(structure: Structure, traced: Traced) -> float:
     return FLOAT_BITS * traced.parameters / stored
 
 
-def published(traced: Mapping[str, Traced], of: str | None = None) -> Table:
+def tabulate_published(traced: Mapping[str, Traced], of: str | None = None) -> Table:
     """Return a row per published network beside the figures that follow from its structure, with notes."""
-    rows, reasons = about(of), literature().reasons
+    rows, reasons = select_figures(of), literature().reasons
     used = _unique((row.why,) for row in rows if row.why)
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
@@ -199,11 +199,11 @@ def published(traced: Mapping[str, Traced], of: str | None = None) -> Table:
     return Table("What others published, and what follows of it from structure alone", columns, tuple(cells), notes)
 
 
-def published_values(traced: Mapping[str, Traced], of: str | None = None) -> Table:
+def tabulate_published_values(traced: Mapping[str, Traced], of: str | None = None) -> Table:
     """Return the same rows with the task, the sources and the reasons in full."""
     reasons = literature().reasons
     cells: list[tuple[Cell, ...]] = []
-    for row in about(of):
+    for row in select_figures(of):
         found = _derive(row, traced)
         cells.append(
             (row.method, row.network, row.task, row.weights or None, row.inputs or None, row.start, row.score, row.drop,
@@ -217,7 +217,7 @@ def published_values(traced: Mapping[str, Traced], of: str | None = None) -> Tab
     return Table("published", columns, tuple(cells))
 
 
-def published_times(of: str | None = None) -> Table:
+def tabulate_published_times(of: str | None = None) -> Table:
     """Return the seconds that the paper reports for estimating gains and solving the knapsack."""
     rows = literature().times
     if of is not None:
@@ -230,7 +230,7 @@ def published_times(of: str | None = None) -> Table:
 
 
 def _derive(row: Publication, traced: Mapping[str, Traced]) -> Derived:
-    return following(row.structure, traced[row.structure.network]) if row.structure else Derived()
+    return derive_figures(row.structure, traced[row.structure.network]) if row.structure else Derived()
 
 
 def _drop_zeros(seconds: float) -> float | int:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from bitplan.core.studies import Study
 from bitplan.reports.formats import Column, Table, Value, numbers
 from bitplan.stats.compare import Cell, cells, metric_of
-from bitplan.stats.spending import FACTOR, NOT_SAID, MethodSpend, spendings
+from bitplan.stats.spending import FACTOR, NOT_SAID, MethodSpend, spends_by_title
 from bitplan.store.run_folder import RunFolder
 
 
 def spends_of(run: RunFolder) -> dict[str, MethodSpend]:
     """Return the spend of each method that has gains, by its title."""
-    return spendings(run.study, run.gains | run.bound_gains)
+    return spends_by_title(run.study, run.gains | run.bound_gains)
 
 
 def score_against_spend(run: RunFolder) -> Table:

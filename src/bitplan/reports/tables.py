@@ -104,7 +104,7 @@ def distances(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     return Table(f"{run.study.name}: groups that two methods choose differently", columns, rows)
 
 
-def lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+def tabulate_lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     """Return how many groups each method lowers below the highest choice within each budget (the paper's appendix D).
 
     The number of layers is in brackets: linked layers are lowered together.
@@ -122,7 +122,7 @@ def lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     return grid(title, "method", [method.title for method in run.study.methods], within, count)
 
 
-def lowered_counts(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
+def count_lowered(run: RunFolder, budgets: Sequence[str] = ()) -> Table:
     """Return the same numbers as a row per method and budget."""
     rows = tuple((*place, *counts) for place, counts in _count_lowered(run, budgets).items())
     columns = (Column("method"), Column("budget"), *numbers("groups lowered", "layers lowered"))
@@ -214,7 +214,7 @@ def significance(run: RunFolder, against: str | None = None, *, corrected: bool 
     if corrected:
         title, heading = f"{title}, corrected over budgets (Holm)", "p (Holm)"
     rows: list[tuple[Value, ...]] = []
-    for first, second, difference, test in seen_from(comparisons, against):
+    for first, second, difference, test in orient_comparisons(comparisons, against):
         p, least = (test.corrected, test.corrected_floor) if corrected else (test.p, test.floor)
         figures = (None, None) if test.unequal else (p, least)
         rows.append((test.budget, first, second, difference, *figures, test.verdict()))
@@ -253,9 +253,9 @@ def _compare_at_a_glance(
     corrected: bool,
     notes: tuple[str, ...],
 ) -> Table:
-    seen = seen_from(comparisons, against)
+    seen = orient_comparisons(comparisons, against)
     texts = {
-        (other, test.budget): difference_in_words(difference, test, corrected) for _, other, difference, test in seen
+        (other, test.budget): describe_difference(difference, test, corrected) for _, other, difference, test in seen
     }
     others = dict.fromkeys(other for _, other, *_ in seen)
     return grid(title, "against", others, budgets, lambda other, budget: texts.get((other, budget)), notes=notes)
@@ -277,7 +277,7 @@ def legend(
     return f"{sign}; {marks}; then {p}"
 
 
-def difference_in_words(difference: float, test: Comparison, corrected: bool) -> str:
+def describe_difference(difference: float, test: Comparison, corrected: bool) -> str:
     """Return a difference with its mark and p; p is left out if no scores could make it significant."""
     if test.shared:
         return "same plan"
@@ -314,7 +314,9 @@ def _check_title(what: str, title: str | None, titles: Sequence[str]) -> None:
         raise UnknownName(what, title, titles)
 
 
-def seen_from(comparisons: Iterable[Comparison], against: str | None) -> list[tuple[str, str, float, Comparison]]:
+def orient_comparisons(
+    comparisons: Iterable[Comparison], against: str | None
+) -> list[tuple[str, str, float, Comparison]]:
     """Return first method, second, the lead of the first, and the comparison; `against` always comes first."""
     seen = []
     for test in comparisons:
@@ -465,7 +467,7 @@ TABLES: dict[str, tuple[_Make, _Make]] = {
 CHOSEN: dict[str, tuple[_MakeWithin, _MakeWithin]] = {
     "layers": (layers, selections),
     "differences": (differences, distances),
-    "lowered": (lowered, lowered_counts),
+    "lowered": (tabulate_lowered, count_lowered),
 }
 
 

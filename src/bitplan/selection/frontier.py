@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.budget import Account, Budget, BudgetLike, what_fits
+from bitplan.core.budget import Account, Budget, BudgetLike, suggest_budgets
 from bitplan.core.errors import BudgetError, InputError
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.selection.base import (
@@ -78,7 +78,7 @@ class Frontier:
         if is_other or not written.unit.fits(self.cost.name, self.cost.unit):
             raise InputError(
                 f"this frontier is one of {self.cost.name}; it has no point for a budget of {written}: "
-                f"{what_fits(self.account)}"
+                f"{suggest_budgets(self.account)}"
             )
         problem = self._within(written.capacity(self.account))
         check_feasible([written], [self.cost], self.graph, problem)

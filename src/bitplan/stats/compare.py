@@ -18,7 +18,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.records import Plan
 from bitplan.core.studies import Method, Study
 from bitplan.core.trials import Result, Role, Trial
-from bitplan.stats.ranksum import Strata, is_exact, stratified, stratified_floor
+from bitplan.stats.ranksum import Strata, is_exact, least_stratified_p, stratified_rank_sum
 from bitplan.stats.spending import MethodSpend, why_unequal
 
 ALPHA = 0.05
@@ -141,8 +141,8 @@ def compare(
         for budget in study.budgets:
             ours, theirs = by_place.get((first, budget)), by_place.get((second, budget))
             if ours is not None and theirs is not None:
-                tests.append(replace(tested_pair(ours, theirs, upwards), unequal=unequal))
-        comparisons += corrected_over_budgets(tests)
+                tests.append(replace(compare_cells(ours, theirs, upwards), unequal=unequal))
+        comparisons += correct_over_budgets(tests)
     return tuple(comparisons)
 
 
@@ -229,7 +229,7 @@ def warning(comparisons: Sequence[Comparison], alpha: float = ALPHA) -> str | No
     return None
 
 
-def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
+def compare_cells(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
     """Return the comparison of two cells of one budget, before any correction."""
     counts = len(ours.scores), len(theirs.scores)
     strata = strata_of(ours, theirs)
@@ -238,8 +238,8 @@ def tested_pair(ours: Cell, theirs: Cell, higher_is_better: bool) -> Comparison:
         second=theirs.title,
         budget=ours.budget,
         difference=(ours.mean - theirs.mean) * (1 if higher_is_better else -1),
-        p=stratified(strata) if strata else 1.0,
-        floor=stratified_floor([(len(first), len(second)) for first, second in strata]),
+        p=stratified_rank_sum(strata) if strata else 1.0,
+        floor=least_stratified_p([(len(first), len(second)) for first, second in strata]),
         corrected=1.0,
         corrected_floor=1.0,
         seeds=counts,
@@ -254,7 +254,7 @@ def strata_of(ours: Cell, theirs: Cell) -> list[Strata]:
     return [(ours.from_start(start), theirs.from_start(start)) for start in both]
 
 
-def corrected_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
+def correct_over_budgets(tests: Sequence[Comparison]) -> list[Comparison]:
     """Return the tests corrected over all of them."""
     if not tests:
         return []
@@ -439,8 +439,10 @@ def compare_quantizers(study: Study, results: Iterable[Result], against: str) ->
         if against not in (first, second):
             continue
         both = [(by_place.get((first, at)), by_place.get((second, at))) for at in plans]
-        tests = [tested_pair(ours, theirs, upwards) for ours, theirs in both if ours is not None and theirs is not None]
-        comparisons += corrected_over_budgets(tests)
+        tests = [
+            compare_cells(ours, theirs, upwards) for ours, theirs in both if ours is not None and theirs is not None
+        ]
+        comparisons += correct_over_budgets(tests)
     return tuple(comparisons)
 
 

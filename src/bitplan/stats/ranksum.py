@@ -32,10 +32,10 @@ def rank_sum(first: Sequence[float], second: Sequence[float]) -> float:
         return float(mannwhitneyu(first, second, method="asymptotic").pvalue)
     splits, observed = _count_splits(ranks, len(first)), int(ranks[: len(first)].sum())
     tail = min(float(splits[: observed + 1].sum()), float(splits[observed:].sum()))
-    return max(floor(len(first), len(second)), min(1.0, 2 * (tail / math.comb(len(ranks), len(first)))))
+    return max(least_p(len(first), len(second)), min(1.0, 2 * (tail / math.comb(len(ranks), len(first)))))
 
 
-def stratified(strata: Sequence[Strata]) -> float:
+def stratified_rank_sum(strata: Sequence[Strata]) -> float:
     """Return the p of two samples that are each cut into strata: ranks are given within a stratum, their sums added.
 
     Every split within every stratum counts (van Elteren's test with equal weights, exact). Values are compared with
@@ -56,7 +56,7 @@ def stratified(strata: Sequence[Strata]) -> float:
         total = np.convolve(total, splits / splits.sum())
     lower, upper = float(total[: observed + 1].sum()), float(total[observed:].sum())
     counts = [(len(first), len(second)) for first, second in strata]
-    return max(stratified_floor(counts), min(1.0, 2 * min(lower, upper)))
+    return max(least_stratified_p(counts), min(1.0, 2 * min(lower, upper)))
 
 
 def is_exact(strata: Sequence[Strata]) -> bool:
@@ -72,12 +72,12 @@ def name_test(exact: Iterable[bool]) -> str:
     return "rank-sum test (normal approximation)" if False in kinds else "exact rank-sum test"
 
 
-def stratified_floor(counts: Sequence[tuple[int, int]]) -> float:
+def least_stratified_p(counts: Sequence[tuple[int, int]]) -> float:
     """Return the least p that strata with so many values on each side can reach."""
-    return min(1.0, 2 * math.prod(floor(*one) / 2 if min(one) else 1.0 for one in counts)) if counts else 1.0
+    return min(1.0, 2 * math.prod(least_p(*one) / 2 if min(one) else 1.0 for one in counts)) if counts else 1.0
 
 
-def floor(first: int, second: int) -> float:
+def least_p(first: int, second: int) -> float:
     """Return the least p that so many values on each side can reach: if all of one side are above all of the other."""
     if first < 1 or second < 1:
         raise InputError(f"a test needs at least one value on each side, got {first} and {second}")

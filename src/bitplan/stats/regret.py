@@ -11,7 +11,7 @@ from bitplan.core.records import Plan
 from bitplan.core.studies import Study
 from bitplan.core.trials import Result
 from bitplan.stats.compare import ALPHA, NO_PLANS, belongs, deviation, holm, mean
-from bitplan.stats.ranksum import Strata, is_exact, stratified
+from bitplan.stats.ranksum import Strata, is_exact, stratified_rank_sum
 
 LEVEL = 0.95
 Scores = dict[tuple[str, int], float]
@@ -95,7 +95,7 @@ def _regret(title: str, ceiling: Ceiling, winner: Scores, own: Scores) -> Regret
     value, sd = mean(values), deviation(values)
     error = None if sd is None else sd / math.sqrt(len(values))
     reach = 0.0 if error is None else error * _quantile((1 + LEVEL) / 2, len(values) - 1)
-    p = stratified(strata)
+    p = stratified_rank_sum(strata)
     by_start = tuple(mean([apart[key] for key in both if key[0] == start]) for start in starts)
     low, high = (None, None) if error is None else (value - reach, value + reach)
     return Regret(title, ceiling.search.budget, value, error, low, high, p, p, len(values), by_start, is_exact(strata))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bitplan.core.records import Gains
 from bitplan.core.studies import Study
-from bitplan.store.run_folder import title_at
+from bitplan.store.run_folder import title_of_gains
 
 FACTOR = 1.25
 """Two spends are equal where the greater is at most so many times the less."""
@@ -44,13 +44,13 @@ class MethodSpend:
         return NOT_SAID if self.labels is None else "labels" if self.labels else "no labels"
 
 
-def spendings(study: Study, gains: Mapping[str, Gains]) -> dict[str, MethodSpend]:
+def spends_by_title(study: Study, gains: Mapping[str, Gains]) -> dict[str, MethodSpend]:
     """Return title → spend of the methods that have estimates; `gains` are those of a run, bound ones included."""
     found: dict[str, MethodSpend] = {}
     for method in study.methods:
         once = gains.get(method.title)
         titles = [
-            title_at(method.title, (budget,), study.gain_seed + seed)
+            title_of_gains(method.title, (budget,), study.gain_seed + seed)
             for budget in study.budgets
             for seed in study.seeds
         ]  # fmt: skip

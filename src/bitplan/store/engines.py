@@ -23,7 +23,7 @@ from bitplan.core.errors import Fault, InputError, fault_of
 from bitplan.core.escaping import log_to_terminal
 from bitplan.core.malloc_tuning import keep_freed_memory
 from bitplan.core.registry import ENGINES
-from bitplan.core.worker_payload import packed, unpacked
+from bitplan.core.worker_payload import pack_payload, unpack_payload
 
 # --- Many independent jobs: what an engine must be, and jobs whose outcome is a file.
 
@@ -124,7 +124,7 @@ class Local:
 @contextmanager
 def _pool(threads: int, most: int) -> Iterator[Pool]:
     """The pool that is kept, unless somebody uses it at the same time; else one for the block alone."""
-    kept = KEPT.get()
+    kept = KEPT_POOLS.get()
     pool = None if kept is None else kept.setdefault(threads, Pool(threads))
     if pool is not None and not pool.taken:
         with pool.taken_for(most):
@@ -152,7 +152,7 @@ class SentWork:
 
     def __init__(self, do: Callable[[Any], Any]) -> None:
         try:
-            self.packed = packed(do)
+            self.packed = pack_payload(do)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"this work cannot be sent to another process ({error}): run it with the local engine's workers = 0"
@@ -301,7 +301,7 @@ def _serve(pipe: Connection, threads: int, safe_path: str | None) -> None:
             kind, sent = pipe.recv_bytes(), pipe.recv_bytes()
             if kind == _WORK:
                 work = None  # before the next one takes its room
-                work = unpacked(sent)
+                work = unpack_payload(sent)
                 if "torch" in sys.modules:
                     sys.modules["torch"].set_num_threads(threads)
             else:
@@ -321,24 +321,24 @@ def _end_with_parent() -> None:
 
 # --- Worker processes that stay from one round of jobs to the next.
 
-KEPT: ContextVar[dict[int, Pool] | None] = ContextVar("KEPT", default=None)
+KEPT_POOLS: ContextVar[dict[int, Pool] | None] = ContextVar("KEPT", default=None)
 """Pools that stay open, by the threads of their workers; None where none is to."""
 
 
 @contextmanager
-def keeping_workers() -> Iterator[None]:
+def keep_workers() -> Iterator[None]:
     """Let every local engine keep its worker processes until the block ends: what comes in rounds starts them once.
 
     A worker that gets the same work again still has what it read and made for it.
     """
-    if KEPT.get() is not None:  # whoever asked first keeps them
+    if KEPT_POOLS.get() is not None:  # whoever asked first keeps them
         yield
         return
     pools: dict[int, Pool] = {}
-    token = KEPT.set(pools)
+    token = KEPT_POOLS.set(pools)
     try:
         yield
     finally:
-        KEPT.reset(token)
+        KEPT_POOLS.reset(token)
         for pool in pools.values():
             pool.close()

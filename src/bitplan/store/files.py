@@ -37,14 +37,14 @@ ASIDE = ".damaged"
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[Path]:
+def atomic_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary name to write under; when the block ends, flush the file and give it its own name.
 
     The name is flushed too, so that no power cut takes it back. A kill, a full disk or an error in the block leaves no
     half file, and the old file stays. Raise WriteError if the system refuses anything. Folders above the file are made.
     """
     target = Path(path)
-    refuse_no_file(target)
+    check_regular_file(target)
     temporary = temporary_name(target)
     with _refusals_named(target):
         try:
@@ -59,7 +59,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
+def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; when the block ends, flush its files and give it its own name.
 
     The old folder stays until then, and also if the block or the replacement fails. Folders that killed processes left
@@ -71,7 +71,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         try:
             clear_left(target.parent, target.name)
             make_folder(temporary)
-            restore(target)
+            restore_folder(target)
             yield temporary
             for item in (*sorted(temporary.rglob("*")), temporary):
                 flush_folder(item) if item.is_dir() else flush_file(item)
@@ -88,7 +88,7 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_bytes(path: str | Path, content: bytes) -> Path:
     """Write a file, whole or not at all."""
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_bytes(content)
     return Path(path)
 
@@ -117,7 +117,7 @@ def read_bytes(path: str | Path, *, times: int = 1) -> bytes:
         raise _unreadable(Path(path), error) from None
 
 
-def refuse_large_text(path: Path) -> None:
+def check_text_size(path: Path) -> None:
     """Raise FileError if reading a file whole as text would take more memory than it may."""
     size = path.stat().st_size
     check_room(path, _PARSED * size, size)
@@ -139,7 +139,7 @@ def open_file(path: str | Path) -> io.BufferedReader:
     return os.fdopen(number, "rb")
 
 
-def through_links(path: Path) -> Path:
+def follow_links(path: Path) -> Path:
     """Return the target of a path that a user wrote, so that a link stays and its target is written.
 
     Files of a run are written without this: links in a run may be anybody's, so they are replaced.
@@ -151,14 +151,14 @@ def through_links(path: Path) -> Path:
         raise WriteError(f"cannot write {path}: its links go in a circle") from None
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return an id that serves as a file's name. Refuse one that leads elsewhere: ids are read from files too."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise FileError(f"{name!r} is no id: a file says it that bitplan did not write")
     return name
 
 
-def refuse_no_file(target: Path) -> None:
+def check_regular_file(target: Path) -> None:
     """Raise WriteError if a folder, pipe or device has the name of a file: renaming would replace it."""
     kind = _kind_of_special(target)
     if kind is not None:
@@ -271,7 +271,7 @@ def _looked_in(path: Path) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else f" in {path.parent.resolve()}"
 
 
-def remove(paths: Iterable[Path]) -> None:
+def remove_paths(paths: Iterable[Path]) -> None:
     """Remove files and folders. Raise WriteError in one line if that fails."""
     for path in paths:
         try:
@@ -334,7 +334,7 @@ def put_in_place(new: Path, target: Path) -> None:
             break
         except OSError as error:
             if error.errno not in _TAKEN or attempt == _ATTEMPTS - 1:
-                restore(target)
+                restore_folder(target)
                 raise
         with contextlib.suppress(FileNotFoundError):
             target.rename(target.with_name(f".{target.name}.old.{secrets.token_hex(4)}"))
@@ -345,7 +345,7 @@ def put_in_place(new: Path, target: Path) -> None:
             remove_quietly([gone])
 
 
-def restore(target: Path) -> None:
+def restore_folder(target: Path) -> None:
     """Put a folder back that a killed process had moved aside and not yet replaced."""
     aside = _list_aside(target)
     with contextlib.suppress(OSError):  # another process was faster, or the disk is read-only
@@ -366,10 +366,12 @@ _DAY = 24 * 3600.0
 def temporary_name(target: Path) -> Path:
     """Return an unused name beside the target. The suffix stays, since some writers look at it."""
     pid = os.getpid()
-    return target.with_name(f".{target.name}.{_machine()}-{pid}-{birth(pid)}-{secrets.token_hex(4)}{target.suffix}")
+    return target.with_name(
+        f".{target.name}.{_machine()}-{pid}-{process_birth(pid)}-{secrets.token_hex(4)}{target.suffix}"
+    )
 
 
-def left_behind(folder: Path, of: str | None = None, *, by_others: bool = False) -> list[Path]:
+def list_left_behind(folder: Path, of: str | None = None, *, by_others: bool = False) -> list[Path]:
     """Return the temporary files and folders that ended processes left in a folder, or for one name in it.
 
     Nothing is known about processes of another machine; this one before a reboot counts as another. `by_others` takes
@@ -386,7 +388,7 @@ def left_behind(folder: Path, of: str | None = None, *, by_others: bool = False)
 
 def clear_left(folder: Path, of: str | None = None) -> None:
     """Remove the temporary files of ended processes. Those that cannot be removed stay; they do no harm."""
-    remove_quietly(left_behind(folder, of))
+    remove_quietly(list_left_behind(folder, of))
 
 
 def remove_quietly(paths: Iterable[Path]) -> None:
@@ -415,14 +417,14 @@ def _age(path: Path) -> float:
 
 @cache
 def _machine() -> str:
-    return hashlib.sha256(machine().encode()).hexdigest()[:8]
+    return hashlib.sha256(machine_name().encode()).hexdigest()[:8]
 
 
 # Processes are told apart by machine, number and start time.
 
 
 @cache
-def machine() -> str:
+def machine_name() -> str:
     """Return a name for the space of process numbers: the machine since its boot, or the container."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -430,7 +432,7 @@ def machine() -> str:
     return f"{socket.gethostname()} {secrets.token_hex(8)}"  # nothing is known: every process is its own machine
 
 
-def birth(pid: int) -> str:
+def process_birth(pid: int) -> str:
     """Return the start time of a process, which tells it from a later one with its number; "" if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -441,7 +443,7 @@ def birth(pid: int) -> str:
 
 def is_gone(pid: int, born: str) -> bool:
     """Return True if a process of this machine has ended. A hidden process may still run."""
-    now = birth(pid)
+    now = process_birth(pid)
     return now != born and not (now == "" and _is_hidden(pid))
 
 

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from bitplan.core.errors import Damaged
 from bitplan.core.record import Record
 from bitplan.store.engines import Engine, Failure, Local
-from bitplan.store.lease import SilentHolders, held, read_lease
-from bitplan.store.record_store import Shelf
+from bitplan.store.lease import SilentHolders, hold_lease, read_lease
+from bitplan.store.record_store import RecordStore
 
 Job = TypeVar("Job", bound=Record)
 Outcome = TypeVar("Outcome", bound=Record)
@@ -24,7 +24,7 @@ def run_jobs(
     work: Callable[[Job], Outcome],
     jobs: Sequence[Job],
     *,
-    shelf: Shelf[Outcome] | None = None,
+    shelf: RecordStore[Outcome] | None = None,
     engine: Engine | None = None,
     remake: bool = True,
 ) -> Iterator[tuple[Job, Outcome | Failure]]:
@@ -69,12 +69,12 @@ class _Kept(Generic[Job, Outcome]):
     """Work under a lease. The outcome is written before it is returned; None: another process has the lease."""
 
     work: Callable[[Job], Outcome]
-    shelf: Shelf[Outcome]
+    shelf: RecordStore[Outcome]
     remake: bool
 
     def __call__(self, claim: _Claim[Job]) -> Outcome | None:
         name = claim.job.id
-        with held(self.shelf.lease(name), stale=claim.stale) as mine:
+        with hold_lease(self.shelf.lease(name), stale=claim.stale) as mine:
             if self.shelf.has(name):  # somebody finished it since we looked
                 sound, damaged = self.shelf.read_sound([name])
                 if sound:
@@ -114,7 +114,7 @@ class _Kept(Generic[Job, Outcome]):
             raise error
 
 
-def _free(waiting: Sequence[Job], shelf: Shelf[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:
+def _free(waiting: Sequence[Job], shelf: RecordStore[Outcome], silent: SilentHolders) -> list[_Claim[Job]]:
     """Return a claim for each job whose lease is free or whose holder has gone silent."""
     claims = [_Claim(job, silent.stale(shelf.lease(job.id))) for job in waiting]
     return [claim for claim in claims if claim.stale or read_lease(shelf.lease(claim.job.id)) is None]

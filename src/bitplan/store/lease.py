@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bitplan.core.errors import WriteError
 from bitplan.core.parsing import parse_json
-from bitplan.store.files import birth, flush_folder, is_gone, machine, make_folder, temporary_name
+from bitplan.store.files import flush_folder, is_gone, machine_name, make_folder, process_birth, temporary_name
 
 _log = logging.getLogger(__name__)
 _TAKEN = ".taken"
@@ -52,13 +52,13 @@ class Holder:
     @property
     def gone(self) -> bool:
         """True if the process is known to have ended; nothing is known about another machine."""
-        return self.machine == machine() and is_gone(self.pid, self.born)
+        return self.machine == machine_name() and is_gone(self.pid, self.born)
 
     @property
     def here(self) -> bool:
         """True if it is this process."""
         own = os.getpid()
-        return (self.machine, self.pid, self.born) == (machine(), own, birth(own))
+        return (self.machine, self.pid, self.born) == (machine_name(), own, process_birth(own))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _read(path: Path) -> Holder | None:
 
 
 @contextlib.contextmanager
-def held(path: Path, *, stale: str | None = None) -> Iterator[bool]:
+def hold_lease(path: Path, *, stale: str | None = None) -> Iterator[bool]:
     """Hold a lease until the block ends; yield False at once if another process holds it.
 
     `stale` is the token of a holder that gave no sign of life: its lease is taken over.
@@ -146,7 +146,7 @@ class SilentHolders:
 
 def _claim(path: Path, stale: str | None) -> str | None:
     """Create the lease, or replace a stale one. Return the token, or None if another process holds it."""
-    me = Holder(machine(), os.getpid(), birth(os.getpid()), secrets.token_hex(8))
+    me = Holder(machine_name(), os.getpid(), process_birth(os.getpid()), secrets.token_hex(8))
     mine = temporary_name(path)
     try:
         make_folder(path.parent)
@@ -206,7 +206,7 @@ def _clear(marker: Path, mine: Path) -> None:
             marker.unlink()
 
 
-def left_markers(leases: Path) -> list[Path]:
+def list_left_markers(leases: Path) -> list[Path]:
     """Return the markers of processes that were killed while they took over a lease that is another by now."""
     found = []
     for marker in leases.glob(f".*{_TAKEN}"):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, final
 
 from bitplan.core.errors import InputError, MissingExtra
 from bitplan.core.trust import is_looked_into
-from bitplan.core.worker_payload import packed, unpacked
+from bitplan.core.worker_payload import pack_payload, unpack_payload
 from bitplan.store.engines import Failure, attempt
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ class Cluster:
         ray = _connected(self.address)
         self._check_room(ray)
         task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)(_do)
-        sent = packed(work, ray.cloudpickle.dumps)  # also what a script defines itself
+        sent = pack_payload(work, ray.cloudpickle.dumps)  # also what a script defines itself
         key, shared = hashlib.sha256(sent).hexdigest(), ray.put(sent)
         waiting = iter(items)
         running: dict[Any, Item] = {}
@@ -88,7 +88,7 @@ def _do(key: str, work: bytes, item: Any) -> Any:
     """One item, on a worker of the cluster."""
     if key not in _unpacked:
         _unpacked.clear()
-        _unpacked[key] = unpacked(work)
+        _unpacked[key] = unpack_payload(work)
     return attempt(_unpacked[key], item)
 
 

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar, cast
 
 from bitplan.core.errors import Damaged, FileError, WriteError
 from bitplan.core.record import Record
-from bitplan.store.files import ASIDE, checked_name, load, read_bytes, restore, set_aside, write_text
+from bitplan.store.files import ASIDE, check_name, load, read_bytes, restore_folder, set_aside, write_text
 
 Kept = TypeVar("Kept", bound=Record)
 Other = TypeVar("Other", bound=Record)
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Shelf(Generic[Kept]):
+class RecordStore(Generic[Kept]):
     """Records of one kind in a folder, each under the id of its owner. `leases` says who works on which id."""
 
     folder: Path
@@ -38,26 +38,26 @@ class Shelf(Generic[Kept]):
     leases: Path
 
     @classmethod
-    def at(cls, folder: str | Path) -> Shelf[Record]:
+    def at(cls, folder: str | Path) -> RecordStore[Record]:
         """Return the store of a folder for outcomes of any kind, with its leases inside it."""
-        return Shelf(Path(folder), Record, Path(folder) / "leases")
+        return RecordStore(Path(folder), Record, Path(folder) / "leases")
 
-    def holding(self, kind: type[Other]) -> Shelf[Other]:
+    def holding(self, kind: type[Other]) -> RecordStore[Other]:
         """Return the same folder for records of another kind: jobs of several methods stand side by side."""
-        return cast("Shelf[Other]", replace(self, kind=kind))  # type: ignore[arg-type]
+        return cast("RecordStore[Other]", replace(self, kind=kind))  # type: ignore[arg-type]
 
     def path(self, name: str) -> Path:
         """Return the file of an id."""
-        return self.folder / f"{checked_name(name)}{_SUFFIX}"
+        return self.folder / f"{check_name(name)}{_SUFFIX}"
 
     def lease(self, name: str) -> Path:
         """Return the lease of an id."""
-        return self.leases / f"{self.folder.name}-{checked_name(name)}"
+        return self.leases / f"{self.folder.name}-{check_name(name)}"
 
     @property
-    def running(self) -> Places:
+    def running(self) -> FolderStore:
         """The folders of unfinished trainings, by id. They stand beside the leases."""
-        return Places(self.leases.with_name(_RUNNING))
+        return FolderStore(self.leases.with_name(_RUNNING))
 
     def has(self, name: str) -> bool:
         """Return True if there is a record of that id."""
@@ -143,18 +143,18 @@ def keep_record(path: Path, record: Record, *, of: str | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Places:
+class FolderStore:
     """Folders by id that others fill, such as checkpoints."""
 
     folder: Path
 
     def path(self, name: str) -> Path:
         """Return the folder of an id, there or not."""
-        return self.folder / checked_name(name)
+        return self.folder / check_name(name)
 
     def has(self, name: str) -> bool:
         """Return True if the folder of an id is there."""
-        restore(self.path(name))
+        restore_folder(self.path(name))
         return self.path(name).is_dir()
 
     def set_aside(self, name: str) -> None:

@@ -33,14 +33,14 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote_plus
 
-from bitplan.core.ceilings import Ceiling, best_searched
+from bitplan.core.ceilings import Ceiling, select_ceilings
 from bitplan.core.errors import FileError
 from bitplan.core.record import Record
 from bitplan.core.records import Costs, Gains, Graph, Plan
 from bitplan.core.studies import Agenda, FailedTrial, Fit, Pairs, Study, Trained
 from bitplan.core.trials import Result, Trial
 from bitplan.store.files import ASIDE, load
-from bitplan.store.record_store import Places, Shelf, keep_record
+from bitplan.store.record_store import FolderStore, RecordStore, keep_record
 
 _LONGEST = 150  # letters of a file's name; file systems take 255 bytes
 _GAINS, LEASES = "gains", "leases"
@@ -76,7 +76,7 @@ def is_own(name: PurePath) -> bool:
     return name.parts[0] in own
 
 
-def title_at(title: str, budgets: tuple[str, ...], seed: int, *, start: int | None = None) -> str:
+def title_of_gains(title: str, budgets: tuple[str, ...], seed: int, *, start: int | None = None) -> str:
     """What the gains of a method are called; of one that chooses within budgets they hold for these and a seed.
 
     `start` is the seed of the network that they were estimated from, where that is not a study's first.
@@ -182,54 +182,54 @@ class RunFolder:
     # What was found, by id.
 
     @property
-    def trials(self) -> Shelf[Result]:
+    def trials(self) -> RecordStore[Result]:
         """Results by the id of their trial."""
         return self._shelf(RunPart.TRIALS, Result)
 
     @property
-    def failed(self) -> Shelf[FailedTrial]:
+    def failed(self) -> RecordStore[FailedTrial]:
         """Failures by the id of their trial."""
         return self._shelf(RunPart.FAILURES, FailedTrial)
 
     @property
-    def estimates(self) -> Shelf[Gains]:
+    def estimates(self) -> RecordStore[Gains]:
         """Gains by the id of their estimation."""
         return self._shelf(RunPart.ESTIMATES, Gains)
 
     @property
-    def trained(self) -> Shelf[Trained]:
+    def trained(self) -> RecordStore[Trained]:
         """What trainings gave, by their id."""
         return self._shelf(RunPart.TRAINED, Trained)
 
     @property
-    def jobs(self) -> Shelf[Record]:
+    def jobs(self) -> RecordStore[Record]:
         """Outcomes of the jobs of methods, of whichever kind."""
         return self._shelf(RunPart.JOBS, Record)
 
     @property
-    def ceilings(self) -> Shelf[Ceiling]:
+    def ceilings(self) -> RecordStore[Ceiling]:
         """Searches for the best plan within a budget, by what they depend on."""
         return self._shelf(RunPart.CEILINGS, Ceiling)
 
     @property
-    def kept(self) -> Shelf[Trained]:
+    def kept(self) -> RecordStore[Trained]:
         """What the trainings of networks that are kept gave; a network without it is not whole."""
         return self._shelf(RunPart.NETWORKS, Trained)
 
     @property
-    def starts(self) -> Places:
+    def starts(self) -> FolderStore:
         """Checkpoints by the trial that made them."""
-        return Places(self.path / RunPart.STARTS)
+        return FolderStore(self.path / RunPart.STARTS)
 
     @property
-    def networks(self) -> Places:
+    def networks(self) -> FolderStore:
         """Checkpoints of trained networks, by their training."""
-        return Places(self.path / RunPart.NETWORKS)
+        return FolderStore(self.path / RunPart.NETWORKS)
 
     @property
-    def running(self) -> Places:
+    def running(self) -> FolderStore:
         """Where trainings are under way, by their id."""
-        return Places(self.path / RunPart.RUNNING)
+        return FolderStore(self.path / RunPart.RUNNING)
 
     # The same for those who read.
 
@@ -244,7 +244,7 @@ class RunFolder:
         """Of the methods that choose within a budget, the gains that are done, by title, budget and seed in words."""
         study = self.study
         every = product(study.methods, study.budgets, study.seeds)
-        titles = [title_at(method.title, (budget,), study.gain_seed + seed) for method, budget, seed in every]
+        titles = [title_of_gains(method.title, (budget,), study.gain_seed + seed) for method, budget, seed in every]
         found = {title: self.gains_of(title) for title in titles}
         return {title: gains for title, gains in found.items() if gains is not None}
 
@@ -273,7 +273,7 @@ class RunFolder:
     @property
     def found_ceilings(self) -> list[Ceiling]:
         """The ceilings of the study that are found: of each budget the one that took the most trainings."""
-        return best_searched(self.ceilings.read_all().values(), self.study) if self.ceilings.ids() else []
+        return select_ceilings(self.ceilings.read_all().values(), self.study) if self.ceilings.ids() else []
 
     @property
     def unfinished(self) -> int:
@@ -337,7 +337,7 @@ class RunFolder:
         split = [(path, *path.name.rpartition("-")[::2]) for path in files]
         return [LeaseFile(part, job, path) for path, part, job in split]
 
-    def shelves(self) -> list[Shelf[Record]]:
+    def shelves(self) -> list[RecordStore[Record]]:
         """All that is kept as records by id."""
         return [self._shelf(part, kind) for part, kind in _KINDS.items()]
 
@@ -355,8 +355,8 @@ class RunFolder:
     def _leases(self) -> Path:
         return self.path / LEASES
 
-    def _shelf(self, part: RunPart, kind: type[AnyRecord]) -> Shelf[AnyRecord]:
-        return Shelf(self.path / part, kind, self._leases)
+    def _shelf(self, part: RunPart, kind: type[AnyRecord]) -> RecordStore[AnyRecord]:
+        return RecordStore(self.path / part, kind, self._leases)
 
     def _wanted(self, found: set[str]) -> list[str]:
         agenda = self.agenda if found else None  # which takes a while to read where there are thousands

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.core.precision import Precision
 from bitplan.store.files import read_text
 
@@ -86,7 +86,7 @@ def _is_comment(text: str) -> bool:
 
 def _csv_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     text = read_text(path)
-    with parsing(path, "a table", "write it again"):
+    with explain_failures(path, "a table", "write it again"):
         lines = [line for line in csv.reader(io.StringIO(text)) if line and not _is_comment(line[0])]
     if not lines or len(lines[0]) < 2:
         raise FileError(f"{path}: the first line must name the columns, such as layer,w2a2,w4a4")
@@ -105,7 +105,7 @@ def _json_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_content(path: str | Path) -> dict[str, Any]:
-    with parsing(path, "a table", "write it again"):
+    with explain_failures(path, "a table", "write it again"):
         content = parse_json(read_text(path))
     if not isinstance(content, dict) or "bitplan" in content:
         raise FileError(f"{path}: not a table; expected {{layer: {{precision: number}}}}")

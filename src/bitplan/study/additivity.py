@@ -19,12 +19,12 @@ from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.studies import Fit, Pair, Pairs, Study
 from bitplan.gains.base import Context
-from bitplan.gains.drop import Measure, batchwise
+from bitplan.gains.drop import Measure, measures_by_batch
 from bitplan.gains.jobs import do_jobs, lowered_jobs
-from bitplan.gains.lowering import By, check_task, check_top, lower, sign_of, try_task
+from bitplan.gains.lowering import By, check_task, check_top, lower, sign_for, try_task
 from bitplan.gains.regression import Regression
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting, engine_of, make_lost
+from bitplan.study.context import RunContext, make_study_engine, remake_missing_starts
 from bitplan.study.trials import starts
 
 HOLDS = 0.9
@@ -81,7 +81,7 @@ def study_pairs(
 ) -> Pairs:
     """Run the first experiment on a run's network at the highest choice, and keep the pairs in its folder."""
     run = RunFolder(Path(folder))
-    model, graph, context = _prepare(Setting(study, run, trust), progress)
+    model, graph, context = _prepare(RunContext(study, run, trust), progress)
     pairs = pair_drops(model, graph, study.choices, context, **options)
     run.keep(pairs)
     return pairs
@@ -92,19 +92,19 @@ def study_fit(
 ) -> Fit:
     """Run the second experiment by the study's recipe; `options` are those of `gains/regression.py`."""
     run = RunFolder(Path(folder))
-    model, graph, context = _prepare(Setting(study, run, trust), progress)
+    model, graph, context = _prepare(RunContext(study, run, trust), progress)
     fit = Regression(**options).fit(model, graph, study.choices, context)
     run.keep(fit)
     return fit
 
 
-def _prepare(setting: Setting, progress: Progress | None) -> tuple[Any, Graph, Context]:
+def _prepare(setting: RunContext, progress: Progress | None) -> tuple[Any, Graph, Context]:
     study, run, graph = setting.study, setting.run, setting.run.graph
     high, tell = starts(study).high, progress or (lambda *_: None)
     if graph is None or not run.trials.has(high.id):
         raise InputError(f"{run.path} has no network at {study.choices[-1]} yet: `bitplan sweep` makes it first")
-    engine = engine_of(study, trust=setting.trust)
-    make_lost(setting, {high.id}, engine, partial(tell, 0, 1))
+    engine = make_study_engine(study, trust=setting.trust)
+    remake_missing_starts(setting, {high.id}, engine, partial(tell, 0, 1))
     context = Context(
         task=setting.task,
         recipe=study.recipe,
@@ -160,9 +160,9 @@ def _measure(
     try_task(lower(model, {}), task, by, "additivity")
     jobs = lowered_jobs("drop", model, graph, context, lowered, samples, batch_size)
     done = do_jobs(Measure(model, task), jobs, context, "additivity")
-    sign = sign_of(by, task)
+    sign = sign_for(by, task)
     goodness = []
     for job in jobs:
-        values = batchwise(done[job.id], by)
+        values = measures_by_batch(done[job.id], by)
         goodness.append(sign * math.fsum(values) / len(values))
     return goodness

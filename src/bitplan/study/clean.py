@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitplan.core.studies import Study
-from bitplan.store.files import ASIDE, left_behind, remove
-from bitplan.store.lease import left_markers, read_lease
+from bitplan.store.files import ASIDE, list_left_behind, remove_paths
+from bitplan.store.lease import list_left_markers, read_lease
 from bitplan.store.run_folder import LeaseFile, RunFolder, RunPart
-from bitplan.study.trials import all_starts, estimations, made_by, trials, with_controls
+from bitplan.study.trials import all_starts, estimations, trials, trials_of_starts, with_controls
 
 Needed = dict[RunPart, set[str]]
 """Part of the run → the ids in it that somebody needs."""
@@ -43,19 +43,19 @@ def find_waste(folder: str | Path, studies: Iterable[Study]) -> Waste:
 
 def clean_(waste: Waste) -> None:
     """Remove the waste."""
-    remove(waste.paths)
+    remove_paths(waste.paths)
 
 
 def left_by_killed(run: RunFolder, *, by_others: bool = False) -> list[Path]:
     """Return the files that dead processes were writing; with `by_others`, old ones of other machines too."""
-    left = [path for folder in run.folders() for path in left_behind(folder, by_others=by_others)]
-    return left + left_markers(run.trials.leases)
+    left = [path for folder in run.folders() for path in list_left_behind(folder, by_others=by_others)]
+    return left + list_left_markers(run.trials.leases)
 
 
 def _find_needed(run: RunFolder, studies: Sequence[Study]) -> Needed:
     """Return the ids that the studies need in each part of the run, whatever their state; other parts are left out."""
     wanted = {trial.id for study in studies for trial in trials(study)}
-    own = [trial for study in studies for trial in made_by(study)]
+    own = [trial for study in studies for trial in trials_of_starts(study)]
     needed = {
         RunPart.TRIALS: wanted,
         RunPart.FAILURES: wanted,

@@ -36,13 +36,13 @@ from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.store.engines import Engine, Failure, make_engine
 from bitplan.store.files import ASIDE, load
 from bitplan.store.jobs import run_jobs
-from bitplan.store.record_store import Shelf
+from bitplan.store.record_store import RecordStore
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.trials import all_starts, starts
 from bitplan.tasks.base import Task, choosing_task, load_task
 from bitplan.tune.log import LogLine, TrainLog
 from bitplan.tune.loop import evaluate_each, finetune_
-from bitplan.tune.resume import begun_anew
+from bitplan.tune.resume import train_or_restart
 from bitplan.weights.opened import check_weights
 
 _KEPT_LINES = 100
@@ -51,7 +51,7 @@ CALIBRATION = 512
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """A study and the folder of its run; small, so that it can travel to another process.
 
     `trust` says that the user allowed the code that the study names.
@@ -145,7 +145,7 @@ class Setting:
         check_code(self.study.model, f"the study {self.study.name}", trust=self.trust)
 
 
-def engine_of(study: Study, *, trust: bool) -> Engine:
+def make_study_engine(study: Study, *, trust: bool) -> Engine:
     """Return the engine of a study's jobs; raise if it is not on this machine and not trusted."""
     check_engine(study, f"the study {study.name}", trust=trust)
     return make_engine(study.engine, study.engine_options)
@@ -157,7 +157,7 @@ def some_batches(task: Task, batch_size: int, seed: int, samples: int) -> list[A
     return list(itertools.islice(task.batches("train", size, seed=seed), -(-samples // size)))
 
 
-def scored(
+def describe_training(
     model: nn.Module, task: Task, lines: Sequence[LogLine], begin: float, *, in_integers: bool
 ) -> dict[str, Any]:
     """Return the fields of a result for a trained network: score, log, seconds since `begin`, versions."""
@@ -225,19 +225,19 @@ def _checkpoint(path: str, model: str) -> nn.Module:
 class MakeStart:
     """Make the network of a start's trial, keep it as a checkpoint of the run, and return its Result."""
 
-    setting: Setting
+    setting: RunContext
 
     def __call__(self, trial: Trial) -> Result:
         """Make the network, train it if the trial has a recipe, score and keep it."""
         begin = time.perf_counter()
         setting = self.setting
-        model, log = begun_anew(
+        model, log = train_or_restart(
             lambda model: self._train(model, trial) if trial.recipe else TrainLog((), complete=True),
             lambda: self._make_float(trial.seed) if trial.role == "float" else self._make_high(trial),
             setting.run.running,
             trial.id,
         )
-        measured = scored(model, setting.task, log.lines, begin, in_integers=setting.study.in_integers)
+        measured = describe_training(model, setting.task, log.lines, begin, in_integers=setting.study.in_integers)
         self._refuse_another(trial, measured["score"])
         place = setting.run.starts.path(trial.id)
         save_checkpoint(model, place, spec=setting.spec, graph_id=setting.graph.id, of=trial.id)
@@ -311,13 +311,13 @@ class MakeStart:
 
 @final
 @dataclass(frozen=True)
-class Started(Shelf[Result]):
+class StartStore(RecordStore[Result]):
     """The starts of a run: a result counts only with its network, and both are sound or refused."""
 
     run: RunFolder = field(kw_only=True)
 
     @classmethod
-    def of(cls, run: RunFolder) -> Started:
+    def of(cls, run: RunFolder) -> StartStore:
         """Return the starts of a run."""
         trials = run.trials
         return cls(trials.folder, trials.kind, trials.leases, run=run)
@@ -342,25 +342,27 @@ class Started(Shelf[Result]):
         return super().set_aside(name)
 
 
-def make_start(setting: Setting, trial: Trial, engine: Engine | None) -> Result | Failure:
+def make_start(setting: RunContext, trial: Trial, engine: Engine | None) -> Result | Failure:
     """Return the result of a start, and make its network unless it is there; refuse another network than before."""
-    [(_, outcome)] = run_jobs(MakeStart(setting), [trial], shelf=Started.of(setting.run), engine=engine)
+    [(_, outcome)] = run_jobs(MakeStart(setting), [trial], shelf=StartStore.of(setting.run), engine=engine)
     if not isinstance(outcome, Failure):
         setting.run.running.clear(trial.id)
         check_same(setting.run, trial)
     return outcome
 
 
-def make_lost(setting: Setting, needed: Collection[str], engine: Engine | None, tell: Callable[[str], None]) -> None:
+def remake_missing_starts(
+    setting: RunContext, needed: Collection[str], engine: Engine | None, tell: Callable[[str], None]
+) -> None:
     """Make the missing networks of these starts again, as in a run that was restored without them."""
-    for trial in lost_starts(setting, needed):
+    for trial in find_missing_starts(setting, needed):
         tell(f"{trial.method}: making the network that others start from")
         made = make_start(setting, trial, engine)
         if isinstance(made, Failure):
             raise InputError(made.message)
 
 
-def lost_starts(setting: Setting, needed: Collection[str]) -> list[Trial]:
+def find_missing_starts(setting: RunContext, needed: Collection[str]) -> list[Trial]:
     """Return the trials whose networks are missing among these starts and their origins, in the order of making."""
     run = setting.run
     if all(run.starts.has(name) for name in needed):

@@ -19,8 +19,8 @@ from bitplan.gains.base import Context, make_gain
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import quantize
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting, some_batches
-from bitplan.study.trials import all_starts, chooses_within_budget, estimations, made_by, trials, with_controls
+from bitplan.study.context import RunContext, some_batches
+from bitplan.study.trials import all_starts, chooses_within_budget, estimations, trials, trials_of_starts, with_controls
 from bitplan.tune.length import samples_of
 from bitplan.tune.loop import finetune_
 
@@ -56,10 +56,10 @@ class Forecast:
 def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Forecast:
     """Time a few steps of the study's training on random weights; the run's folder is only read."""
     study = with_controls(study)
-    setting = Setting(study, RunFolder(Path(run_folder)), trust)
+    setting = RunContext(study, RunFolder(Path(run_folder)), trust)
     graph = setting.trace()
     setting.costs(graph)
-    network, high = untrained(setting, graph)
+    network, high = make_untrained(setting, graph)
     teacher = network if study.recipe.distills else None
     pace = _time_step(setting, high, study.recipe, teacher)
     float_pace = _time_step(setting, network, study.recipe.for_floats(), None)
@@ -70,7 +70,9 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     methods = _forecast_methods(setting, high, network, graph)
     left = [line for line in lines if not line.done]
     size = sum(value.numel() * value.element_size() for value in network.state_dict().values())
-    kept = len(made_by(study)) + _count_networks(study, left)  # those that trials start from: float, and highest choice
+    kept = len(trials_of_starts(study)) + _count_networks(
+        study, left
+    )  # those that trials start from: float, and highest choice
     return Forecast(
         lines=tuple(lines),
         methods=methods,
@@ -81,7 +83,7 @@ def forecast(study: Study, run_folder: str | Path, *, trust: bool = False) -> Fo
     )
 
 
-def _forecast_methods(setting: Setting, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
+def _forecast_methods(setting: RunContext, high: nn.Module, network: nn.Module, graph: Graph) -> dict[str, float]:
     """Return the expected seconds of the methods that can tell them and are not done."""
     study, seconds = setting.study, dict[str, float]()
     for method in study.methods:
@@ -100,7 +102,7 @@ def _forecast_methods(setting: Setting, high: nn.Module, network: nn.Module, gra
     return seconds
 
 
-def _forecast_trial(setting: Setting, trial: Trial, pace: float, score: float) -> TrialForecast:
+def _forecast_trial(setting: RunContext, trial: Trial, pace: float, score: float) -> TrialForecast:
     """Return the forecast of a trial from the seconds of a step (`pace`) and of scoring once (`score`)."""
     seconds = score
     if trial.recipe is not None:
@@ -113,11 +115,11 @@ def _count_networks(study: Study, left: Sequence[TrialForecast]) -> int:
     """Return how many trained networks are kept at most, without those that others start from."""
     if not study.keep_networks:
         return 0
-    own = made_by(study)
+    own = trials_of_starts(study)
     return sum(line.trial not in own for line in left)
 
 
-def _time_step(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
+def _time_step(setting: RunContext, model: nn.Module, recipe: Recipe, teacher: nn.Module | None) -> float:
     """Return the seconds of the quickest of a few steps: the first also reads data and sets things up."""
     few = recipe.model_copy(update={"steps": STEPS, "epochs": None, "then": None})
     taught = copy.deepcopy(teacher) if few.distills else None
@@ -125,7 +127,7 @@ def _time_step(setting: Setting, model: nn.Module, recipe: Recipe, teacher: nn.M
     return min(recipe.batch_size / line.samples_per_second for line in log.lines)
 
 
-def _time_score(setting: Setting, model: nn.Module) -> float:
+def _time_score(setting: RunContext, model: nn.Module) -> float:
     """Return the seconds of scoring, from the forward pass of one batch."""
     task, size = setting.task, setting.study.recipe.batch_size
     batch = some_batches(task, size, 0, 1)[0]
@@ -141,7 +143,7 @@ def _time_score(setting: Setting, model: nn.Module) -> float:
 # Checks before anything is trained.
 
 
-def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
+def make_untrained(setting: RunContext, graph: Graph) -> tuple[nn.Module, nn.Module]:
     """Return the network with random weights, and the same at the highest choice, calibrated."""
     study = setting.study
     network = setting.network(study.start.seed)
@@ -150,7 +152,7 @@ def untrained(setting: Setting, graph: Graph) -> tuple[nn.Module, nn.Module]:
     return network, high
 
 
-def check_limits(setting: Setting, graph: Graph) -> None:
+def check_limits(setting: RunContext, graph: Graph) -> None:
     """Raise InputError if a spend is too small for a method that chooses within a budget and is not done yet."""
     study = setting.study
     made: tuple[nn.Module, nn.Module] | None = None
@@ -164,7 +166,7 @@ def check_limits(setting: Setting, graph: Graph) -> None:
         check = getattr(gain, "check_limit", None)  # searches and relaxations have one
         if check is None or job is None or (job.spend is None and getattr(gain, "spend", None) is None):
             continue
-        made = made or untrained(setting, graph)
+        made = made or make_untrained(setting, graph)
         network, high = made
         teacher = network if job.recipe and job.recipe.distills else None
         context = Context(

@@ -14,9 +14,9 @@ from bitplan.core.progress import Progress
 from bitplan.core.studies import Training
 from bitplan.core.trials import Result
 from bitplan.quant.checkpoint import load_checkpoint
-from bitplan.store.lease import held
+from bitplan.store.lease import hold_lease
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting, make_lost
+from bitplan.study.context import RunContext, remake_missing_starts
 from bitplan.study.scheduling import Train, training_for
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def trained_network(
     On the same machine, with the same versions and number of threads, training again gives the same network; check
     `as_recorded`. `trust` allows the code that the run's study may name.
     """
-    setting = Setting(run.study.model_copy(update={"keep_networks": True}), run, trust)
+    setting = RunContext(run.study.model_copy(update={"keep_networks": True}), run, trust)
     job = training_of(run, result)
     try:
         if is_kept(run, result):
@@ -62,7 +62,7 @@ def trained_network(
     return _load_kept(setting, job, result)
 
 
-def _load_kept(setting: Setting, job: Training, result: Result) -> TrainedNetwork:
+def _load_kept(setting: RunContext, job: Training, result: Result) -> TrainedNetwork:
     """Return the network in the run's folder, with the score beside it."""
     run = setting.run
     score = run.kept.read(job.id).score
@@ -88,15 +88,15 @@ def training_of(run: RunFolder, result: Result) -> Training:
     return job
 
 
-def _train_again(setting: Setting, job: Training, progress: Progress | None) -> None:
+def _train_again(setting: RunContext, job: Training, progress: Progress | None) -> None:
     """Train the network once more, under the lease that a sweep would take for it."""
     run, tell = setting.run, progress or (lambda *_: None)
-    with held(run.trained.lease(job.id)) as mine:
+    with hold_lease(run.trained.lease(job.id)) as mine:
         if not mine:
             lease = run.trained.lease(job.id)
             raise FileError(
                 f"another process trains this network right now: try again later; if none does, delete {lease}"
             )
-        make_lost(setting, {job.start}, None, partial(tell, 0, 1))
+        remake_missing_starts(setting, {job.start}, None, partial(tell, 0, 1))
         Train(setting, progress)(job)
         run.running.clear(job.id)

@@ -15,8 +15,8 @@ from bitplan.core.errors import FileError
 from bitplan.core.records import Gains
 from bitplan.core.studies import Estimation, Study, Trained
 from bitplan.core.trials import Result, Trial
-from bitplan.store.record_store import Kept, Shelf
-from bitplan.store.run_folder import RunFolder, title_at
+from bitplan.store.record_store import Kept, RecordStore
+from bitplan.store.run_folder import RunFolder, title_of_gains
 from bitplan.study.scheduling import estimates_for, trained_of, training_for
 from bitplan.study.trials import agenda, with_controls
 
@@ -92,7 +92,7 @@ def _refuse_other_starts(run: RunFolder, kept: RunFolder, known: list[_Known]) -
             )
 
 
-def _add_missing(shelf: Shelf[Kept], records: Mapping[str, Kept]) -> None:
+def _add_missing(shelf: RecordStore[Kept], records: Mapping[str, Kept]) -> None:
     """Keep the records that are not there; those that are there say more, since kept ones have no logs."""
     there = shelf.ids()
     for name, record in records.items():
@@ -119,7 +119,7 @@ def _list_estimates(
 def _name_gains(study: Study, trial: Trial, job: Estimation) -> str:
     """Return the run's name for the gains that a trial chose by; those from the first start have no suffix."""
     first = trial.start_seed in (None, *study.start.seeds[:1])
-    return title_at(study.title_of(trial), job.budgets, job.seed, start=None if first else trial.start_seed)
+    return title_of_gains(study.title_of(trial), job.budgets, job.seed, start=None if first else trial.start_seed)
 
 
 def _list_trainings(kept: RunFolder, known: list[_Known]) -> Iterator[Trained]:

@@ -20,12 +20,12 @@ from bitplan.quant.checkpoint import save_checkpoint
 from bitplan.quant.convert import quantize
 from bitplan.selection.base import select_each
 from bitplan.store.engines import Engine
-from bitplan.store.run_folder import title_at
-from bitplan.study.context import CALIBRATION, Setting, scored, some_batches
+from bitplan.store.run_folder import title_of_gains
+from bitplan.study.context import CALIBRATION, RunContext, describe_training, some_batches
 from bitplan.study.trials import all_starts, estimations
 from bitplan.tasks.base import choosing_task
 from bitplan.tune.loop import finetune_
-from bitplan.tune.resume import begun_anew
+from bitplan.tune.resume import train_or_restart
 
 
 def references(graph: Graph, wanted: Sequence[Trial]) -> dict[str, Plan]:
@@ -52,7 +52,7 @@ def estimates_for(study: Study, graph: str, wanted: Sequence[Trial]) -> Iterator
         for method in study.methods:
             own = by.get((first.high.id, method.title), [])
             for job in estimations(study, graph, method, first):
-                title = title_at(method.title, job.budgets, job.seed, start=seed)
+                title = title_of_gains(method.title, job.budgets, job.seed, start=seed)
                 yield job, Served(method, title, _trials_of(job, own))
 
 
@@ -107,7 +107,7 @@ def trained_of(result: Result) -> Trained:
 # The work of a sweep, one job at a time: train a network, estimate gains.
 
 
-def first_network(setting: Setting, job: Training) -> nn.Module:
+def first_network(setting: RunContext, job: Training) -> nn.Module:
     """Return the network that a training begins with: its start at other precisions, or a quantized float network."""
     start, plan = setting.start(job.start), setting.plan(dict(job.precisions))
     if not job.quantizer:
@@ -124,7 +124,7 @@ def first_network(setting: Setting, job: Training) -> nn.Module:
 class Train:
     """Train one network, and return the outcome."""
 
-    setting: Setting
+    setting: RunContext
     progress: Progress | None = None
 
     def __call__(self, job: Training) -> Trained:
@@ -136,7 +136,7 @@ class Train:
         setting = self.setting
         task = choosing_task(setting.task, job.hold_out)
         teacher, folder = setting.teacher(job.recipe, job.start), setting.run.running.path(job.id)
-        model, log = begun_anew(
+        model, log = train_or_restart(
             lambda model: finetune_(
                 model, task, job.recipe, teacher=teacher, seed=job.seed, folder=folder, progress=self.progress
             ),
@@ -144,7 +144,7 @@ class Train:
             setting.run.running,
             job.id,
         )
-        measured = scored(model, task, log.lines, begin, in_integers=setting.study.in_integers)
+        measured = describe_training(model, task, log.lines, begin, in_integers=setting.study.in_integers)
         trained = Trained(training=job.id, **measured)
         if setting.study.keep_networks:
             place = setting.run.networks.path(job.id)
@@ -158,7 +158,7 @@ class Train:
 class Estimate:
     """Estimate gains in this process; the method's own jobs go to the engine."""
 
-    setting: Setting
+    setting: RunContext
     engine: Engine
     progress: Progress
 

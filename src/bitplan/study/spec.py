@@ -25,11 +25,11 @@ from typing import Any
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
 from bitplan.core.errors import FileError, InputError, suggestion
-from bitplan.core.parsing import parse_toml, parsing
+from bitplan.core.parsing import explain_failures, parse_toml
 from bitplan.core.registry import COSTS
 from bitplan.core.rules import Rules
 from bitplan.core.studies import Choosing, Method, QuantizerAt, Start, Study
-from bitplan.core.trials import FOR_FLOATS, Recipe, on_top
+from bitplan.core.trials import FOR_FLOATS, Recipe, merge_recipes
 from bitplan.store.files import read_text
 from bitplan.store.user_tables import is_table
 
@@ -48,7 +48,7 @@ Content = dict[str, Any]
 def read_study(path: str | Path) -> Study:
     """Read a study; every complaint names the file, the section and what to write instead."""
     source = Path(path)
-    with parsing(source, "a study", "write it again"):
+    with explain_failures(source, "a study", "write it again"):
         content = parse_toml(read_text(source))
     try:
         return _read(content, source.resolve().parent)
@@ -146,7 +146,7 @@ def _read_start(content: Content, base: Content, home: Path) -> Start:
 def _read_recipe(changes: Content, base: Content, where: str) -> Recipe:
     """Return a recipe that states only its differences from the base; a second stage states those from the first."""
     _check_recipe(changes, where)
-    return _read_section(Recipe, on_top(changes, base), where)
+    return _read_section(Recipe, merge_recipes(changes, base), where)
 
 
 def _check_recipe(content: Content, where: str) -> None:

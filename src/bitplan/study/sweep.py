@@ -14,12 +14,12 @@ from bitplan.core.studies import Agenda, Estimation, FailedTrial, Study, Trainin
 from bitplan.core.trials import Trial
 from bitplan.gains.base import estimate
 from bitplan.selection.base import select_each
-from bitplan.store.engines import Engine, Failure, keeping_workers
+from bitplan.store.engines import Engine, Failure, keep_workers
 from bitplan.store.files import remove_quietly
 from bitplan.store.jobs import run_jobs
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import left_by_killed
-from bitplan.study.context import Setting, Started, check_same, engine_of, lost_starts, make_start
+from bitplan.study.context import RunContext, StartStore, check_same, find_missing_starts, make_start, make_study_engine
 from bitplan.study.forecast import check_limits
 from bitplan.study.restore import is_finished, is_needless
 from bitplan.study.scheduling import (
@@ -118,16 +118,16 @@ def sweep(
             raise UnknownName("method of this study", title, titles)
     run = RunFolder(Path(run_folder))
     sweeper = _Sweeper(
-        Setting(study, run, trust),
+        RunContext(study, run, trust),
         listed,
-        engine or engine_of(study, trust=trust),
+        engine or make_study_engine(study, trust=trust),
         Tally(study, [trial.id for trial in listed.trials], progress or (lambda *_: None)),
         retry_failed,
         redo_damaged,
     )
     remove_quietly(left_by_killed(run))
     before = set(run.set_aside())
-    with keeping_workers():
+    with keep_workers():
         trained = sweeper.run_passes(frozenset(only) if only else None)
     own = [trial.id for trial in listed.trials]
     return Summary(
@@ -141,7 +141,7 @@ def sweep(
     )
 
 
-def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
+def prepare(setting: RunContext, listed: Agenda) -> tuple[Graph, list[Costs]]:
     """Trace, price, check that every budget can be met and that spends suffice; then keep study, graph and costs."""
     graph = setting.trace()
     costs = setting.costs(graph)
@@ -157,7 +157,7 @@ def prepare(setting: Setting, listed: Agenda) -> tuple[Graph, list[Costs]]:
 class _Sweeper:
     """The settings and the state of one sweep."""
 
-    setting: Setting
+    setting: RunContext
     agenda: Agenda
     engine: Engine
     tally: Tally
@@ -218,7 +218,7 @@ class _Sweeper:
 
     def _make_start(self, trial: Trial) -> bool:
         """Make a start unless it is there; return True if there is one now."""
-        shelf = Started.of(self.run)
+        shelf = StartStore.of(self.run)
         if shelf.has(trial.id):
             sound, damaged = shelf.read_sound([trial.id])
             if sound:
@@ -276,7 +276,7 @@ class _Sweeper:
         before = self.run.trained.ids()
         if self.redo:  # what is damaged among them is trained again
             before = set(self.run.trained.read_sound(before & {job.id for job in asked})[0])
-        for trial in lost_starts(self.setting, {job.start for job in asked if job.id not in before}):
+        for trial in find_missing_starts(self.setting, {job.start for job in asked if job.id not in before}):
             self._make_start(trial)
         count = 0
         work, shelf = Train(self.setting), self.run.trained

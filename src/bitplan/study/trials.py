@@ -59,7 +59,7 @@ def all_starts(study: Study) -> tuple[Starts, ...]:
     return tuple(starts(study, seed) for seed in study.start.seeds or (study.start.seed,))
 
 
-def made_by(study: Study) -> list[Trial]:
+def trials_of_starts(study: Study) -> list[Trial]:
     """Return the trials that make all starts, each once: one float network may serve several."""
     found = [trial for one in all_starts(study) for trial in one.all]
     return list({trial.id: trial for trial in found}.values())
@@ -139,7 +139,7 @@ def trials(study: Study) -> list[Trial]:
     Quantizers are compared from the first float network alone.
     """
     found = all_starts(study)
-    listed = made_by(study)
+    listed = trials_of_starts(study)
     of_quantizers = quantizer_trials(study, found[0].floating, _common_fields(study))
     if not study.methods:  # quantizers alone begin with the float network
         return [trial for trial in listed[:1] if trial.role == "float"] + of_quantizers
@@ -277,12 +277,12 @@ def _check_teacher(study: Study, floating: Trial | None) -> None:
 
 def _check_options(study: Study, options: dict[str, Any]) -> None:
     """Raise InputError for unknown options of quantize, and for choices that the method has no bits for."""
-    from bitplan.quant.methods import check_has, read_method, told_by
+    from bitplan.quant.methods import check_options, check_precision, read_method
 
     try:
-        method = read_method(told_by(options).get("method") or "lsq")
+        method = read_method(check_options(options).get("method") or "lsq")
         for choice in study.choices:
-            check_has(method, choice, f"the choice {choice} asks for")
+            check_precision(method, choice, f"the choice {choice} asks for")
     except InputError as error:
         raise InputError(f"[start] options: {error}") from None
 
@@ -357,15 +357,15 @@ def _load_quantizer(one: QuantizerAt) -> Quantizer:
 
 def _name_plan(one: QuantizerAt, method: Quantizer, written: str) -> str:
     """Return a trial's name for its plan, after a check that the quantizer has the bits."""
-    from bitplan.quant.methods import check_has
+    from bitplan.quant.methods import check_precision
 
     try:
         if is_table(written):
             for layer, precision in load(written, Plan).precisions.items():
-                check_has(method, precision, f"{written} gives layer {layer!r}")
+                check_precision(method, precision, f"{written} gives layer {layer!r}")
             return _name_of(written)
         precision = Precision.parse(written)
-        check_has(method, precision, f"{precision} asks for")
+        check_precision(method, precision, f"{precision} asks for")
         return str(precision)
     except InputError as error:
         raise InputError(

@@ -216,7 +216,7 @@ def choosing_task(task: Task, share: float) -> Task:
     return ChoosingTask(task.name, task.metric, task.higher_is_better, task.version, task, share)
 
 
-def judged_by(task: Any) -> Split:
+def measuring_split(task: Any) -> Split:
     """Return the split that methods measure on: the training split, unless a part of it was held out."""
     return "test" if isinstance(task, ChoosingTask) else "train"
 
@@ -246,7 +246,7 @@ def measure_(model: nn.Module, task: Task, batches: Sequence[Batch]) -> tuple[li
     model.eval()
     losses, scores = [], []
     for batch in batches:
-        loss, score = measures(task, task.forward(model, batch), batch)
+        loss, score = measure_batch(task, task.forward(model, batch), batch)
         losses.append(loss)
         scores.append(score)
         charge(Spend(forwards=samples_in(batch), labels=True))
@@ -272,6 +272,6 @@ def scores_apart_(model: nn.Module, task: Task, batch: Batch, parts: int) -> lis
     return scores
 
 
-def measures(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:
+def measure_batch(task: Task, outputs: Any, batch: Batch) -> tuple[float, float]:
     """Return the loss and the score of a batch; a score that is not finite means that the batch has none."""
     return float(task.loss(outputs, batch)), float(task.batch_score(outputs, batch))

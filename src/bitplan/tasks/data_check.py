@@ -36,7 +36,7 @@ class SplitFound:
         return f"{self.split}: {self.samples:,} samples{whole}"
 
 
-def look_for(name: str, **options: Any) -> list[SplitFound]:
+def check_data(name: str, **options: Any) -> list[SplitFound]:
     """Look for both splits of a task's data, and read a first batch of each."""
     return [_look_for_split(name, split, options) for split in get_args(Split)]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bitplan.core.errors import InputError
-from bitplan.core.registry import lacks
+from bitplan.core.registry import find_missing_members
 
 
 class BrokenContract(AssertionError):
@@ -48,7 +48,7 @@ class Contract:
     def has_all_of(self, thing: object, protocol: type, what: str) -> None:
         """The clause that a thing has everything that a protocol asks for."""
         __tracebackhide__ = True
-        missing = lacks(thing, protocol)
+        missing = find_missing_members(thing, protocol)
         self.clause(f"it has all that {what} has", not missing, f"no {', no '.join(missing)}")
 
     @contextmanager

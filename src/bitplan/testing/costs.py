@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitplan.core.precision import parse_choices
 from bitplan.core.records import Graph
-from bitplan.costs.base import Cost, WithUnit
+from bitplan.costs.base import Cost, CostWithUnit
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import hand_made_graph
 
@@ -14,7 +14,7 @@ _CHOICES = ("w2a2,w4a4", "w2a2,w3a3,w4a4,w8a8")
 def check_cost(cost: Cost, *, graph: Graph | None = None) -> None:
     """Hold a cost to its contract, on a graph made by hand unless one is given (a table knows only its own layers)."""
     contract = Contract(f"cost {getattr(cost, '__name__', type(cost).__name__)}")
-    contract.clause("it says its unit (@measured_in)", isinstance(cost, WithUnit) and bool(cost.unit))
+    contract.clause("it says its unit (@measured_in)", isinstance(cost, CostWithUnit) and bool(cost.unit))
     graph = graph or hand_made_graph()
     for choices in map(parse_choices, _CHOICES):
         for layer in graph.layers:

@@ -11,7 +11,7 @@ from bitplan.core.precision import parse_choices
 from bitplan.core.records import Gains, Graph
 from bitplan.core.registry import GAINS, SELECTORS
 from bitplan.core.trials import Recipe
-from bitplan.gains.base import Context, Gain, LayerGains, as_record, estimate, is_bound, looks_at_model, with_aim
+from bitplan.gains.base import Context, Gain, LayerGains, add_budget, estimate, is_bound, make_record, needs_model
 from bitplan.tasks.base import load_task
 from bitplan.testing.contract import Contract
 from bitplan.testing.networks import branching, hand_made_graph
@@ -31,14 +31,16 @@ def check_gain(
     contract = Contract(f"gain {GAINS.name_of(gain)}")
     contract.has_all_of(gain, Gain, "a gain")
     contract.clause("its selector is one that is registered", gain.selector in SELECTORS, gain.selector)
-    if looks_at_model(gain):
+    if needs_model(gain):
         start = branching()
         model, graph = (start.model, start.graph) if model is None or graph is None else (model, graph)
         setting = context or Context(task=load_task("digits"), recipe=Recipe(steps=2, batch_size=16), seed=1)
         for choices in _CHOICES:
             budget = _BUDGET if is_bound(gain) and setting.aim is None else None
             with contract.leaves_as_it_was(model):
-                _check(contract, gain, model, graph, choices, with_aim(setting, graph, parse_choices(choices), budget))
+                _check(
+                    contract, gain, model, graph, choices, add_budget(setting, graph, parse_choices(choices), budget)
+                )
         return
     for choices in _STRUCTURAL_CHOICES:
         _check(contract, gain, None, graph or hand_made_graph(), choices, context or Context(seed=3))
@@ -58,7 +60,7 @@ def _check(
         contract.clause("errors are finite and not below 0, one for each choice", sound, f"{name} has {row}")
     clause = "what it found, and its options, can be written down"
     with contract.works(clause):
-        first = as_record(gain, GAINS.name_of(gain), found, graph, choices, context.seed, found.work)
+        first = make_record(gain, GAINS.name_of(gain), found, graph, choices, context.seed, found.work)
         if is_bound(gain) and context.aim is not None:
             first = first.model_copy(update={"budgets": context.aim.budgets})
         again = Gains.from_json(first.to_json())

@@ -22,7 +22,7 @@ from bitplan.graph.trace import trace
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.checkpoint import load_checkpoint, save_checkpoint
 from bitplan.quant.convert import integer_weights, quantize, weight_steps
-from bitplan.quant.layers import LayerType, family, kin
+from bitplan.quant.layers import LayerType, type_for_class, type_for_forward
 from bitplan.quant.proof import take_proof_off_
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.testing.contract import Contract
@@ -48,7 +48,7 @@ def _check(contract: Contract, layer_type: LayerType) -> None:
         module, x = layer_type.example()
         module(x)
     with contract.works("it can stand beside the other layer types"):
-        parts = [part for part in module.modules() if isinstance(kin(part), type(layer_type))]
+        parts = [part for part in module.modules() if isinstance(type_for_class(part), type(layer_type))]
     contract.clause("its example is of this type", bool(parts), type(module).__name__)
     _check_channels(contract, layer_type, parts[0])
     network = nn.Sequential(module)
@@ -56,7 +56,7 @@ def _check(contract: Contract, layer_type: LayerType) -> None:
         graph = trace(network, x, rules=_RULES, name="example")
     if layer_type.quantized is not None:
         clause = "it knows the forward of its example"
-        contract.clause(clause, isinstance(family(module), type(layer_type)), type(module).__name__)
+        contract.clause(clause, isinstance(type_for_forward(module), type(layer_type)), type(module).__name__)
     _check_same_products(contract, layer_type, network, graph, x)
     for per_channel in (False, True):
         model = _quantized(contract, network, graph, x, "w4a4", per_channel=per_channel)

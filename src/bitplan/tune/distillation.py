@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from bitplan.adapters.torch import widened
+from bitplan.adapters.torch import widen_tensor
 from bitplan.core.errors import InputError
-from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, inside
+from bitplan.core.naming import CALL_QUANTIZERS, INPUT_QUANTIZER, WEIGHT_QUANTIZER, join_names
 from bitplan.core.trials import TAUGHT, Recipe
 from bitplan.quant.functions import SOFTMAX, open_attention
-from bitplan.quant.layers import original
+from bitplan.quant.layers import original_class
 from bitplan.quant.lsq import MASK
 from bitplan.tasks.base import Batch, Task
 
@@ -34,7 +34,7 @@ def divergence(student: Logits, teacher: Logits, temperature: float) -> Tensor:
     """
     means = []
     for own, taught in zip(student, teacher, strict=True):
-        dim, own, taught = 1, widened(own), widened(taught)
+        dim, own, taught = 1, widen_tensor(own), widen_tensor(taught)
         if own.dim() > 2 and own.stride(1) == 1:  # classes lie side by side, as words do: faster as the last axis
             dim, own, taught = -1, own.movedim(1, -1), taught.movedim(1, -1)
         log_p = F.log_softmax(taught / temperature, dim=dim)  # (B, classes, …)
@@ -69,7 +69,7 @@ def objective(
     """
     if teacher is None:
         return task.loss(outputs, batch)
-    with torch.no_grad(), watched(teacher, recipe) as theirs:
+    with torch.no_grad(), watch_states(teacher, recipe) as theirs:
         answers = task.forward(teacher, batch)
     if recipe.distill:
         taught, own = task.logits(answers), task.logits(outputs)
@@ -118,7 +118,7 @@ class States:
 
 
 @contextmanager
-def watched(model: nn.Module, recipe: Recipe) -> Iterator[States]:
+def watch_states(model: nn.Module, recipe: Recipe) -> Iterator[States]:
     """Record the states of the forward pass in this block that a recipe compares with a teacher's."""
     seen = States()
     with ExitStack() as stack:
@@ -174,17 +174,17 @@ def blocks_of(model: nn.Module) -> dict[str, list[str]]:
 
 def _find_rows(module: nn.Module, path: str, rows: dict[str, list[str]]) -> None:
     parts = _parts_of(module)
-    alike = Counter(original(part) for part in parts.values() if _may_repeat(part))
+    alike = Counter(original_class(part) for part in parts.values() if _may_repeat(part))
     for name, part in parts.items():
-        if _may_repeat(part) and alike[original(part)] > 1:
-            rows.setdefault(path, []).append(inside(path, name))
+        if _may_repeat(part) and alike[original_class(part)] > 1:
+            rows.setdefault(path, []).append(join_names(path, name))
         else:
-            _find_rows(part, inside(path, name), rows)
+            _find_rows(part, join_names(path, name), rows)
 
 
 def _may_repeat(module: nn.Module) -> bool:
     """Return True if a module could be a block: no list, and with modules inside."""
-    return not issubclass(original(module), _LISTS) and bool(_parts_of(module))
+    return not issubclass(original_class(module), _LISTS) and bool(_parts_of(module))
 
 
 def _parts_of(module: nn.Module) -> dict[str, nn.Module]:

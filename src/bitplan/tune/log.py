@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bitplan.core.errors import WriteError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.store.files import open_file, read_text, write_text
 
 _TAIL = 1000  # bytes at the end of a log that hold its last lines
@@ -112,7 +112,7 @@ class LogFile:
 def read_log(path: Path, *, up_to: int) -> list[LogLine]:
     """Return the lines of a log file up to a step; a last line that a kill cut off is left out."""
     lines = []
-    with parsing(path, "a log", "delete its folder to begin anew"):
+    with explain_failures(path, "a log", "delete its folder to begin anew"):
         texts = read_text(path).splitlines() if path.exists() else []
     for text in texts:
         try:

@@ -27,15 +27,15 @@ from torch.utils._pytree import tree_leaves
 from bitplan.adapters.torch import modes_kept, multiplies_bf16, usable_device
 from bitplan.core.errors import Diverged, InputError
 from bitplan.core.progress import Progress
-from bitplan.core.spend import Spend, charge, uncharged
+from bitplan.core.spend import Spend, charge, pause_charging
 from bitplan.core.trials import Recipe
 from bitplan.quant.blend import Shares, shares_of
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.tasks.base import Batch, Task, WithWindows, judged_by, samples_in
-from bitplan.tune.distillation import check_teacher, objective, watched
+from bitplan.tasks.base import Batch, Task, WithWindows, measuring_split, samples_in
+from bitplan.tune.distillation import check_teacher, objective, watch_states
 from bitplan.tune.length import Pace, pace_of, parts_of, steps_of
 from bitplan.tune.log import LogFile, LogLine, TrainLog, read_log, stage_folder
-from bitplan.tune.optim import build_optimizer, limited, rate, set_rate_
+from bitplan.tune.optim import build_optimizer, limit_moves, rate, set_rate_
 from bitplan.tune.resume import Mark, TrainingFolder, describe_run
 from bitplan.tune.validation import Judge, judge_of
 
@@ -70,7 +70,7 @@ def finetune_(
         home = None if folder is None else stage_folder(folder, number)
         taught = teacher if stage.distills else None
         in_all = partial(_count_from, progress, len(log.lines), total) if progress else None
-        own_seed = mixed(seed, "stage", number) if number else seed  # or it would see the same batches again
+        own_seed = mix_seed(seed, "stage", number) if number else seed  # or it would see the same batches again
         log = log.followed_by(_train_stage_(model, task, stage, taught, own_seed, home, in_all, stop))
         if not log.complete:
             break
@@ -119,7 +119,7 @@ def evaluate_each(model: nn.Module, task: Task) -> tuple[float, tuple[float, ...
     """Return the score on the task's test split, and the loss of each window if it consists of windows."""
     if task.size("test") < 1:
         raise InputError(f"the test split of task {task.name} is empty: there is nothing to score")
-    charge(Spend(forwards=task.size("test"), labels=True, tested=judged_by(task) == "train"))
+    charge(Spend(forwards=task.size("test"), labels=True, tested=measuring_split(task) == "train"))
     if not isinstance(task, WithWindows):
         return float(task.score(model)), ()
     losses = task.each(model)
@@ -191,11 +191,11 @@ class _Stage:
         losses, scores = 0.0, 0.0
         for piece in range(recipe.accumulate):
             batch = next(batches)
-            seed = mixed(self.seed, "step", step, piece, accelerator.process_index)
+            seed = mix_seed(self.seed, "step", step, piece, accelerator.process_index)
             seed_(seed, accelerator.device)
             shares.begin_(step, self.pace.total)
             with accelerator.accumulate(self.model):
-                with noted(self.network, recipe.sharpness) as weights:
+                with record_quantized_weights(self.network, recipe.sharpness) as weights:
                     outputs, loss = self._forward(batch)
                 losses += loss.item()
                 if not math.isfinite(losses):
@@ -204,7 +204,7 @@ class _Stage:
                     scores += self.task.batch_score(outputs, batch)
                 if recipe.sharpness:
                     seed_(seed, accelerator.device)
-                    loss = at_the_worst(
+                    loss = loss_at_the_worst(
                         self.network,
                         recipe.sharpness,
                         loss,
@@ -218,7 +218,7 @@ class _Stage:
             relaxed = {id(parameter) for parameter in shares.parameters()}
             clipped = [parameter for parameter in self.model.parameters() if id(parameter) not in relaxed]
             accelerator.clip_grad_norm_(clipped, recipe.grad_clip)
-        with limited(self.optimizer, recipe.move_limit * lr / recipe.lr):
+        with limit_moves(self.optimizer, recipe.move_limit * lr / recipe.lr):
             self.optimizer.step()
         shares.end_(lr / recipe.lr)
         self.optimizer.zero_grad(set_to_none=True)
@@ -231,7 +231,7 @@ class _Stage:
     def _forward(self, batch: Batch) -> tuple[Any, Tensor]:
         """Return outputs and loss of a batch, in the recipe's precision."""
         with torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=self.recipe.precision == "bf16"):
-            with watched(self.network, self.recipe) as states:
+            with watch_states(self.network, self.recipe) as states:
                 outputs = self.task.forward(self.model, batch)
             loss = objective(self.task, outputs, batch, self.teacher, self.recipe, states)
         samples = samples_in(batch)
@@ -244,7 +244,7 @@ class _Stage:
         pieces_per_step = self.recipe.accumulate * pace.processes
         epoch, skipped = divmod(start, pace.per_epoch)  # skipped: the steps of this epoch that are done already
         while True:
-            pieces = self.task.batches("train", pace.piece, seed=mixed(self.seed, "epoch", epoch))
+            pieces = self.task.batches("train", pace.piece, seed=mix_seed(self.seed, "epoch", epoch))
             first = skipped * pieces_per_step + self.accelerator.process_index
             end = pace.per_epoch * pieces_per_step
             count = 0
@@ -265,7 +265,7 @@ class _Stage:
         """
         if self.shares.learns or not self.judge.is_due(step, self.pace.total):
             return
-        with uncharged():  # a look counts as spend only if weights are chosen by it
+        with pause_charging():  # a look counts as spend only if weights are chosen by it
             scores = [self.judge.scores(self.network) if self.accelerator.is_main_process else ()]
         if self.judge.keeps:
             charge(Spend(forwards=self.judge.samples, labels=True))
@@ -283,7 +283,7 @@ class _Stage:
             seed_(seed, self.accelerator.device)
             self._forward(batch)
 
-        culprit = blame(self.network, rerun, batch)
+        culprit = name_culprit(self.network, rerun, batch)
         lr = f"{self.recipe.lr:g}"
         raise Diverged(
             f"the loss of step {step + 1} is {loss}: {culprit}; if the data is right, lower lr ({lr}) or set grad_clip"
@@ -391,7 +391,7 @@ def _has_convolutions(model: nn.Module) -> bool:
     return bool(weights) and all(weight.is_contiguous() for weight in weights)
 
 
-def mixed(*parts: object) -> int:
+def mix_seed(*parts: object) -> int:
     """Return a seed of 31 bits that depends on all parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
 
@@ -418,7 +418,7 @@ def check_sharpness(model: nn.Module, radius: float) -> None:
 
 
 @contextmanager
-def noted(model: nn.Module, radius: float) -> Iterator[list[Tensor]]:
+def record_quantized_weights(model: nn.Module, radius: float) -> Iterator[list[Tensor]]:
     """Record the quantized weights of the forward pass in this block, by call; nothing without a radius."""
     weights: list[Tensor] = []
 
@@ -430,7 +430,7 @@ def noted(model: nn.Module, radius: float) -> Iterator[list[Tensor]]:
         yield weights
 
 
-def at_the_worst(
+def loss_at_the_worst(
     model: nn.Module, radius: float, loss: Tensor, weights: Sequence[Tensor], again: Callable[[], Tensor]
 ) -> Tensor:
     """Return the loss of the same pass with quantized weights moved by `radius` to where the loss grows fastest."""
@@ -478,7 +478,7 @@ def _keep_statistics(model: nn.Module) -> Iterator[None]:
 # Find the layer that made a loss NaN or infinite.
 
 
-def blame(model: nn.Module, rerun: Callable[[], Any], batch: Any) -> str:
+def name_culprit(model: nn.Module, rerun: Callable[[], Any], batch: Any) -> str:
     """Return words for the origin of the first NaN or infinite value; the batch that showed it is run again.
 
     The culprit is the first module that finishes with such an output of finite inputs; quantizers count as their layer.

@@ -43,7 +43,7 @@ def set_rate_(optimizer: torch.optim.Optimizer, recipe: Recipe, lr: float) -> No
 
 
 @contextmanager
-def limited(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
+def limit_moves(optimizer: torch.optim.Optimizer, share: float) -> Iterator[None]:
     """Limit the move of each weight and each step inside this block to a share of its own size; 0 is no limit.
 
     A network with batch normalization computes the same whatever the size of its weights, but a fixed rate moves small

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from bitplan.core.errors import Damaged, FileError
-from bitplan.core.parsing import first_line, parse_json, parsing
+from bitplan.core.parsing import explain_failures, first_line, parse_json
 from bitplan.core.trials import Recipe, Run
-from bitplan.quant.checkpoint import fingerprint, hash_of_weights, put_state_, state_once
-from bitplan.store.files import clear_left, load, save, whole_file
-from bitplan.store.record_store import Places
+from bitplan.quant.checkpoint import fingerprint, hash_of_weights, put_state_, unique_state
+from bitplan.store.files import atomic_file, clear_left, load, save
+from bitplan.store.record_store import FolderStore
 from bitplan.tasks.base import Task, title_of
 from bitplan.tune.log import LOG, THEN, TrainLog, hash_of_lines, read_log
 from bitplan.tune.validation import Judge, Look
@@ -75,7 +75,7 @@ class TrainingFolder:
         """Write a checkpoint, whole or not at all; the one before it stays until then."""
         start = time.perf_counter()
         tensors, scalars = _optimizer_state(optimizer)
-        tensors |= {f"model/{name}": value for name, value in state_once(model)[0].items()}
+        tensors |= {f"model/{name}": value for name, value in unique_state(model)[0].items()}
         tensors |= {f"best/{name}": value for name, value in judge.best.items()}
         stored = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         about = {
@@ -99,8 +99,8 @@ class TrainingFolder:
         about, tensors = _read(self._state)
         _check_belonging(self.path, about, self._run)
         _check_unchanged(self.path, about, tensors)
-        with parsing(self._state, "a checkpoint of this run", f"delete {self.path} to begin anew"):
-            own, tied = state_once(model)
+        with explain_failures(self._state, "a checkpoint of this run", f"delete {self.path} to begin anew"):
+            own, tied = unique_state(model)
             weights = {name: tensors[f"model/{name}"] for name in own}
             put_state_(model, weights | {name: weights[first] for name, first in tied.items()})
             _restore_optimizer_(optimizer, tensors, about["optimizer"])
@@ -131,7 +131,7 @@ def _check_unchanged(folder: Path, about: dict[str, Any], tensors: dict[str, Ten
     sound = about.get("checksum") == _checksum(about)
     if not sound or about.get("tensors") != hash_of_tensors(dict(sorted(tensors.items()))):
         raise Damaged(f"{folder / _STATE} {advice}")
-    with parsing(folder / _STATE, "a checkpoint of a run", f"delete {folder} to begin anew"):
+    with explain_failures(folder / _STATE, "a checkpoint of a run", f"delete {folder} to begin anew"):
         step = int(about["step"])
     # One who was frozen while another went on with a log of its own lacks what the other has not written yet.
     short = len(read_log(folder / LOG, up_to=step)) < step
@@ -210,7 +210,7 @@ def _restore_optimizer_(optimizer: torch.optim.Optimizer, tensors: dict[str, Ten
 
 
 def _write(tensors: dict[str, Tensor], header: dict[str, str], path: Path) -> None:
-    with whole_file(path) as temporary:
+    with atomic_file(path) as temporary:
         write_tensors(tensors, temporary, header)
 
 
@@ -228,8 +228,8 @@ _log = logging.getLogger(__name__)
 Tuned = tuple[nn.Module, TrainLog]
 
 
-def begun_anew(
-    tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], running: Places, job: str
+def train_or_restart(
+    tune: Callable[[nn.Module], TrainLog], make: Callable[[], nn.Module], running: FolderStore, job: str
 ) -> Tuned:  # fmt: skip
     """Make a network and train it; if files of a killed training are damaged, set them aside, warn and start again."""
     model = make()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bitplan.adapters.torch import modes_kept
 from bitplan.core.trials import Recipe
-from bitplan.quant.checkpoint import put_state_, state_once
+from bitplan.quant.checkpoint import put_state_, unique_state
 from bitplan.quant.quantizers import InputQuantizer
 from bitplan.tasks.base import Task, draw, measure_, scores_apart_
 from bitplan.tune.length import pace_of, parts_of
@@ -70,13 +70,13 @@ class Judge:
             return
         look = Look(step, scores)
         if self.keeps and all(self._gain(look, before) >= 0 for before in self.looks):
-            self.best = {name: value.detach().to("cpu", copy=True) for name, value in state_once(model)[0].items()}
+            self.best = {name: value.detach().to("cpu", copy=True) for name, value in unique_state(model)[0].items()}
         self.looks.append(look)
 
     def conclude_(self, model: nn.Module) -> str:
         """Give the model its best weights, if they were kept; return words if training did harm, else nothing."""
         if self.best:
-            own, tied = state_once(model)
+            own, tied = unique_state(model)
             put_state_(model, {name: self.best[tied.get(name, name)] for name in (*own, *tied)})
         if len(self.looks) < 2 or self.looks[0].step:  # nobody knows how good it was at first
             return ""

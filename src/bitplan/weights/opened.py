@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bitplan.core.errors import Damaged, FileError
-from bitplan.core.naming import step_keys, uncompiled, weight_names
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.naming import step_keys, strip_compiled, weight_names
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.core.records import ABOUT, ENDINGS, TENSORS, Plan
 from bitplan.core.records import Checkpoint as CheckpointRecord
 from bitplan.store.files import load, open_file, read_text, sha256_of
@@ -37,7 +37,7 @@ INDEX = "model.safetensors.index.json"
 
 def read_index(index: Path) -> dict[str, Path]:
     """Return the file of each tensor by name; every file must exist beside the index."""
-    with parsing(index, "an index of shards", "download it again"):
+    with explain_failures(index, "an index of shards", "download it again"):
         content = parse_json(read_text(index))
     listed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(listed, dict):
@@ -50,14 +50,14 @@ def read_index(index: Path) -> dict[str, Path]:
             raise FileError(f"{index} names the shard {shard!r}, which is not a file beside it")
         if shard.endswith(".index.json"):  # it might name itself
             raise FileError(f"{index} names the shard {shard!r}, which is an index")
-        with parsing(index, "an index of shards", "download it again"):  # of names that no system has
+        with explain_failures(index, "an index of shards", "download it again"):  # of names that no system has
             there = (index.parent / shard).is_file()
         if not there:
             raise FileError(f"the shard {shard} that {index} names is missing; download it again")
     return {name: index.parent / shard for name, shard in listed.items()}
 
 
-def lacking(index: Path, name: str, shard: Path) -> FileError:
+def missing_tensor_error(index: Path, name: str, shard: Path) -> FileError:
     """Return the error for a tensor that is not where the index says."""
     return FileError(f"{index} says that {name!r} is in {shard.name}, but it is not; download both again")
 
@@ -105,7 +105,7 @@ CheckpointLike = str | Path | OpenedCheckpoint
 """A file or folder of weights, opened or not."""
 
 
-def opened_as(checkpoint: CheckpointLike) -> OpenedCheckpoint:
+def open_if_path(checkpoint: CheckpointLike) -> OpenedCheckpoint:
     """Return the checkpoint, opened if it is a path."""
     return checkpoint if isinstance(checkpoint, OpenedCheckpoint) else open_checkpoint(checkpoint)
 
@@ -144,7 +144,7 @@ def keeps_order(tensors: Mapping[str, Tensor]) -> bool:
     names = list(tensors)
     if _sorted_within_types(tensors) or not (_weights_before_biases(names) and _numbers_rise(names)):
         return False
-    return names != sorted(names, key=natural)  # last, since it takes the longest
+    return names != sorted(names, key=natural_key)  # last, since it takes the longest
 
 
 def _sorted_within_types(tensors: Mapping[str, Tensor]) -> bool:
@@ -170,7 +170,7 @@ def _numbers_rise(names: list[str]) -> bool:
     return all(family == sorted(family) for family in families.values())
 
 
-def natural(name: str) -> list[Any]:
+def natural_key(name: str) -> list[Any]:
     """A key that sorts layers.2 before layers.10: text and numbers in turn, so that like is compared with like."""
     parts: list[Any] = _NUMBER_AMONG.split(name)
     parts[1::2] = map(_by_value, parts[1::2])
@@ -222,18 +222,18 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
     shards = {shard: _open_file(shard) for shard in sorted(set(listed.values()))}
     for name, shard in listed.items():
         if name not in shards[shard]:
-            raise lacking(index, name, shard)
+            raise missing_tensor_error(index, name, shard)
     return _in_order({name: shards[shard][name] for name, shard in listed.items()})
 
 
 def _in_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors sorted by name, unless the file keeps the order of the modules."""
-    return tensors if keeps_order(tensors) else {name: tensors[name] for name in sorted(tensors, key=natural)}
+    return tensors if keeps_order(tensors) else {name: tensors[name] for name in sorted(tensors, key=natural_key)}
 
 
 def _without_wrapper(name: str) -> str:
     """Return a name without its wrappers, which may be nested."""
-    name = uncompiled(name)
+    name = strip_compiled(name)
     while name.startswith(_PARALLEL):
         name = name.removeprefix(_PARALLEL)
     return name
@@ -241,7 +241,7 @@ def _without_wrapper(name: str) -> str:
 
 def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors under the names that the model itself gives them."""
-    shorter = {name: uncompiled(name) for name in tensors}
+    shorter = {name: strip_compiled(name) for name in tensors}
     while shorter and all(name.startswith(_PARALLEL) for name in shorter.values()):
         shorter = {name: short.removeprefix(_PARALLEL) for name, short in shorter.items()}
     wrapped = list(shorter.values()) != list(tensors)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import bounded, check_room, parsing
+from bitplan.core.parsing import check_room, explain_failures, limit_memory
 from bitplan.weights.refusals import check_archive
 from bitplan.weights.tensors import Tensor
 from bitplan.weights.torch_tensors import as_tensor
@@ -30,7 +30,7 @@ _MARKS = ("Unsupported global: GLOBAL ", "Trying to load unsupported GLOBAL ", "
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors by name; a zip archive is mapped, the older format loaded whole."""
-    with parsing(path, *_EXPECTED):
+    with explain_failures(path, *_EXPECTED):
         tensors = _state_dict(path, _load(path))
         _check_sizes(path, tensors)
         return {name: as_tensor(name, value) for name, value in tensors.items()}
@@ -38,7 +38,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
 
 def read_pickle(path: Path) -> Any:
     """Return all of a file, not only tensors, such as a plan in a checkpoint of Lightning's."""
-    with parsing(path, *_EXPECTED):
+    with explain_failures(path, *_EXPECTED):
         return _load(path)
 
 
@@ -47,7 +47,7 @@ def _load(path: Path) -> Any:
     if zipped:
         check_archive(path)
     try:
-        with warnings.catch_warnings(), bounded(path):  # a pickle can multiply what it holds
+        with warnings.catch_warnings(), limit_memory(path):  # a pickle can multiply what it holds
             warnings.simplefilter("ignore", UserWarning)  # on pickle protocols: it loads, or is refused below
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True if zipped else None)
     except pickle.UnpicklingError as error:

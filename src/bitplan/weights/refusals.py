@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import parsing
+from bitplan.core.parsing import explain_failures
 from bitplan.weights.tensors import FLOATS, INTEGERS, Tensor
 
 # The first format whose pattern a name matches; GPTQ and AWQ differ by g_idx and are told apart below.
@@ -130,7 +130,7 @@ def check_archive(path: Path) -> None:
 
 def _entries(path: Path) -> list[zipfile.ZipInfo]:
     """What the directory of an archive lists; no entry is read."""
-    with parsing(path, "a PyTorch archive", "download or write it again"), zipfile.ZipFile(path) as archive:
+    with explain_failures(path, "a PyTorch archive", "download or write it again"), zipfile.ZipFile(path) as archive:
         return archive.infolist()
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bitplan.cli.app import app
 from bitplan.core.registry import TASKS
-from bitplan.tasks.data_check import PUBLISHED, look_for
+from bitplan.tasks.data_check import PUBLISHED, check_data
 
 
 def run(*words):
@@ -62,4 +62,4 @@ def test_the_page_has_every_task_and_its_numbers():
         row = re.search(rf"^\| `{name}`.*$", page, re.MULTILINE)
         assert row, f"docs/data.md has no row of {name}"
         assert all(f"{count:,}" in row[0] for count in PUBLISHED.get(name, {}).values())
-    assert [str(one) for one in look_for("digits")] == re.findall(r"^(?:train|test): .*samples$", page, re.MULTILINE)
+    assert [str(one) for one in check_data("digits")] == re.findall(r"^(?:train|test): .*samples$", page, re.MULTILINE)

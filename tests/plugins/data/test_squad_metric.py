@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bitplan.adapters.torchvision import torchvision
-from bitplan.plugins.data.squad import exact_match, f1, normalized
+from bitplan.plugins.data.squad import exact_match, f1, normalize
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from bitplan.plugins.data.squad import exact_match, f1, normalized
     ],
 )
 def test_normalized(text, expected):
-    assert normalized(text) == expected
+    assert normalize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_scores_equal_those_of_torchmetrics(prediction, answers):
     torchvision()  # torchmetrics imports it, and it may need help
     from torchmetrics.functional.text import squad
 
-    assume(all(map(normalized, [prediction, *answers])))  # there it follows version 2 where nothing is left
+    assume(all(map(normalize, [prediction, *answers])))  # there it follows version 2 where nothing is left
     found = squad(
         {"prediction_text": prediction, "id": "q"},
         {"answers": {"answer_start": [0] * len(answers), "text": answers}, "id": "q"},

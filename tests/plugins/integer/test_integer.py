@@ -23,7 +23,7 @@ from bitplan.plugins.integer import IntegerLayers, integer, integer_layers
 from bitplan.plugins.integer.integer_copy import IntegerLayer
 from bitplan.plugins.integer.kernels import why_not_here
 from bitplan.quant import numba_loops
-from bitplan.quant.convert import quantizers_of, unquantized
+from bitplan.quant.convert import quantizers_of, without_quantizers
 from bitplan.quant.layer_types import Conv1D
 from bitplan.quant.lsq import codes
 from bitplan.tasks.digits import Digits
@@ -224,7 +224,7 @@ def test_the_copy_is_seen_as_the_network_it_was(tmp_path):
     made = integer(model, x)
     assert integer_layers(made).norms == ("1",)
     assert bitplan.prove(made, x).quantized == {"0": 1, "4": 1}
-    with unquantized(made), unquantized(model):
+    with without_quantizers(made), without_quantizers(model):
         torch.testing.assert_close(made(x), model(x))
     assert bitplan.trace(made, x, rules=ALL, name="test") == bitplan.trace(model, x, rules=ALL, name="test")
     bitplan.export(made, tmp_path / "made.onnx", "onnx", example=x)

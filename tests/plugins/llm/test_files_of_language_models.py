@@ -17,7 +17,7 @@ from bitplan.adapters.transformers import transformers
 from bitplan.core.errors import InputError
 from bitplan.costs.files import FileCost, read_form, target_names
 from bitplan.models.file_tensors import file_cost
-from bitplan.plugins.llm.gguf import BLOCK_TYPES, Coded, Gguf, aligned, codes_in
+from bitplan.plugins.llm.gguf import BLOCK_TYPES, Coded, Gguf, align_bytes, codes_in
 from bitplan.plugins.llm.vllm import Vllm
 from bitplan.quant.convert import quantizers_of, weights_of
 from texts import llama
@@ -63,9 +63,9 @@ def test_gguf_holds_the_codes_and_the_bytes_that_were_foretold(tmp_path, zeros, 
     made = bitplan.quantize(model, plan, method=read_form(target).method)
     path = bitplan.export(made, tmp_path / "m.gguf", "gguf")
     held = read_tensors(path)
-    assert predicted(target, model, graph, plan) == sum(aligned(one.bytes) for one in held.values())
+    assert predicted(target, model, graph, plan) == sum(align_bytes(one.bytes) for one in held.values())
     data = gguf.GGUFReader(path)
-    assert path.stat().st_size == data.data_offset + sum(aligned(one.bytes) for one in held.values())
+    assert path.stat().st_size == data.data_offset + sum(align_bytes(one.bytes) for one in held.values())
     names = names_in_gguf("llama", 2, [f"{layer}.weight" for layer in plan.precisions])
     values, _ = values_of(made)
     for layer, value in values.items():
@@ -152,7 +152,7 @@ def test_a_source_gives_its_header_and_its_types(tmp_path):
     assert tokens == gguf.GGUFReader(source).fields["tokenizer.ggml.tokens"].contents()
     cost = file_cost("gguf", model, source)
     fixed = bitplan.price(cost, graph, "w4a16,w8a16").fixed
-    assert fixed["model.embed_tokens"] == aligned(before["token_embd.weight"].bytes)
+    assert fixed["model.embed_tokens"] == align_bytes(before["token_embd.weight"].bytes)
     with pytest.raises(InputError, match="origin=nowhere.gguf is no GGUF file"):
         bitplan.export(made, tmp_path / "n.gguf", "gguf", origin="nowhere.gguf")
 
@@ -265,7 +265,7 @@ def test_smollm2_s_shapes(tmp_path):
     made = bitplan.quantize(model, plan, method="gguf")
     path = bitplan.export(made, tmp_path / "m.gguf", "gguf")
     (limit,) = plan.limits
-    assert limit.cost + sum(costs.fixed.values()) == sum(aligned(one.bytes) for one in read_tensors(path).values())
+    assert limit.cost + sum(costs.fixed.values()) == sum(align_bytes(one.bytes) for one in read_tensors(path).values())
     with pytest.raises(
         InputError,
         match=r"budget 3.8bpw cannot be met: .* gguf file takes 3.89bpw. Raise the budget to at least 3.90bpw",

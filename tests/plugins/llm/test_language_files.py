@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import bitplan
-from bitplan.adapters.gguf import cut_of, read_tensors
-from bitplan.plugins.llm.gguf import aligned
+from bitplan.adapters.gguf import pre_tokenizer_name, read_tensors
+from bitplan.plugins.llm.gguf import align_bytes
 from texts import trained, write_folder, write_gguf, write_text, write_tokenizer
 
 SIZES = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
@@ -45,7 +45,7 @@ def test_from_a_budget_in_bytes_to_a_file_that_llama_cpp_runs(run, folder, tmp_p
     assert "--quantizer gguf" in found[1]
     done(run, "export", "mixed", "--format", "gguf", "-o", "mixed.gguf")
     (limit,) = plan.limits
-    taken = sum(aligned(one.bytes) for one in read_tensors(tmp_path / "mixed.gguf").values())
+    taken = sum(align_bytes(one.bytes) for one in read_tensors(tmp_path / "mixed.gguf").values())
     assert limit.cost + limit.fixed == taken <= 70_000
     words = ("--against", "mixed", *TEXT)
     out, _ = done(run, "verify", "mixed.gguf", *words, "--json")
@@ -217,7 +217,7 @@ def test_siblings_are_linked_in_networks_and_in_files(folder):
 def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
     """A tokenizer.json does not say its name in llama.cpp, so the configuration keeps it."""
     source = write_gguf(tmp_path / "model.gguf")
-    assert cut_of(source) == "default"  # which no tokenizer.json of these byte pairs would say
+    assert pre_tokenizer_name(source) == "default"  # which no tokenizer.json of these byte pairs would say
     words = (
         "--bits",
         "w4a16,w8a16",
@@ -233,4 +233,4 @@ def test_how_a_text_is_cut_outlives_reading_and_writing(run, tmp_path):
     done(run, "plan", "model.gguf", *words, "-o", "plan.json")
     done(run, "quantize", "model.gguf", "--plan", "plan.json", "-o", "mixed")
     done(run, "export", "mixed", "--format", "gguf", "-o", "again.gguf")
-    assert cut_of(tmp_path / "again.gguf") == "default"
+    assert pre_tokenizer_name(tmp_path / "again.gguf") == "default"

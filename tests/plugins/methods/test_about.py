@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 import bitplan
 from bitplan.cli.app import app
-from bitplan.core.about import about_of
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import describe_method
 from bitplan.core.registry import CHOOSERS, GAINS, JUDGES, QUANTIZERS, RELAXATIONS, SEARCHES
 from bitplan.gains.base import Context, is_bound
 
 PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
 OPTIONS = {"alps_racing": {"budgets": "70%"}, "table": {"path": "x.csv"}}
-ABOUT = {name: about_of(CHOOSERS.make(name, OPTIONS.get(name, {}))) for name in CHOOSERS}
+ABOUT = {name: describe_method(CHOOSERS.make(name, OPTIONS.get(name, {}))) for name in CHOOSERS}
 BOUND = [name for name in CHOOSERS if is_bound(CHOOSERS.get(name))]
 BLIND = [name for name, about in ABOUT.items() if about.data and not about.labels]
 N, G, C = 64, 4, 3
@@ -62,7 +62,7 @@ def start():
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in kind])
 def test_the_page_says_of_each_what_it_says_of_itself(kind, name):
-    about = about_of(kind.get(name))
+    about = describe_method(kind.get(name))
     rows = [row for row in re.findall(r"^\| `.*$", PAGE, re.MULTILINE) if f"`{name}`" in row.split(" | ")[0]]
     told = [[cell.strip() for cell in row.strip("| ").split(" | ")][-5:] for row in rows]
     yes = ["yes" if one else "no" for one in (about.data, about.labels, about.trains)]

@@ -8,7 +8,7 @@ from toys import Stripes, quantized
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
-from bitplan.gains.base import Context, aim_within
+from bitplan.gains.base import Context, make_constraint
 from bitplan.plugins.methods.drift_in_context import DriftInContext, _Around
 
 TASK = Stripes(samples=256)
@@ -29,7 +29,7 @@ def settled(start, choices=CHOICES, budget="70%", seed=0, store=None, **options)
 
 def bench_of(start, budget="70%", choices=CHOICES):
     model, graph = start
-    aim = aim_within(graph, parse_choices(choices), budget)
+    aim = make_constraint(graph, parse_choices(choices), budget)
     return aim, _Around(DriftInContext(samples=128), model, graph, Context(task=TASK, aim=aim), aim)
 
 

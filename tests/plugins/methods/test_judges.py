@@ -15,7 +15,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.core.registry import SEARCHES
 from bitplan.gains.base import Context
-from bitplan.plugins.methods.searches.base import judge_of
+from bitplan.plugins.methods.searches.base import read_judge
 
 TASK = Stripes(samples=64)
 RECIPE = bitplan.Recipe(steps=4, batch_size=16, lr=0.01)
@@ -30,7 +30,7 @@ def start():
 
 
 def judged(start, judge, plans):
-    bench = judge_of(judge).bench("judge", *start, CHOICES, Context(task=TASK, recipe=RECIPE))
+    bench = read_judge(judge).bench("judge", *start, CHOICES, Context(task=TASK, recipe=RECIPE))
     return [one.score for one in bench.judged(plans)], bench.price
 
 

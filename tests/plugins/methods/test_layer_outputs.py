@@ -16,7 +16,7 @@ from bitplan.gains.base import Context
 from bitplan.gains.jobs import lowered_jobs
 from bitplan.plugins.methods.adaptive import Perturb, noise_borne, row_of
 from bitplan.plugins.methods.imprint import pooled
-from bitplan.plugins.methods.layer_outputs import watching_behind
+from bitplan.plugins.methods.layer_outputs import watch_activations
 from bitplan.plugins.methods.ompq import importances, orthogonality
 
 TASK = Stripes(samples=128)
@@ -166,7 +166,7 @@ def test_features_are_those_behind_norms_and_activations(start):
     seen = {}
     model = start[0].eval()
     images, _ = next(iter(TASK.batches("train", 8)))
-    with watching_behind(model, ["stem", "wide"], lambda name, out: seen.update({name: out})), torch.no_grad():
+    with watch_activations(model, ["stem", "wide"], lambda name, out: seen.update({name: out})), torch.no_grad():
         model(images)
     assert all((seen[name] >= 0).all() for name in ("stem", "wide"))
     with torch.no_grad():

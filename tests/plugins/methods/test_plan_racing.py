@@ -9,13 +9,13 @@ import bitplan
 from bitplan.core.errors import Diverged, InputError, Unfinished, WriteError
 from bitplan.core.jobs import Outcome
 from bitplan.core.precision import parse_choices
-from bitplan.gains.base import Context, LayerGains, aim_within
+from bitplan.gains.base import Context, LayerGains, make_constraint
 from bitplan.gains.baselines import Uniform
 from bitplan.gains.drift import Compare, Drift
 from bitplan.gains.eagl import Eagl
 from bitplan.gains.finetuning import Tuner
 from bitplan.gains.fisher import Fisher
-from bitplan.gains.lowering import by_first_layer, layers_of
+from bitplan.gains.lowering import layers_of, rows_by_layer
 from bitplan.plugins.methods.plan_racing import PlanRacing
 
 TASK = Stripes(samples=256)
@@ -64,12 +64,12 @@ class Pretended:
 
 def four_plans(graph, monkeypatch):
     """The aim, and methods whose plans are given."""
-    aim = aim_within(graph, parse_choices(CHOICES), BUDGET)
+    aim = make_constraint(graph, parse_choices(CHOICES), BUDGET)
     within = [picks for picks in np.ndindex(*(len(aim.choices),) * len(aim.groups)) if aim.fits(picks)]
     plans = [picks for picks in within if aim.raised(picks, range(len(picks))) == picks][:4]
     assert len(plans) == 4
     for method, picks in zip((Drift, Eagl, Uniform, Fisher), plans, strict=True):
-        found = LayerGains(by_first_layer(graph, aim.rows(picks)))
+        found = LayerGains(rows_by_layer(graph, aim.rows(picks)))
         monkeypatch.setattr(method, "layer_gains", lambda *_, found=found: found)
     return aim, *plans
 
@@ -107,7 +107,7 @@ def test_plans_that_are_the_same_are_not_trained(start):
 
 def test_it_spends_most_of_what_it_may_and_no_more(start):
     gains = raced(start, spend=1.5)
-    assert aim_within(start[1], parse_choices(CHOICES), BUDGET).fits(picks_of(start[1], gains))
+    assert make_constraint(start[1], parse_choices(CHOICES), BUDGET).fits(picks_of(start[1], gains))
     groups = len(start[1].selectable)
     allowed = 1.5 * 3 * 256 * groups * 2
     assert 0.4 * allowed < gains.spend.passes <= allowed
@@ -144,7 +144,7 @@ def test_a_method_that_cannot_be_run_is_left_out_and_named(start, monkeypatch):
 @pytest.mark.parametrize(("plans", "spend"), [(PLANS, 2), ("eagl,uniform", 0.5), (PLANS, 0.4), ("eagl", 0.5)])
 def test_what_it_expects_is_the_most_that_it_trains(start, plans, spend):
     model, graph = start
-    aim = aim_within(graph, parse_choices(CHOICES), BUDGET)
+    aim = make_constraint(graph, parse_choices(CHOICES), BUDGET)
     context = Context(task=TASK, recipe=SHORT, aim=aim)
     told = PlanRacing(spend=spend, plans=plans).trainings(model, graph, aim.choices, context).estimate_time()
     found = raced(start, plans=plans, spend=spend)

@@ -11,7 +11,7 @@ from bitplan.core.errors import InputError
 from bitplan.core.precision import parse_choices
 from bitplan.gains.base import Context
 from bitplan.gains.lowering import layers_of, lower
-from bitplan.plugins.methods.searches.base import judge_of
+from bitplan.plugins.methods.searches.base import read_judge
 from bitplan.tasks.base import draw, measure_
 from bitplan.tune import resume
 
@@ -28,7 +28,7 @@ def start():
 
 
 def bench_of(start, recipe, judge=JUDGE, **more):
-    return judge_of(judge).bench("judge", *start, CHOICES, Context(task=TASK, recipe=recipe, **more))
+    return read_judge(judge).bench("judge", *start, CHOICES, Context(task=TASK, recipe=recipe, **more))
 
 
 def some_plans(graph):
@@ -110,4 +110,4 @@ def test_killed_in_its_training_or_among_plans_it_goes_on(tmp_path, monkeypatch,
 )
 def test_what_cannot_work_is_one_line(judge, said):
     with pytest.raises(InputError, match=said):
-        judge_of(judge)
+        read_judge(judge)

@@ -10,8 +10,8 @@ from toys import Stripes, quantized
 
 from bitplan.core.precision import parse_choices
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import metering
-from bitplan.gains.base import Context, aim_within
+from bitplan.core.spend import meter_spend
+from bitplan.gains.base import Context, make_constraint
 from bitplan.tasks.base import choosing_task
 
 
@@ -34,9 +34,9 @@ def test_racing_says_both_the_screen_and_the_trainings(start):
                                                ("finetuned:steps=2", True)])  # fmt: skip
 def test_a_search_says_what_its_meter_does_and_that_is_what_ran(start, judge, labels):
     context = Context(task=Watched(samples=128), recipe=SHORT)
-    with metering() as meter:
+    with meter_spend() as meter:
         gain = CHOOSERS.make("random_search", {"judge": judge, "spend": 300})
-        context = replace(context, aim=aim_within(start[1], parse_choices(CHOICES), "80%"))
+        context = replace(context, aim=make_constraint(start[1], parse_choices(CHOICES), "80%"))
         found = gain.layer_gains(*start, parse_choices(CHOICES), context)
     assert found.spend == meter.spent
     assert found.spend.labels is labels
@@ -45,8 +45,8 @@ def test_a_search_says_what_its_meter_does_and_that_is_what_ran(start, judge, la
 
 def test_the_finetuned_judge_says_what_it_takes(start):
     search = CHOOSERS.make("random_search", {"judge": "finetuned:steps=2", "spend": 600})
-    context = Context(task=choosing_task(Marked(), SHARE), recipe=SHORT, aim=aim_within(start[1], CHOICES, "80%"))
-    with metering() as meter:
+    context = Context(task=choosing_task(Marked(), SHARE), recipe=SHORT, aim=make_constraint(start[1], CHOICES, "80%"))
+    with meter_spend() as meter:
         found = search.layer_gains(*start, CHOICES, context)
     assert found.spend == meter.spent
     assert found.spend.passes == found.spend.trainings * (3 * 32 + 32)

@@ -17,9 +17,9 @@ from bitplan.plugins.quantizers.lq import fitted, levels_of
 from bitplan.plugins.quantizers.pact import PactInput
 from bitplan.quant.convert import options_of, quantize, weight_steps
 from bitplan.quant.lsq import lsq
-from bitplan.quant.methods import Options, read_method
+from bitplan.quant.methods import QuantizeOptions, read_method
 from bitplan.quant.parameters import parameter_groups
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 from bitplan.testing.networks import Branching
 
 IMAGES = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -43,7 +43,7 @@ def words():
 
 
 def weight_quantizer(method, weight, bits, **options):
-    return read_method(method).weight(weight, bits, Shared(), Options(**options))
+    return read_method(method).weight(weight, bits, ScaleSharing(), QuantizeOptions(**options))
 
 
 def gaussian(count=200_000, size=1.0):
@@ -190,7 +190,7 @@ def test_weights_end_at_the_largest_and_all_gradients_pass():
 
 @pytest.mark.parametrize(("low", "limit"), [(0, 3.0), (-8, 1.5)])
 def test_equal_thresholds_are_uniform_and_the_gradient_passes_between_the_ends(low, limit):
-    quantizer = read_method("n2uq").input(4, "layer", Options(), masked=False)
+    quantizer = read_method("n2uq").input(4, "layer", QuantizeOptions(), masked=False)
     high = 15 + low
     with torch.no_grad():
         quantizer._settle_at_(low < 0, limit / high)
@@ -205,7 +205,7 @@ def test_equal_thresholds_are_uniform_and_the_gradient_passes_between_the_ends(l
 
 
 def test_a_longer_interval_has_later_thresholds_and_a_flatter_gradient():
-    quantizer = read_method("n2uq").input(2, "layer", Options(), masked=False)
+    quantizer = read_method("n2uq").input(2, "layer", QuantizeOptions(), masked=False)
     with torch.no_grad():
         quantizer._settle_at_(False, 1.0)  # levels 0, 1, 2, 3; intervals of 1
         quantizer.widths[1] *= 2  # from 1 to 3: the second threshold is at 2, the third at 3.5
@@ -273,7 +273,7 @@ def test_the_largest_values_keep_16_bits_and_the_others_have_their_own_range():
 
 
 def test_a_share_of_inputs_is_large_by_what_calibration_saw():
-    quantizer = read_method("value_aware:share=0.1").input(3, "layer", Options(), masked=False)
+    quantizer = read_method("value_aware:share=0.1").input(3, "layer", QuantizeOptions(), masked=False)
     seen, values = quantizer.new_observation(), gaussian(10_000).abs()
     seen.add(values)
     quantizer.settle_(seen)
@@ -322,7 +322,7 @@ def test_embeddings_and_attention_are_packed_and_come_back(method, tmp_path):
 
 @pytest.mark.parametrize("method", list(QUANTIZERS))
 def test_how_values_lie_in_memory_does_not_matter(method):
-    quantizer = read_method(method).input(4, "layer", Options(), masked=False).train()
+    quantizer = read_method(method).input(4, "layer", QuantizeOptions(), masked=False).train()
     x = gaussian(60).view(6, 10)
     quantizer(x)  # sets its levels
     assert torch.equal(quantizer.eval()(x.T), quantizer(x).T)

@@ -19,7 +19,7 @@ from bitplan.core.registry import EXPORTERS
 from bitplan.exporters.base import make_exporter
 from bitplan.graph.rules import Rules
 from bitplan.plugins.runtimes.llama_cpp import tensor_of
-from bitplan.plugins.runtimes.recipes import literal, unliteral
+from bitplan.plugins.runtimes.recipes import escape_name, unescape_name
 from bitplan.quant.layer_types import Conv1D
 from nets import Net
 
@@ -246,7 +246,7 @@ def test_odd_names_come_back(to):
 
 @given(st.text(min_size=1))
 def test_any_name_can_be_written_literally(name):
-    assert unliteral(literal(name)) == name
+    assert unescape_name(escape_name(name)) == name
 
 
 BAD = [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bitplan.core.errors import FileError
-from bitplan.core.parsing import bounded, parsing
+from bitplan.core.parsing import explain_failures, limit_memory
 from bitplan.plugins.data import pillow
 from bitplan.plugins.data.encoded_images import from_parquet, parquet_files
 from bitplan.store.files import open_file
@@ -193,7 +193,7 @@ def _bytes(data: _Array, count: int) -> np.ndarray | None:
 
 
 def _unpickle(path: Path) -> Any:
-    with parsing(path, "a CIFAR-10 batch", "fetch it again"), bounded(path), open_file(path) as file:
+    with explain_failures(path, "a CIFAR-10 batch", "fetch it again"), limit_memory(path), open_file(path) as file:
         return _Reader(path, file).load()
 
 

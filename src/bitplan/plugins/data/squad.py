@@ -26,7 +26,7 @@ from bitplan.adapters.parquet import read_columns
 from bitplan.adapters.tokenizers import Pieces, WordPieces, load_word_pieces
 from bitplan.adapters.torch import device_of, inference
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.plugins.data.encoded_images import parquet_files
 from bitplan.store.files import read_text
 from bitplan.tasks.base import Split, Task
@@ -461,7 +461,7 @@ def _read(path: Path) -> list[Question]:
 
 
 def _from_json(path: Path) -> Iterator[Question]:
-    with parsing(path, "SQuAD's JSON", "fetch it again"):
+    with explain_failures(path, "SQuAD's JSON", "fetch it again"):
         content = parse_json(read_text(path))
     version = str(content.get("version", "")) if isinstance(content, dict) else ""
     if version.removeprefix("v").startswith("2"):
@@ -522,19 +522,19 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII's only, as in the script
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """Return lower case, without punctuation and articles, words separated by single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
     """Return the best F1 over the answers, 0 … 1, of shared words, each counted as often as both sides have it."""
-    return max(_f1(normalized(prediction).split(), normalized(answer).split()) for answer in answers)
+    return max(_f1(normalize(prediction).split(), normalize(answer).split()) for answer in answers)
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
     """Return 1 if the prediction equals an answer after both are normalized, else 0."""
-    return float(any(normalized(prediction) == normalized(answer) for answer in answers))
+    return float(any(normalize(prediction) == normalize(answer) for answer in answers))
 
 
 def _f1(found: list[str], wanted: list[str]) -> float:

@@ -21,15 +21,15 @@ from bitplan.adapters.torch import uncompiled
 from bitplan.core.errors import InputError
 from bitplan.core.naming import OWN_WEIGHT
 from bitplan.plugins.integer.kernels import NOTHING, ConvolutionKernel, CutOff, Kernel, Operands, why_not_here
-from bitplan.quant.convert import copied, plan_of, unquantized
+from bitplan.quant.convert import deep_copy, plan_of, without_quantizers
 from bitplan.quant.finite import check_finite
-from bitplan.quant.integer import settle_
+from bitplan.quant.integer import write_rounded_
 from bitplan.quant.integer_places import find_integers
-from bitplan.quant.layers import Adopted, adopt_, family, quantized_as, release_
-from bitplan.quant.lsq import in_use
-from bitplan.quant.proof import named
-from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen, why_no_multiples
-from bitplan.quant.sites import INTEGER, Place, Site, root_of, sites_of
+from bitplan.quant.layers import Adopted, adopt_, quantized_as, release_, type_for_forward
+from bitplan.quant.lsq import scale_in_use
+from bitplan.quant.proof import list_layers
+from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen, why_not_uniform
+from bitplan.quant.sites import INTEGER, Place, Site, sites_of, unwrap
 
 _log = logging.getLogger(__name__)
 _HIGHEST_BITS = 8
@@ -58,9 +58,9 @@ def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True
     `channels_last=False`, which costs time.
     """
     check_finite(model)
-    made = copied(model).eval()
-    root, sites = root_of(made), sites_of(made)
-    settle_(root)
+    made = deep_copy(model).eval()
+    root, sites = unwrap(made), sites_of(made)
+    write_rounded_(root)
     followers = _norms_after(root, example)
     left = {layer: why for layer, site in sites.items() if (why := _convert_(layer, site, channels_last))}
     norms = tuple(
@@ -72,7 +72,7 @@ def integer(model: nn.Module, example: Any = None, *, channels_last: bool = True
     root.register_load_state_dict_pre_hook(_refuse_state)
     _join_(made)
     for why in dict.fromkeys(left.values()):
-        _log.warning("not in integers: %s (%s)", named([layer for layer in left if left[layer] == why]), why)
+        _log.warning("not in integers: %s (%s)", list_layers([layer for layer in left if left[layer] == why]), why)
     return made
 
 
@@ -80,14 +80,14 @@ def _norms_after(root: nn.Module, example: Any) -> Mapping[str, str]:
     """Layers and the batch normalizations that alone read what they make."""
     known = plan_of(root).integers
     if known is None and example is not None:
-        with unquantized(root):
+        with without_quantizers(root):
             known = find_integers(root, example)
     return {} if known is None else known.norms
 
 
 def integer_layers(model: nn.Module) -> IntegerLayers:
     """Which layers of a copy made by `integer` compute in integers, and which do not, and why."""
-    found: IntegerLayers | None = getattr(root_of(model), INTEGER, None)
+    found: IntegerLayers | None = getattr(unwrap(model), INTEGER, None)
     if found is None:
         raise InputError("no layer of this model computes in integers: make a copy that does, with integer(model)")
     return found
@@ -159,9 +159,9 @@ def _why_not(module: Any, weight: WeightQuantizer, inputs: InputQuantizer) -> st
     """Why a quantized layer cannot be given to an integer kernel as it is; empty where it can."""
     if max(weight.bits, inputs.bits) > _HIGHEST_BITS:
         return f"{max(weight.bits, inputs.bits)} bits are more than the 8 of integer kernels"
-    if why := why_no_multiples(weight):
+    if why := why_not_uniform(weight):
         return f"{why}, of its weight"
-    if why := why_no_multiples(inputs):
+    if why := why_not_uniform(inputs):
         return f"{why}, of its input"
     if inputs.range is None:
         return "its input step is not set: calibrate_ the model first"
@@ -181,7 +181,7 @@ def _operands(layer: str, module: Any, weight: WeightQuantizer, inputs: InputQua
         weight.codes(module.weight),
         weight.steps_for(module.weight).flatten(),
         None if bias is None else bias.detach(),
-        in_use(inputs.step.item()),
+        scale_in_use(inputs.step.item()),
         *limits,
     )
 
@@ -214,7 +214,7 @@ class IntegerLayer(Adopted):
         """Compute in integers; without data, or with quantizers off, as its quantized counterpart does."""
         quantizer = self.quantizer
         if is_fake(x) or not quantizer.enabled:
-            counterpart = family(self)
+            counterpart = type_for_forward(self)
             assert counterpart is not None
             assert counterpart.quantized is not None
             out: Tensor = counterpart.quantized.forward(self, x)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bitplan.core.errors import InputError
 from bitplan.core.parsing import first_line
-from bitplan.quant.lsq import dense
+from bitplan.quant.lsq import is_dense
 
 Kernel = Callable[[Tensor], Tensor]
 """The float input of a layer → its float output, computed from codes; it can be pickled, and never changes."""
@@ -71,7 +71,7 @@ class Operands:
     def encode(self, x: Tensor) -> Tensor:
         """The unsigned codes of an input, in its memory layout."""
         wide = x if x.dtype is torch.float32 else x.float()
-        wide = wide if dense(wide) else wide.contiguous()
+        wide = wide if is_dense(wide) else wide.contiguous()
         codes, has_nan = _loops().encode(wide, self.step, self.low, self.high, self.zero_point)
         if has_nan:
             raise InputError(

@@ -30,22 +30,22 @@ from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.adapters.transformers import CUT
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import layer_of, layer_of_quantizer
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.core.precision import LEFT_ALONE_BITS
 from bitplan.core.records import Plan
-from bitplan.costs.files import FLOAT_BYTES, Form, Unquantized
+from bitplan.costs.files import FLOAT_BYTES, FileForm, Unquantized
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.models.file_tensors import narrow_of
 from bitplan.plugins.llm.llama import LlamaFile
 from bitplan.quant.convert import integer_weights, quantizers_of, weights_of
 from bitplan.quant.methods import Quantizer
-from bitplan.quant.quantizers import WeightQuantizer, why_no_multiples
-from bitplan.quant.scales import Shared
-from bitplan.quant.weight_groups import FIRST_AXIS, HALF, GroupedWeight, Grouping, in_groups
+from bitplan.quant.quantizers import WeightQuantizer, why_not_uniform
+from bitplan.quant.scales import ScaleSharing
+from bitplan.quant.weight_groups import FIRST_AXIS, HALF, GroupedWeight, Grouping, make_grouped_weight
 from bitplan.weights.pretrained_folders import is_gguf
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 _log = logging.getLogger(__name__)
 _PLAN = "bitplan.plan"
@@ -78,14 +78,14 @@ BLOCK_TYPES = {
 }
 
 
-def aligned(size: int) -> int:
+def align_bytes(size: int) -> int:
     """Return the bytes of a tensor with the padding before the next one."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @final
 @dataclass(frozen=True)
-class GgufForm(Form):
+class GgufForm(FileForm):
     """llama.cpp's blocks: Q8_0, Q5_0, Q4_0, and TQ2_0 if rows are multiples of 256; `zeros` takes Q4_1 and Q5_1."""
 
     name: ClassVar[str] = "gguf"
@@ -111,13 +111,13 @@ class GgufForm(Form):
         """Return the bytes of the blocks and the padding behind them."""
         kind = self._type_for(row, bits)
         assert kind is not None
-        return aligned(rows * (row // kind.size) * kind.bytes)
+        return align_bytes(rows * (row // kind.size) * kind.bytes)
 
     def left(self, tensor: Unquantized) -> int:
         """Return the bytes as in the file that it comes from; vectors are float32, as llama.cpp wants them."""
         if len(tensor.shape) < 2:
-            return aligned(tensor.size * FLOAT_BYTES)
-        return aligned(tensor.size * tensor.narrow if tensor.raw is None else tensor.raw)
+            return align_bytes(tensor.size * FLOAT_BYTES)
+        return align_bytes(tensor.size * tensor.narrow if tensor.raw is None else tensor.raw)
 
     def why_not(self, row: int) -> str:
         """Say that blocks have 32 weights."""
@@ -140,13 +140,13 @@ class GgufBlocks(Quantizer):
 
     zeros: bool = False
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Steps with the least squared error; 2 bits in rows that no block of 256 fits have blocks of 32."""
         channels = shared.channels or FIRST_AXIS
         inputs = Grouping(1, channels).rows(weight).shape[1]
         blocks = Grouping(256 if bits == 2 and inputs % 256 == 0 else 32, channels)
         zeros = self.zeros and bits in (3, 4, 5)
-        return in_groups(weight, bits, blocks, zeros=zeros, digits=HALF - max(bits, 4) if zeros else HALF)
+        return make_grouped_weight(weight, bits, blocks, zeros=zeros, digits=HALF - max(bits, 4) if zeros else HALF)
 
 
 @final
@@ -206,7 +206,7 @@ class Gguf(Exporter):
 
     def read(self, path: Path) -> ReadBack:
         """Return the plan in the header, and the codes of the quantized weights."""
-        with parsing(path, "a GGUF file as bitplan writes it", "export it again"):
+        with explain_failures(path, "a GGUF file as bitplan writes it", "export it again"):
             header, tensors = read_header(path), read_tensors(path)
             if _PLAN not in header:
                 raise FileError(f"{path} is a GGUF file, but not one that bitplan wrote")
@@ -308,7 +308,7 @@ def _read_codes(model: nn.Module) -> dict[str, Coded]:
         assert quantizer is not None
         why, zeros = "", None
         if not isinstance(quantizer, GroupedWeight):
-            why = why_no_multiples(quantizer)
+            why = why_not_uniform(quantizer)
         elif quantizer.zero is not None:
             zeros = quantizer.blocks.spread(quantizer.zero, weight).cpu().numpy()
         if why or weight.dim() != 2:
@@ -516,7 +516,7 @@ def _tokenizer_entries(folder: Path | None, words: int, pre_tokenizer: str | Non
         _log.warning("there is no %s beside the network, so the GGUF file has no tokenizer", TOKENIZER)
         return without_tokenizer
     text = tokenizer_text(path.parent)
-    with parsing(path, "a tokenizer", "fetch it again"):
+    with explain_failures(path, "a tokenizer", "fetch it again"):
         content = parse_json(text)
         model, steps = content["model"], _pre_tokenizer_steps(content.get("pre_tokenizer"))
         if model.get("type") != "BPE" or not any(step["type"] == "ByteLevel" for step in steps):

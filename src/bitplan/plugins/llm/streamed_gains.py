@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers, Outcome
-from bitplan.core.naming import split
+from bitplan.core.naming import split_name
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context
-from bitplan.gains.drop import MeasuredBatches, with_top
+from bitplan.gains.drop import MeasuredBatches, add_top
 from bitplan.gains.jobs import (
     batches_within,
     members_of,
@@ -40,15 +40,15 @@ from bitplan.models.block_sequence import BlockCalls, BlockChain
 from bitplan.models.streamed import ReadUnit, skeleton_of
 from bitplan.quant.convert import options_of, quantize_, quantizers_of
 from bitplan.quant.layers import channels_of
-from bitplan.quant.lsq import summed_products
+from bitplan.quant.lsq import sum_products
 from bitplan.quant.methods import read_method
 from bitplan.quant.proof import take_proof_off_
 from bitplan.quant.quantizers import WeightQuantizer
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 from bitplan.quant.sites import sites_of
-from bitplan.tasks.base import Batch, Task, WithAnswers, WithLoss, judged_by, title_of
+from bitplan.tasks.base import Batch, Task, WithAnswers, WithLoss, measuring_split, title_of
 from bitplan.tune.distillation import divergence
-from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, open_if_path
 
 if TYPE_CHECKING:
     from bitplan.gains.drift import Drift
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 _TOGETHER = 16  # lowered networks that go through the file at once: a kill loses these, for 16 times less reading
 
 
-def streamed_drift(
+def measure_drift_of_file(
     asked: Drift, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
 ) -> MeasuredBatches:
     """Return the measures of `Drift.measure`, of a network in a file."""
     task = check_task(context.task, "drift", "runs the network on data", WithAnswers)
     check_weights_alone(choices, "drift")
     batches, size = batches_within(task, asked.samples, asked.batch_size)
-    job = job_on_file("drift", opened_as(model), choices, context, batches, size).model_copy(
+    job = job_on_file("drift", open_if_path(model), choices, context, batches, size).model_copy(
         update={"options": {"temperature": asked.temperature}}
     )
     jobs = [with_lowered(job, graph, lowered) for lowered in one_at_a_time(graph, choices)]
@@ -83,11 +83,11 @@ def streamed_drift(
     samples = (1 + len(jobs)) * job.samples
     charge(Spend(forwards=samples, evaluations=len(jobs)))
     low = -np.array([kept.done[job.id].numbers["divergences"] for job in jobs])  # (G C, B)
-    table = with_top(low, 0.0, len(graph.selectable), len(choices))
+    table = add_top(low, 0.0, len(graph.selectable), len(choices))
     return MeasuredBatches(table, 1 + len(jobs), samples, seconds_of(kept.done.values()))
 
 
-def streamed_slopes(
+def measure_slopes_of_file(
     asked: Fisher, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context
 ) -> MeasuredBatches:
     """Return the measures of `Fisher`, of a network in a file."""
@@ -98,8 +98,8 @@ def streamed_slopes(
         WithAnswers if asked.labels == "model" else WithLoss,
     )  # fmt: skip
     check_weights_alone(choices, "fisher")
-    available = min(asked.samples, task.size(judged_by(task)))
-    job = job_on_file("fisher", opened_as(model), choices, context, available, 1).model_copy(
+    available = min(asked.samples, task.size(measuring_split(task)))
+    job = job_on_file("fisher", open_if_path(model), choices, context, available, 1).model_copy(
         update={
             "members": members_of(graph), "choices": tuple(choices), "count": min(asked.part, available),
             "options": {"labels": asked.labels},
@@ -120,7 +120,7 @@ def streamed_slopes(
     samples = sum(job.count for job in jobs)
     charge(Spend(forwards=samples, backwards=samples, labels=asked.labels == "task"))
     low = np.array([[kept.done[job.id].numbers[group.name] for job in jobs] for group in graph.selectable])  # (G, B, C)
-    table = with_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))
+    table = add_top(-low.transpose(0, 2, 1) / 2, 0.0, len(graph.selectable), len(choices))
     return MeasuredBatches(table, 3, samples, seconds_of(kept.done.values()))
 
 
@@ -151,7 +151,7 @@ def _slices(jobs: list[Job]) -> Iterator[list[Job]]:
 
 def _drawn(task: Task, job: Job) -> list[Batch]:
     """The batches that a network in memory would be run on."""
-    every = task.batches(judged_by(task), job.batch_size, seed=mix_seed(job.seed))
+    every = task.batches(measuring_split(task), job.batch_size, seed=mix_seed(job.seed))
     found = list(itertools.islice(every, job.batches))
     if len(found) < job.batches:
         raise InputError(f"task {task.name} ran out of batches after {len(found)} of {job.batches}: check its data")
@@ -263,14 +263,14 @@ class Through:
 
     def _loss(self, job: Job, place: int) -> tuple[Tensor, Tensor]:
         """The last state of a batch, and its loss."""
-        from bitplan.gains.fisher import drawn_loss  # here, since it asks this file how to run
+        from bitplan.gains.fisher import draw_loss  # here, since it asks this file how to run
 
         state = self._states[-1][place].detach().requires_grad_()
         batch = self._batches[place]
         outputs = self._chain.answers(self._calls[place], state, self._running(batch))
         if job.option("labels") == "task":
             return state, self._task.loss(outputs, batch)
-        return state, drawn_loss(self._task.logits(outputs), seed=job.seed * 1_000_003 + job.first + place)
+        return state, draw_loss(self._task.logits(outputs), seed=job.seed * 1_000_003 + job.first + place)
 
     def _pulled(self, number: int, back: list[Tensor], place: int) -> tuple[Tensor, Tensor]:
         """The state before a block, and what has the same gradient there as the loss."""
@@ -298,7 +298,7 @@ class Through:
 
 def _product(gradient: Tensor, change: Tensor) -> Tensor:
     with torch.no_grad():
-        return summed_products(gradient, change)
+        return sum_products(gradient, change)
 
 
 # --- A network in a folder of weights as gains run it: never in memory whole, and weights fitted where they are
@@ -312,7 +312,7 @@ class StreamedNetwork:
     """
 
     def __init__(self, model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context) -> None:
-        self.opened = opened_as(model)
+        self.opened = open_if_path(model)
         self.layers = [layer.name for group in graph.selectable for layer in group.layers if layer.weights]
         self.module = skeleton_of(self.opened)
         quantize_(self.module, Plan.uniform(graph, choices[-1]), method=context.quantizer_for(choices))
@@ -328,7 +328,7 @@ class StreamedNetwork:
     def fitted(self, layer: str, weight: Tensor, bits: int) -> WeightQuantizer:
         """A quantizer for a weight that is in memory now."""
         module = self._sites[layer].module
-        shared = Shared(channels_of(module, weight) if self._by_channel else None)
+        shared = ScaleSharing(channels_of(module, weight) if self._by_channel else None)
         return self._method.weight(weight, bits, shared, self._options).eval()
 
     def layers_in(self, unit: ReadUnit) -> list[str]:
@@ -363,7 +363,7 @@ class StreamedNetwork:
     def _place(self, layer: str) -> tuple[nn.Module, str]:
         site = self._sites[layer]
         assert site.parameter is not None, "a layer with a weight"
-        return site.module, split(site.parameter)[1]
+        return site.module, split_name(site.parameter)[1]
 
 
 def job_on_file(

@@ -22,12 +22,12 @@ from bitplan.gains.lowering import check_task
 from bitplan.models.streamed import streaming
 from bitplan.plugins.llm.streamed_gains import StreamedNetwork, job_on_file
 from bitplan.plugins.methods.moments import OutputWatch
-from bitplan.quant.moments import Enough, Multiplied
-from bitplan.tasks.base import WithData, judged_by
+from bitplan.quant.moments import Enough, WeightCall
+from bitplan.tasks.base import WithData, measuring_split
 from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint
 
 
-def streamed_errors(
+def measure_errors_of_file(
     model: CheckpointLike, graph: Graph, choices: Sequence[Precision], context: Context, samples: int
 ) -> Outcome:
     """Return the errors of all layers' outputs on one batch of samples. Stored layers are not measured again."""
@@ -35,8 +35,8 @@ def streamed_errors(
     task = check_task(context.task, "moments", "looks at what layers read", WithData)
     network = StreamedNetwork(model, graph, choices, context)
     opened, layers = network.opened, network.layers
-    count = min(samples, task.size(judged_by(task)))
-    batch = next(iter(task.batches(judged_by(task), count, seed=context.seed)))
+    count = min(samples, task.size(measuring_split(task)))
+    batch = next(iter(task.batches(measuring_split(task), count, seed=context.seed)))
     watch = _LayerWatch(_Ledger(opened, choices, context, count, layers), network, choices)
     weights = {layer: quantizer for layer in layers if (quantizer := network.quantizers[layer].weight) is not None}
     with torch.no_grad(), streaming(network.module, opened), watch.watching(weights), suppress(Enough):
@@ -85,7 +85,7 @@ class _LayerWatch(OutputWatch):
         self._ledger = ledger
         self._seen: set[str] = set()
 
-    def see(self, call: Multiplied) -> None:
+    def see(self, call: WeightCall) -> None:
         """Take what is kept, or measure."""
         known = self._ledger.find(call.layer)
         if known is None:

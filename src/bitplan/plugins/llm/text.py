@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from bitplan.adapters.parquet import read_columns
 from bitplan.adapters.tokenizers import TextTokenizer, load_tokenizer
-from bitplan.adapters.torch import device_of, inference, widened
+from bitplan.adapters.torch import device_of, inference, widen_tensor
 from bitplan.core.errors import FileError, InputError
 from bitplan.store.files import read_text
 from bitplan.tasks.base import Split, Task
@@ -123,7 +123,7 @@ class Text(Splits[list[Tensor]], Task):
 
     def _losses(self, outputs: Any, batch: Tensor) -> Tensor:
         """(B, tokens − 1)."""
-        scores = widened(self._scores_of(outputs)[:, :-1])
+        scores = widen_tensor(self._scores_of(outputs)[:, :-1])
         return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), batch[:, 1:].reshape(-1), reduction="none").view(
             len(batch), -1
         )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bitplan.adapters.tokenizers import TOKENIZER, tokenizer_text
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import layer_of, layer_of_quantizer
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.core.precision import LEFT_ALONE, LEFT_ALONE_BITS, Precision
 from bitplan.core.records import TENSORS
 from bitplan.costs.files import GroupedForm, Unquantized
@@ -35,16 +35,16 @@ from bitplan.plugins.runtimes.recipes import (
     Expressible,
     Part,
     RecipeExporter,
+    can_group,
+    escape_name,
     fit,
-    grouped,
-    literal,
+    parsing_recipe,
     read_json,
-    reading,
-    unliteral,
+    unescape_name,
     write_json,
 )
 from bitplan.quant.convert import integer_weights, quantizers_of, weights_of
-from bitplan.quant.quantizers import WeightQuantizer, why_no_multiples
+from bitplan.quant.quantizers import WeightQuantizer, why_not_uniform
 from bitplan.quant.weight_groups import GroupedWeight
 from bitplan.store.files import read_text
 from bitplan.weights.pretrained_folders import CONFIG, says_network
@@ -95,7 +95,7 @@ def _word_bytes(bits: int) -> int:
     return -(-bits // 32) * 4
 
 
-def fused(name: str) -> str | None:
+def name_fused_layer(name: str) -> str | None:
     """Return the name of the layer that vLLM runs several as (q/k/v, gate/up, all experts of a block), or None.
 
     Their schemes must be equal.
@@ -112,8 +112,8 @@ def fused(name: str) -> str | None:
     return parent + ("qkv_proj" if qkv else "gate_up_proj")
 
 
-CONFIG_TARGET = Expressible(_METHOD, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=fused)
-TARGET = Expressible("vllm", weight_bits=lambda part: range(2, 9), kinds=("linear",), one=fused)
+CONFIG_TARGET = Expressible(_METHOD, weight_bits=lambda part: range(2, 9), act_bits=(8,), one=name_fused_layer)
+TARGET = Expressible("vllm", weight_bits=lambda part: range(2, 9), kinds=("linear",), one=name_fused_layer)
 
 
 @final
@@ -130,20 +130,20 @@ class CompressedTensors(RecipeExporter):
         groups: dict[tuple[Precision, bool], list[str]] = defaultdict(list)
         for part in parts:
             if not part.precision.left_alone:
-                groups[part.precision, self._in_groups(part)].append(literal(part.name))
+                groups[part.precision, self._in_groups(part)].append(escape_name(part.name))
         config = {
             "quant_method": _METHOD,
             "config_groups": {
                 f"group_{index}": self._scheme(precision, in_groups, names)
                 for index, ((precision, in_groups), names) in enumerate(groups.items())
             },
-            "ignore": [literal(part.name) for part in parts if part.precision.left_alone],
+            "ignore": [escape_name(part.name) for part in parts if part.precision.left_alone],
         }
         write_json(path, {"quantization_config": config})
 
     def _in_groups(self, part: Part) -> bool:
         """Return False for rows that groups do not divide, and w8a8: its kernels want one scale per output channel."""
-        return part.precision != Precision.parse("w8a8") and grouped(part, self.group_size)
+        return part.precision != Precision.parse("w8a8") and can_group(part, self.group_size)
 
     def _scheme(self, precision: Precision, in_groups: bool, names: list[str]) -> dict[str, Any]:
         weights = {"num_bits": precision.weight_bits, "type": "int", "symmetric": True, "dynamic": False}
@@ -164,14 +164,14 @@ class CompressedTensors(RecipeExporter):
 
     def read(self, path: Path) -> ReadBack:
         """Return the precisions of the groups, and 16 bits for ignored layers."""
-        with reading(path, _METHOD):
+        with parsing_recipe(path, _METHOD):
             config = read_json(path)["quantization_config"]
-            precisions = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
+            precisions = {unescape_name(name): LEFT_ALONE for name in config["ignore"]}
             for group in config["config_groups"].values():
                 inputs = group["input_activations"]
                 act = inputs["num_bits"] if inputs else LEFT_ALONE_BITS
                 precision = Precision(weight_bits=group["weights"]["num_bits"], act_bits=act)
-                precisions |= {unliteral(name): precision for name in group["targets"]}
+                precisions |= {unescape_name(name): precision for name in group["targets"]}
         return ReadBack(precisions)
 
 
@@ -227,14 +227,14 @@ class Vllm(Exporter):
 
     def read(self, path: Path) -> ReadBack:
         """Return the precisions of the config groups, and every code."""
-        with parsing(path / CONFIG, "a configuration as bitplan writes it", "export it again"):
+        with explain_failures(path / CONFIG, "a configuration as bitplan writes it", "export it again"):
             config = parse_json(read_text(path / CONFIG))["quantization_config"]
-            precisions = {unliteral(name): LEFT_ALONE for name in config["ignore"]}
+            precisions = {unescape_name(name): LEFT_ALONE for name in config["ignore"]}
             tensors, _ = read_safetensors(path / TENSORS)
             codes = {}
             for group in config["config_groups"].values():
                 bits = group["weights"]["num_bits"]
-                for name in map(unliteral, group["targets"]):
+                for name in map(unescape_name, group["targets"]):
                     precisions[name] = Precision.weights_only(bits)
                     codes[name] = _unpack_words(tensors, name, bits)
         return ReadBack(precisions, codes)
@@ -264,7 +264,7 @@ def _layouts(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, _Layout]:
             size, zeros = quantizer.blocks.width(row), quantizer.zero is not None
             why = f"its rows of {row} are no multiple of its groups of {size}" if row % size else ""
         else:
-            why = why_no_multiples(quantizer)
+            why = why_not_uniform(quantizer)
         if why:
             raise InputError(
                 f"layer {name!r} has no place in a checkpoint for vllm: {why}; plan … --target vllm:size=…"
@@ -278,7 +278,7 @@ def _check_fused(layouts: Mapping[str, _Layout]) -> None:
     """Raise for layers that vLLM runs as one and whose layouts differ."""
     first: dict[str, str] = {}
     for name, layout in layouts.items():
-        fused_name = fused(name)
+        fused_name = name_fused_layer(name)
         other = first.setdefault(fused_name, name) if fused_name else name
         if layouts[other] != layout:
             raise InputError(f"vllm runs {other} and {name} as one, and they differ: {layouts[other]} and {layout}")
@@ -287,7 +287,7 @@ def _check_fused(layouts: Mapping[str, _Layout]) -> None:
 def _config(parts: Mapping[str, Part], layouts: Mapping[str, _Layout]) -> dict[str, Any]:
     groups: dict[_Layout, list[str]] = defaultdict(list)
     for name, layout in layouts.items():
-        groups[layout].append(literal(name))
+        groups[layout].append(escape_name(name))
     return {
         "quant_method": _METHOD,
         "format": _FORMAT,
@@ -304,7 +304,7 @@ def _config(parts: Mapping[str, Part], layouts: Mapping[str, _Layout]) -> dict[s
             }
             for index, (layout, names) in enumerate(groups.items())
         },
-        "ignore": [literal(name) for name in parts if name not in layouts],
+        "ignore": [escape_name(name) for name in parts if name not in layouts],
     }
 
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, seconds_of
-from bitplan.gains.lowering import by_first_layer, check_seen, check_task, check_top, lower, sign_of, try_task
+from bitplan.gains.lowering import check_seen, check_task, check_top, lower, rows_by_layer, sign_for, try_task
 from bitplan.quant.convert import quantizers_of, weights_of
 from bitplan.tasks.base import Batch, samples_in
 
@@ -72,7 +72,7 @@ class Adaptive(Gain):
             rows[group.name] = row_of(noise.value("own") * 4.0**top, noise.value("borne"), choices)
         passes = (2 + self.levels) * len(jobs)
         return LayerGains(
-            by_first_layer(graph, rows),
+            rows_by_layer(graph, rows),
             counts={"passes": passes, "samples": passes * jobs[0].samples},
             work=seconds_of(done.values()),
         )
@@ -106,7 +106,7 @@ class Perturb(BatchWork):
                 for n in range(job.option("levels"))
             ]
         noises = [_noise(answers, plain) for answers, _ in levels]
-        falls = [sign_of("score", self.task) * (score - other) for _, other in levels]
+        falls = [sign_for("score", self.task) * (score - other) for _, other in levels]
         borne = noise_borne(noises, falls, job.option("fall"))
         if not (math.isfinite(borne) and all(map(math.isfinite, noises))):
             raise InputError("the answers are NaN or infinite with noise in its weights: train the network first")

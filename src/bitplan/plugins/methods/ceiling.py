@@ -26,10 +26,10 @@ from bitplan.core.progress import Progress
 from bitplan.core.records import Plan
 from bitplan.core.studies import Study, Trained, Training
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks
-from bitplan.store.engines import Engine, Failure, keeping_workers
+from bitplan.store.engines import Engine, Failure, keep_workers
 from bitplan.store.jobs import run_jobs
 from bitplan.store.run_folder import RunFolder
-from bitplan.study.context import Setting, engine_of, make_lost
+from bitplan.study.context import RunContext, make_study_engine, remake_missing_starts
 from bitplan.study.forecast import forecast
 from bitplan.study.scheduling import Train
 from bitplan.study.sweep import sweep
@@ -84,10 +84,10 @@ def find_ceiling(
     study = with_controls(study)
     check_budget(study, budget)
     run, tell = RunFolder(Path(run_folder)), progress or (lambda *_: None)
-    at_work = engine or engine_of(study, trust=trust)
-    with keeping_workers():
+    at_work = engine or make_study_engine(study, trust=trust)
+    with keep_workers():
         sweep(study, run.path, engine=at_work, progress=progress, trust=trust)
-        quest = _Quest(Setting(study, run, trust), budget, effort, at_work, tell)
+        quest = _Quest(RunContext(study, run, trust), budget, effort, at_work, tell)
         quest.search()
         return quest.decide(begin)
 
@@ -136,7 +136,7 @@ def outlook(
 class _Quest:
     """One search: what it works on and with, and what it has found."""
 
-    setting: Setting
+    setting: RunContext
     budget: str
     effort: Effort
     engine: Engine
@@ -240,7 +240,7 @@ class _Quest:
         shelf = self.run.trained
         there, _ = shelf.read_sound(job.id for job in jobs)
         lacking = {job.start for job in jobs if job.id not in there}
-        make_lost(self.setting, lacking, self.engine, partial(self.tell, self.count, self.total))
+        remake_missing_starts(self.setting, lacking, self.engine, partial(self.tell, self.count, self.total))
         for job, outcome in run_jobs(Train(self.setting), list(jobs), shelf=shelf, engine=self.engine):
             if isinstance(outcome, Failure):
                 if outcome.fault in ("store", "damage"):

@@ -87,10 +87,10 @@ def _in_words(told: Outlook, folder: Path) -> str:
 
 def _show(folder: Path, *, as_json: bool) -> None:
     from bitplan.cli.show import print_tables, show_table
-    from bitplan.reports.kept_results import StillRun
+    from bitplan.reports.kept_results import RunSnapshot
     from bitplan.reports.regrets import regret, regret_values
 
-    still = StillRun(folder)
+    still = RunSnapshot(folder)
     if as_json:
         print_tables({"regret": regret_values(still)})
         return

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import charge
-from bitplan.gains.base import Context, Gain, LayerGains, check_aim
+from bitplan.gains.base import Context, Gain, LayerGains, check_constraint
 from bitplan.gains.drift import Compare, Drift, price_of_reference
 from bitplan.gains.jobs import do_jobs, lowered_jobs, one_at_a_time, seconds_of
-from bitplan.gains.lowering import by_first_layer, check_task, check_top, is_float
+from bitplan.gains.lowering import check_task, check_top, is_float, rows_by_layer
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks
 from bitplan.tasks.base import WithAnswers
 
@@ -55,7 +55,7 @@ class DriftInContext(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Settle on a plan; the gains are those that it is the best selection for."""
-        aim = check_aim(context.aim, "drift_in_context", graph, choices)
+        aim = check_constraint(context.aim, "drift_in_context", graph, choices)
         check_task(context.task, "drift_in_context", "runs the network on data", WithAnswers)
         check_top(model, graph, choices, "drift_in_context")
         bench = _Around(self, model, graph, context, aim)
@@ -75,7 +75,7 @@ class DriftInContext(Gain):
         rows = {name: tuple(row) for name, row in zip(aim.groups, tables[chosen].tolist(), strict=True)}
         words = f"{len(plans)} plans, number {plans.index(chosen) + 1} on the way taken"
         return LayerGains(
-            by_first_layer(graph, rows),
+            rows_by_layer(graph, rows),
             counts={"plans": len(plans)},
             work=bench.seconds,
             notes=(f"gains: drift_in_context settled after {words}, for {', '.join(aim.budgets)} alone",),

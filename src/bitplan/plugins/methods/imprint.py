@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend, charge
@@ -18,9 +18,9 @@ from bitplan.forward.batches import split_batch
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.jobs import check_samples
 from bitplan.gains.lowering import check_task
-from bitplan.plugins.methods.layer_outputs import by_sample, check_model, run, watching_behind
-from bitplan.quant.convert import copied
-from bitplan.tasks.base import WithData, draw, judged_by
+from bitplan.plugins.methods.layer_outputs import check_model, run, split_by_sample, watch_activations
+from bitplan.quant.convert import deep_copy
+from bitplan.tasks.base import WithData, draw, measuring_split
 
 _FEATURES = 512  # about so many of each layer
 
@@ -52,14 +52,14 @@ class Imprint(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass forward for each sample."""
         task = check_task(context.task, "imprint", "imprints classes from labelled data", WithData)
-        network = copied(check_model(model, "imprint")).eval()
-        split = judged_by(task)
+        network = deep_copy(check_model(model, "imprint")).eval()
+        split = measuring_split(task)
         available = min(self.samples, task.size(split))
         size = min(self.batch_size, max(1, available // 2))
         batches = draw(network, task, 2 * (available // size // 2), size, context.seed, split)
         seen = _Imprinted(len(batches) // 2)
         layers = [layer.name for layer in graph.layers]
-        with watching_behind(network, layers, seen.see):
+        with watch_activations(network, layers, seen.see):
             run(task, network, batches, seen.next)
         accuracies = seen.accuracies(layers)
         steps = [step / (len(choices) - 1) for step in range(len(choices))]
@@ -124,7 +124,7 @@ def pooled(name: str, out: Tensor, samples: int) -> Tensor:
         out = F.adaptive_avg_pool2d(out, side)
     elif out.dim() == 3:
         out = out.mean(dim=1)
-    return by_sample(name, out, samples)
+    return split_by_sample(name, out, samples)
 
 
 def labels_of(batch: Any) -> Tensor:

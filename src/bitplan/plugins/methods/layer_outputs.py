@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
 
 from bitplan.core.errors import InputError
-from bitplan.core.naming import split
+from bitplan.core.naming import split_name
 from bitplan.core.spend import Spend, charge
 from bitplan.forward.operations import tensors_in
 from bitplan.tasks.base import samples_in
@@ -28,7 +28,7 @@ See = Callable[[str, Tensor], None]
 
 
 @contextmanager
-def watching(model: nn.Module, layers: Sequence[str], see: See) -> Iterator[None]:
+def watch_outputs(model: nn.Module, layers: Sequence[str], see: See) -> Iterator[None]:
     """Show what each layer gives out until the block ends.
 
     Of a layer that is no module which is called, such as a matrix of a recurrent layer or of an attention, it is what
@@ -62,10 +62,10 @@ def watching(model: nn.Module, layers: Sequence[str], see: See) -> Iterator[None
 
 
 @contextmanager
-def watching_behind(model: nn.Module, layers: Sequence[str], see: See) -> Iterator[None]:
+def watch_activations(model: nn.Module, layers: Sequence[str], see: See) -> Iterator[None]:
     """The same behind the norms and activations that directly follow a layer: told each time, the last counts."""
     mode = _Behind(see)
-    with watching(model, layers, mode.begin), mode:
+    with watch_outputs(model, layers, mode.begin), mode:
         yield
 
 
@@ -90,7 +90,7 @@ class _Behind(TorchFunctionMode):
         return result
 
 
-def by_sample(name: str, out: Tensor, samples: int) -> Tensor:
+def split_by_sample(name: str, out: Tensor, samples: int) -> Tensor:
     """What a layer gave out, a row for each sample of the batch; (B · windows, …) belongs to samples in turn."""
     if out.shape[0] % samples:
         raise InputError(
@@ -115,7 +115,7 @@ def _paths(layer: str) -> Iterator[str]:
     path = layer
     while path:
         yield path
-        path = split(path)[0]
+        path = split_name(path)[0]
     yield ""
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.registry import STREAMED
@@ -23,8 +23,8 @@ from bitplan.gains.jobs import BatchWork, check_samples, do_jobs, lowered_jobs, 
 from bitplan.gains.lowering import check_seen, check_task, check_top
 from bitplan.gains.rerun import FixedCopy
 from bitplan.quant.convert import weights_of
-from bitplan.quant.moments import Multiplied, WeightWatch
-from bitplan.quant.other_precisions import lowered_weights
+from bitplan.quant.moments import WeightCall, WeightWatch
+from bitplan.quant.other_precisions import lower_weights
 from bitplan.quant.quantizers import WeightQuantizer
 from bitplan.tasks.base import Task, WithData
 from bitplan.weights.opened import CheckpointLike
@@ -127,7 +127,7 @@ class CompareOutputs(BatchWork):
             for layer in layers
             if (quantizer := quantizers[layer].weight) is not None
         }
-        lowered = {layer: lowered_weights(layer, quantizers[layer], job.choices, self._copy.fresh) for layer in weights}
+        lowered = {layer: lower_weights(layer, quantizers[layer], job.choices, self._copy.fresh) for layer in weights}
         watch = OutputWatch(lambda call: lowered[call.layer])
         with torch.no_grad(), watch.watching(weights):
             self.task.forward(network, self.drawn(job)[job.first])
@@ -150,7 +150,7 @@ class OutputWatch(WeightWatch):
     `lowered` says of a layer that multiplies its weight which quantizers would make these.
     """
 
-    def __init__(self, lowered: Callable[[Multiplied], Iterable[WeightQuantizer]]) -> None:
+    def __init__(self, lowered: Callable[[WeightCall], Iterable[WeightQuantizer]]) -> None:
         super().__init__()
         self._lowered = lowered
         self.powers: dict[str, float] = {}
@@ -161,7 +161,7 @@ class OutputWatch(WeightWatch):
         """By layer its power, then its errors."""
         return {layer: (power, *self.errors[layer]) for layer, power in self.powers.items()}
 
-    def see(self, call: Multiplied) -> None:
+    def see(self, call: WeightCall) -> None:
         """Run it again with the weights of each choice."""
         self.add_(call.layer, call.run(), (call.run(one(call.weight)) for one in self._lowered(call)))
 

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.gains.baselines import bits_above_lowest
 from bitplan.gains.lowering import check_task
-from bitplan.plugins.methods.layer_outputs import by_sample, check_model, run, watching
-from bitplan.quant.convert import copied
-from bitplan.tasks.base import WithData, draw, judged_by
+from bitplan.plugins.methods.layer_outputs import check_model, run, split_by_sample, watch_outputs
+from bitplan.quant.convert import deep_copy
+from bitplan.tasks.base import WithData, draw, measuring_split
 
 Floats = NDArray[np.float64]
 
@@ -53,17 +53,17 @@ class Ompq(Gain):
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """One pass forward for each sample."""
         task = check_task(context.task, "ompq", "runs the network on data", WithData)
-        network = copied(check_model(model, "ompq")).eval()
+        network = deep_copy(check_model(model, "ompq")).eval()
         layers = [layer.name for group in graph.selectable for layer in group.layers]
-        split = judged_by(task)
+        split = measuring_split(task)
         samples = min(self.samples, task.size(split))
         grams: dict[str, Tensor] = {}
 
         def see(name: str, out: Tensor) -> None:
-            rows = by_sample(name, out, samples).double()
+            rows = split_by_sample(name, out, samples).double()
             grams[name] = grams.get(name, torch.zeros(())) + (rows @ rows.T).cpu()  # calls stand side by side
 
-        with watching(network, layers, see):
+        with watch_outputs(network, layers, see):
             run(task, network, draw(network, task, 1, samples, context.seed, split))
         weights = importances(orthogonality(np.array([grams[name].numpy() for name in layers])), self.beta)
         bits = bits_above_lowest(choices)

@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bitplan.core.about import About, about_of
 from bitplan.core.errors import Diverged, FileError, InputError, Unfinished
 from bitplan.core.jobs import Job, Outcome
+from bitplan.core.method_facts import About, describe_method
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import charge, metering
-from bitplan.gains.base import Context, Gain, LayerGains, as_record, check_aim, make_gain, usual_for
+from bitplan.core.spend import charge, meter_spend
+from bitplan.gains.base import Context, Gain, LayerGains, check_constraint, make_gain, make_record, usual_options
 from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for
 from bitplan.gains.jobs import seconds_of
-from bitplan.gains.lowering import by_first_layer
+from bitplan.gains.lowering import rows_by_layer
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks
-from bitplan.tasks.base import judged_by, samples_per_epoch
+from bitplan.tasks.base import measuring_split, samples_per_epoch
 
 _PLANS = ("drift", "drift_in_context", "fisher", "eagl", "uniform")
 _FOR_PLANS = 0.5  # of what may be spent, for the methods that select the plans; the rest is for racing them
@@ -60,15 +60,15 @@ class PlanRacing(Gain):
             gain, _ = make_gain(name, {})
             if gain.selector != "exact":
                 raise InputError(f"plan_racing: {name} is not defined by exact selection: leave it out")
-            about = about_of(gain)
+            about = describe_method(gain)
             if about is not None and about.trains:
                 raise InputError(f"plan_racing: {name} trains, which would leave nothing for the race: leave it out")
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Select the plans, race them, and give the best as gains for which it is the best selection."""
-        aim = check_aim(context.aim, "plan_racing", graph, choices)
+        aim = check_constraint(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
-        with metering() as meter:
+        with meter_spend() as meter:
             found = self._selected(model, graph, aim, context, self._samples(tuner, aim))
         charge(meter.spent if meter.known else None)
         race = _PlanRace(tuner, aim, self._allowed(tuner, aim) - meter.spent.passes, self.rounds, self.spend)
@@ -76,7 +76,7 @@ class PlanRacing(Gain):
         whose = f"{' and '.join(found.plans[best])}, of {len(found.plans)} plans"
         left_out = tuple(f"gains: plan_racing goes on without {one}" for one in found.left_out)
         return LayerGains(
-            by_first_layer(graph, aim.rows(best)),
+            rows_by_layer(graph, aim.rows(best)),
             counts=counts_of(outcomes, tuner.work.task) | {"plans": len(found.plans)},
             work=found.seconds + seconds_of(outcomes),
             notes=(*left_out, f"gains: plan_racing takes the plan of {whose}, for {', '.join(aim.budgets)} alone"),
@@ -84,7 +84,7 @@ class PlanRacing(Gain):
 
     def trainings(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> Trainings:
         """Return the most trainings that there may be: as if all plans differed, and methods took nothing."""
-        aim = check_aim(context.aim, "plan_racing", graph, choices)
+        aim = check_constraint(context.aim, "plan_racing", graph, choices)
         tuner = self._tuner(model, graph, choices, context)
         race = _PlanRace(tuner, aim, self._allowed(tuner, aim), self.rounds, self.spend)
         plans = [aim.top[:-number] + (0,) * number for number in range(1, min(len(self._names), len(aim.groups)) + 1)]
@@ -126,7 +126,7 @@ class PlanRacing(Gain):
         plans: dict[Picks, list[str]] = {}
         left_out, seconds = list[str](), 0.0
         for name in self._names:
-            gain, _ = make_gain(name, usual_for(context.task, name))
+            gain, _ = make_gain(name, usual_options(context.task, name))
             try:
                 found = _fewer(gain, samples).layer_gains(model, graph, aim.choices, context)
             except (FileError, Diverged, Unfinished):
@@ -134,7 +134,7 @@ class PlanRacing(Gain):
             except InputError as error:
                 left_out.append(f"{name} ({error})")
                 continue
-            rows = as_record(gain, name, found, graph, aim.choices, context.seed, found.work).rows
+            rows = make_record(gain, name, found, graph, aim.choices, context.seed, found.work).rows
             plans.setdefault(aim.best(np.array([rows[group] for group in aim.groups])), []).append(name)
             seconds += found.work
         if not plans:
@@ -218,7 +218,7 @@ class _PlanRace:
     def _affordable(self, passes: float, count: int) -> int:
         """As many steps as the passes allow each of so many plans, what is held out being judged with them."""
         task, size = self.tuner.work.task, self.tuner.recipe.batch_size
-        judging = task.size("test") if judged_by(task) == "test" else 0
+        judging = task.size("test") if measuring_split(task) == "test" else 0
         return int((passes / count - judging) / (size * _passes_of_a_sample(self.tuner)))
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bitplan.core.about import About
 from bitplan.core.budget import Budget
 from bitplan.core.defaults import COST
 from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.jobs import Job, Outcome
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.costs.base import price_for
@@ -24,7 +24,7 @@ from bitplan.gains.drift import Drift
 from bitplan.gains.drop import Drop
 from bitplan.gains.finetuning import Trainings, Tuner, check_length, counts_of, recipe_for, shorten
 from bitplan.gains.jobs import seconds_of
-from bitplan.gains.lowering import by_first_layer
+from bitplan.gains.lowering import rows_by_layer
 from bitplan.selection.base import spent_by
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.selection.exact import exact
@@ -207,7 +207,7 @@ class AlpsRacing(Gain):
         steps_of_alps = _steps_of_alps(tuner, len(choices))
         race = _Race(self, tuner, choices, scales, self._most(steps_of_alps, len(names), len(choices)))
         screened = _SCREENS[self.screen](self.samples, self.batch_size).measure(model, graph, choices, context)
-        values, errors = race.run(loss_table(screened.good)).gains()
+        values, errors = race.run(make_loss_table(screened.good)).gains()
         jobs, outcomes = zip(*race.trained.values(), strict=True)
         counts = {
             "screened_samples": screened.samples,
@@ -216,8 +216,8 @@ class AlpsRacing(Gain):
             "steps_of_alps": steps_of_alps,
         }
         return LayerGains(
-            values=by_first_layer(graph, dict(zip(names, values.tolist(), strict=True))),
-            errors=by_first_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
+            values=rows_by_layer(graph, dict(zip(names, values.tolist(), strict=True))),
+            errors=rows_by_layer(graph, dict(zip(names, errors.tolist(), strict=True))),
             counts=counts_of(outcomes, tuner.work.task) | counts,
             work=screened.seconds + seconds_of(outcomes),
             notes=()
@@ -422,7 +422,7 @@ def _line(before: Floats, after: Floats, noise: float | None) -> tuple[float, fl
     return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / (len(x) - 2)))
 
 
-def loss_table(good: Goodness) -> LossTable:
+def make_loss_table(good: Goodness) -> LossTable:
     """What `drop` or `drift` measured, (G, C, B), as losses with the standard errors of their rise."""
     low, top = -good[:, :-1], -good[:, -1:]  # (G, C − 1, B), (G, 1, B)
     losses = low.mean(axis=2)

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.gains.base import Context, Gain, LayerGains
 from bitplan.graph.names import Names
 from bitplan.quant.convert import is_quantized, quantizers_of, weights_of
-from bitplan.quant.methods import Factory, Options, check_has, read_method
-from bitplan.quant.other_precisions import rescaled
-from bitplan.quant.scales import Shared
+from bitplan.quant.methods import QuantizeOptions, QuantizerFactory, check_precision, read_method
+from bitplan.quant.other_precisions import rescale_copy
+from bitplan.quant.scales import ScaleSharing
 from bitplan.quant.sites import find_sites
 from bitplan.quant.weight_groups import FIRST_AXIS
-from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, opened_as
+from bitplan.weights.opened import CheckpointLike, OpenedCheckpoint, open_if_path
 from bitplan.weights.tensors import FLOATS, Rows
 
 Errors = tuple[float, ...]
@@ -76,7 +76,7 @@ class WeightError(Gain):
     def _source(self, model: Any, graph: Graph, choices: Sequence[Precision], how: str) -> Callable[[str], Errors]:
         """What gives the errors of a layer, for what the weights are in."""
         if isinstance(model, CheckpointLike):
-            opened = opened_as(model)
+            opened = open_if_path(model)
             return _InFile(opened, choices, how, self.rows).errors
         if not isinstance(model, nn.Module):
             raise InputError(f"weight_error reads a torch.nn.Module or a checkpoint's path, not {type(model).__name__}")
@@ -90,12 +90,12 @@ def _in_network(model: nn.Module, graph: Graph, choices: Sequence[Precision], ho
         def own(name: str) -> Errors:
             quantizer = found[name].weight
             assert quantizer is not None
-            return _errors(weights[name], [rescaled(quantizer, choice.weight_bits) for choice in choices])
+            return _errors(weights[name], [rescale_copy(quantizer, choice.weight_bits) for choice in choices])
 
         return own
     plan = Plan.uniform(graph, choices[-1])
     sites = find_sites(model, [layer.name for group in graph.selectable for layer in group.layers], plan.uses)
-    factory = Factory(Options(method=how), {}, torch.device("cpu"))
+    factory = QuantizerFactory(QuantizeOptions(method=how), {}, torch.device("cpu"))
 
     def fresh(name: str) -> Errors:
         weight = sites[name].weight
@@ -111,11 +111,14 @@ class _InFile:
     def __init__(self, opened: OpenedCheckpoint, choices: Sequence[Precision], how: str, rows: int) -> None:
         self.opened, self.choices, self.method, self.rows = opened, choices, read_method(how), rows
         for choice in choices:
-            check_has(self.method, choice, "weight_error")
+            check_precision(self.method, choice, "weight_error")
 
     def errors(self, name: str) -> Errors:
         """Of one layer, the sums over its parts."""
-        shared, options = Shared(FIRST_AXIS if self.method.rows else None), Options(method=self.method.name)
+        shared, options = (
+            ScaleSharing(FIRST_AXIS if self.method.rows else None),
+            QuantizeOptions(method=self.method.name),
+        )
         sums: list[Errors] = []
         for part in self._parts(name):
             made = [self.method.weight(part, choice.weight_bits, shared, options) for choice in self.choices]

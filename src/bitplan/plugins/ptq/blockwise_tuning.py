@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bitplan.adapters.torch import inference, is_half, widened
+from bitplan.adapters.torch import inference, is_half, widen_tensor
 from bitplan.core.errors import InputError
 from bitplan.core.progress import Progress
 from bitplan.forward.batches import run_batch
-from bitplan.quant.block_sequence import Chain, find_chains
-from bitplan.quant.convert import Forward, copied, quantizers_of, weights_of
+from bitplan.quant.block_sequence import BlockSequence, find_block_sequences
+from bitplan.quant.convert import Forward, deep_copy, quantizers_of, weights_of
 from bitplan.quant.proof import Unreached, take_proof_off_
 from bitplan.quant.ptq import FinishedParts, compensate_, weighted_layers
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.sites import root_of, sites_of
+from bitplan.quant.sites import sites_of, unwrap
 
 STEPS = 200
 """Steps of training for each part, each on one batch."""
@@ -104,7 +104,7 @@ def _parts(
 ) -> Iterator[tuple[str, _Section]]:
     """Yield the blocks of the longest list, or the network."""
     names = {module: name for name, module in model.named_modules()}
-    pairs = list(zip(find_chains(model), find_chains(teacher), strict=True))
+    pairs = list(zip(find_block_sequences(model), find_block_sequences(teacher), strict=True))
     chain, taught = max(pairs, key=lambda pair: _weight_in(pair[0].blocks), default=(None, None))
     if chain is None or taught is None or _weight_in(chain.blocks) < _MOST * _weight_in([model]):
         chain = None
@@ -120,7 +120,7 @@ def _parts(
 
 
 @torch.no_grad()
-def _recorded(chain: Chain, network: nn.Module, batches: Sequence[Any], run: Forward) -> bool:
+def _recorded(chain: BlockSequence, network: nn.Module, batches: Sequence[Any], run: Forward) -> bool:
     return chain.record_(lambda batch: run(network, batch), batches)
 
 
@@ -133,7 +133,7 @@ def _whole_network(model: nn.Module, teacher: nn.Module, batches: Sequence[Any],
     )
 
 
-def _block(chain: Chain, taught: Chain, number: int, count: int) -> _Section:
+def _block(chain: BlockSequence, taught: BlockSequence, number: int, count: int) -> _Section:
     @torch.no_grad()
     def reach() -> None:
         chain.reach_(number)
@@ -180,11 +180,11 @@ class _Learning:
         optimizer = torch.optim.Adam(
             [{"params": [one], "lr": rate * size} for one, size in zip(wide.all, sizes, strict=True)]
         )
-        powers = [max(float(widened(one).square().sum()), 1e-30) for one in targets]
+        powers = [max(float(widen_tensor(one).square().sum()), 1e-30) for one in targets]
         for step in range(steps):
             number = step % part.count
             with torch.enable_grad():
-                loss = widened(part.own(number) - targets[number]).square().sum() / powers[number]
+                loss = widen_tensor(part.own(number) - targets[number]).square().sum() / powers[number]
                 optimizer.zero_grad(set_to_none=True)
                 (loss * wide.scale(targets[number])).backward()
             wide.take_gradients_()
@@ -249,8 +249,8 @@ def _only_training(model: nn.Module) -> Iterator[None]:
 
 def _as_float(model: nn.Module) -> nn.Module:
     """Return a copy of a quantized network that computes in floats and is not proven."""
-    made = copied(model)
-    take_proof_off_(root_of(made))
+    made = deep_copy(model)
+    take_proof_off_(unwrap(made))
     for module in made.modules():
         if isinstance(module, WeightQuantizer | InputQuantizer):
             module.enabled = False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bitplan.core.codes import code_range
-from bitplan.quant.lsq import FLOOR, MASK, codes, positive
+from bitplan.quant.lsq import FLOOR, MASK, codes, positive_scale
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer
 
@@ -36,7 +36,7 @@ class LimitedInput(InputQuantizer):
     def step(self) -> Tensor:  # type: ignore[override]
         """The scale: the distance of levels."""
         _, high = self.range or code_range(self.bits, signed=False)
-        return positive(self.limit) / high
+        return positive_scale(self.limit) / high
 
     def _quantized(self, v: Tensor, low: int, high: int, times: int) -> Tensor:
         if not self.masked:
@@ -83,7 +83,7 @@ class _Limited(torch.autograd.Function):
     def forward(ctx: Any, v: Tensor, limit: Tensor, low: int, high: int, inside: bool) -> Tensor:
         ctx.save_for_backward(v, limit)
         ctx.low, ctx.high, ctx.inside = low, high, inside
-        step = positive(limit) / high
+        step = positive_scale(limit) / high
         return (codes(v, step, low, high) * step).to(v.dtype)
 
     @staticmethod

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bitplan.quant.lsq import positive
+from bitplan.quant.lsq import positive_scale
 from bitplan.quant.quantizers import WeightQuantizer, unseen
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 
 class FollowingWeight(WeightQuantizer):
@@ -23,7 +23,7 @@ class FollowingWeight(WeightQuantizer):
 
     follows: ClassVar[bool] = True
 
-    def __init__(self, weight: Tensor, bits: int, shared: Shared) -> None:
+    def __init__(self, weight: Tensor, bits: int, shared: ScaleSharing) -> None:
         super().__init__(bits, shared.steps(weight), learned=False)
         self.shared = shared
         self._pinned = False
@@ -78,7 +78,7 @@ class FollowingWeight(WeightQuantizer):
 
     def _step(self, seen: Tensor) -> Tensor:
         step = self.step if self._pinned else self.step_of(seen, self.shared.dims(seen))
-        return positive(step).to(self.step.dtype)
+        return positive_scale(step).to(self.step.dtype)
 
     def _codes(self, seen: Tensor, step: Tensor) -> Tensor:
         return FollowingWeight.coded(self, seen, step) if self._pinned else self.coded(seen, step)

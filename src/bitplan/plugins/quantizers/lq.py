@@ -16,10 +16,10 @@ from bitplan.quant.lsq import MASK
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
-from bitplan.quant.scales import Shared, weight_step
+from bitplan.quant.scales import ScaleSharing, first_weight_scale
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 RIDGE = 1e-4
 """Added to the diagonal of BᵀB, as a share of its mean: where a bit is never set, it is singular."""
@@ -190,13 +190,13 @@ class Lq(Quantizer):
         if not 0 <= self.momentum < 1:
             raise InputError(f"lq: momentum is {self.momentum}, and must be from 0 to below 1")
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose basis begins with LSQ's levels."""
         if shared.channels is not None:
             raise InputError("lq has one basis for a whole weight: leave per_channel out")
-        step = weight_step(weight, bits, shared)
+        step = first_weight_scale(weight, bits, shared)
         return LqWeight(bits, equal_basis(step.cpu(), bits, signed=True).to(weight.device), self.momentum)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer whose basis begins with LSQ's levels."""
         return LqInput(bits, name, momentum=self.momentum, masked=masked)

@@ -15,10 +15,10 @@ from bitplan.plugins.quantizers.derived_scale import FollowingWeight, straight_t
 from bitplan.quant.lsq import FLOOR
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 LEAST = 1e-3
 """The least length of an interval, in units of the range's positive end, which is 2 as in the authors' code."""
@@ -112,11 +112,11 @@ class N2uq(Quantizer):
     weight_bits: ClassVar[Sequence[int]] = range(2, 9)
     input_bits: ClassVar[Sequence[int]] = range(2, 9)
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose levels follow from the mean."""
         return MeanWeight(weight, bits, shared)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with learned thresholds."""
         arguments: dict[str, Any] = {"percentile": options.percentile, "masked": masked}
         return ThresholdInput(bits, name, **arguments)

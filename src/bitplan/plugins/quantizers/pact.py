@@ -17,10 +17,10 @@ from bitplan.plugins.quantizers.derived_scale import FollowingWeight
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 
 # PACT: inputs are clipped at a level that is learned; weights as DoReFa has them.
@@ -67,7 +67,7 @@ class PactInputs(Quantizer):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{self.name}: {name} is {value}, and must be 0 or above")
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with a learned limit."""
         arguments: dict[str, Any] = {
             "start": self.start,
@@ -91,7 +91,7 @@ class Pact(PactInputs):
 
     scaled: bool = True
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer with DoReFa's levels."""
         return DorefaWeight(weight, bits, shared, zero=self.zero, scaled=self.scaled)
 
@@ -109,7 +109,7 @@ WITH_ZERO: dict[int, tuple[float, float]] = COEFFICIENTS | {2: (2.6, 1.71), 4: (
 class SawbWeight(FollowingWeight):
     """Equal levels from −α to α = c₁·√E[w²] − c₂·E|w|; where that is negative, to max|w|."""
 
-    def __init__(self, weight: Tensor, bits: int, shared: Shared, *, zero: bool) -> None:
+    def __init__(self, weight: Tensor, bits: int, shared: ScaleSharing, *, zero: bool) -> None:
         super().__init__(weight, bits, shared)
         self.offset = 0.0 if zero else 0.5
 
@@ -138,7 +138,7 @@ class _ByMoments(PactInputs):
 
     weight_bits: ClassVar[Sequence[int]] = tuple(COEFFICIENTS)
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose levels follow from moments."""
         return SawbWeight(weight, bits, shared, zero=self.zero)
 
@@ -170,7 +170,7 @@ class DorefaWeight(FollowingWeight):
     them by max|tanh w|, so that the weights keep their size.
     """
 
-    def __init__(self, weight: Tensor, bits: int, shared: Shared, *, zero: bool, scaled: bool) -> None:
+    def __init__(self, weight: Tensor, bits: int, shared: ScaleSharing, *, zero: bool, scaled: bool) -> None:
         super().__init__(weight, bits, shared)
         self.offset = 0.0 if zero else 0.5
         self.scaled = scaled
@@ -227,10 +227,10 @@ class Dorefa(Quantizer):
     zero: bool = False
     scaled: bool = False
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose levels follow from the largest weight."""
         return DorefaWeight(weight, bits, shared, zero=self.zero, scaled=self.scaled)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with levels up to 1."""
         return DorefaInput(bits, name, masked=masked)

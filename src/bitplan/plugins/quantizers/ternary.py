@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from bitplan.core.errors import InputError
 from bitplan.plugins.quantizers.clipped_input import LimitedInput
 from bitplan.plugins.quantizers.derived_scale import FollowingWeight, straight_through
-from bitplan.quant.lsq import codes, positive
+from bitplan.quant.lsq import codes, positive_scale
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 
 # Q8BERT: weights up to their largest magnitude, inputs up to a moving average of theirs.
@@ -54,7 +54,7 @@ class MovingInput(LimitedInput):
         with torch.no_grad():
             if self.training and v.numel():
                 self.limit.lerp_(v.detach().abs().amax().to(self.limit.dtype), 1 - self.momentum)
-            step = positive(self.limit) / high
+            step = positive_scale(self.limit) / high
             made = (codes(v, step, low, high) * step).to(v.dtype)
         return straight_through(v, made)
 
@@ -75,11 +75,11 @@ class Q8Bert(Quantizer):
         if not 0 <= self.momentum < 1:
             raise InputError(f"q8bert: momentum is {self.momentum}, and must be from 0 to below 1")
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer with levels up to the largest weight."""
         return LargestWeight(weight, bits, shared)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with levels up to a moving maximum."""
         return MovingInput(bits, name, momentum=self.momentum, masked=masked)
 
@@ -123,7 +123,7 @@ class LearnedTernaryWeight(TernaryWeight):
     W₋ are sums over N weights, here divided by √N as LSQ's are: without that they leap at any usual rate.
     """
 
-    def __init__(self, weight: Tensor, bits: int, shared: Shared) -> None:
+    def __init__(self, weight: Tensor, bits: int, shared: ScaleSharing) -> None:
         super().__init__(weight, bits, shared)
         magnitudes, signs = weight.detach().float().abs(), _signs(weight.detach().float())
         self.above, self.below = (
@@ -202,7 +202,7 @@ class Ternary(Quantizer):
 
     learned: bool = False
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer whose levels follow from the weight, or learn."""
         if not self.learned:
             return TernaryWeight(weight, bits, shared)

@@ -16,10 +16,10 @@ from bitplan.quant.lsq import FLOOR, MASK
 from bitplan.quant.methods import Quantizer
 from bitplan.quant.observe import Observation
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer, unseen
-from bitplan.quant.scales import Shared
+from bitplan.quant.scales import ScaleSharing
 
 if TYPE_CHECKING:
-    from bitplan.quant.methods import Options
+    from bitplan.quant.methods import QuantizeOptions
 
 LARGE_BITS = 16
 
@@ -256,13 +256,13 @@ class ValueAware(Quantizer):
         if not 0 <= self.share <= 1:
             raise InputError(f"value_aware: share is {self.share}, and must be from 0 to 1, such as 0.02")
 
-    def weight(self, weight: Tensor, bits: int, shared: Shared, options: Options) -> WeightQuantizer:
+    def weight(self, weight: Tensor, bits: int, shared: ScaleSharing, options: QuantizeOptions) -> WeightQuantizer:
         """Return a quantizer with a threshold that this share of the weight exceeds."""
         if shared.channels is not None:
             raise InputError("value_aware has one threshold for a whole weight: leave per_channel out")
         return OutlierWeight(bits, threshold(weight, self.share), share=self.share)
 
-    def input(self, bits: int, name: str, options: Options, *, masked: bool) -> InputQuantizer:
+    def input(self, bits: int, name: str, options: QuantizeOptions, *, masked: bool) -> InputQuantizer:
         """Return a quantizer with a threshold that calibration sets."""
         return OutlierInput(bits, name, share=self.share, masked=masked)
 

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from bitplan.core.defaults import CHOICES
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.latencies import Latency, Measuring, Mixed, Rounds, Taken, Whole
+from bitplan.core.latencies import Latency, MeasuredTime, Measuring, MixedNetworkTime, Rounds, WholeNetworkTime
 from bitplan.core.precision import Precision, PrecisionLike, parse_choices
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph, Plan
-from bitplan.exporters.capture import inputs_of
-from bitplan.exporters.verify import in_turn
+from bitplan.exporters.capture import batch_inputs
+from bitplan.exporters.verify import time_interleaved
 from bitplan.graph.trace import trace
 from bitplan.plugins.runtimes.timed_networks import Contestant, Inputs, Runtime, runtime_of
 from bitplan.quant.calibrate import calibrate_
@@ -65,15 +65,17 @@ def latency_of(about: Measuring, graph: Graph, blocks: Sequence[Rounds], mixed: 
         rounds=sum(len(block.whole[str(about.choices[0])]) for block in blocks),
         macs={layer.name: layer.macs for layer in graph.layers},
         rows={layer: _raised(row, among_others) for layer, row in rows.items()},
-        whole={choice: Whole(taken=whole[str(choice)], layers=sums[str(choice)]) for choice in about.choices},
+        whole={
+            choice: WholeNetworkTime(taken=whole[str(choice)], layers=sums[str(choice)]) for choice in about.choices
+        },
         alike=tuple(tuple(group) for group in alike if len(group) > 1),
-        mixed=Mixed(expected=expected, taken=whole[MIXED], among_others=among_others) if mixed else None,
+        mixed=MixedNetworkTime(expected=expected, taken=whole[MIXED], among_others=among_others) if mixed else None,
         beside=tuple(name for name in rows if all(name not in row for row in layers.values())),
     )
 
 
 def _among_others(
-    rows: Mapping[str, Mapping[Precision, Taken]], mixed: Mapping[str, Precision], expected: int, took: int
+    rows: Mapping[str, Mapping[Precision, MeasuredTime]], mixed: Mapping[str, Precision], expected: int, took: int
 ) -> float:
     """How many times more, or less, a raised layer adds among lowered ones than in a network where all are raised.
 
@@ -85,16 +87,16 @@ def _among_others(
     return max(_LEAST_TIME, 1.0 + (took - expected) / added) if added > 0 else 1.0
 
 
-def _raised(row: Mapping[Precision, Taken], times: float) -> dict[Precision, Taken]:
+def _raised(row: Mapping[Precision, MeasuredTime], times: float) -> dict[Precision, MeasuredTime]:
     """A layer's times with so many times what its choices add to the lowest, where they add something."""
     low = _lowest(row)
     return {
-        choice: Taken(ns=round(low + times * (one.ns - low)), spread=one.spread) if one.ns > low else one
+        choice: MeasuredTime(ns=round(low + times * (one.ns - low)), spread=one.spread) if one.ns > low else one
         for choice, one in row.items()
     }
 
 
-def _lowest(row: Mapping[Precision, Taken]) -> int:
+def _lowest(row: Mapping[Precision, MeasuredTime]) -> int:
     """What a layer takes at its lowest choice."""
     return next(iter(row.values())).ns
 
@@ -103,20 +105,20 @@ def _row(
     layer: str,
     fixed: Precision | None,
     choices: Sequence[Precision],
-    scaled: Mapping[str, Mapping[str, Taken]],
+    scaled: Mapping[str, Mapping[str, MeasuredTime]],
     alike: Sequence[Sequence[Precision]],
-) -> dict[Precision, Taken]:
+) -> dict[Precision, MeasuredTime]:
     """A layer's times; choices that take the same time share the mean of theirs, and a fixed layer has one."""
-    nothing = Taken(ns=0)
+    nothing = MeasuredTime(ns=0)
     if fixed is not None:
         return {fixed: _mean([scaled[str(choice)].get(layer, nothing) for choice in choices])}
-    row: dict[Precision, Taken] = {}
+    row: dict[Precision, MeasuredTime] = {}
     for group in alike:
         row |= dict.fromkeys(group, _mean([scaled[str(choice)].get(layer, nothing) for choice in group]))
     return {choice: row[choice] for choice in choices}
 
 
-def _alike(whole: Mapping[Precision, Taken]) -> list[list[Precision]]:
+def _alike(whole: Mapping[Precision, MeasuredTime]) -> list[list[Precision]]:
     """The choices, those of them together that whole networks do not tell apart by their time."""
     ordered = sorted(whole, key=lambda choice: whole[choice].ns)
     groups = [[ordered[0]]]
@@ -129,7 +131,7 @@ def _alike(whole: Mapping[Precision, Taken]) -> list[list[Precision]]:
     return [[choice for choice in whole if choice in group] for group in groups]
 
 
-def _layers(network: str, blocks: Sequence[Rounds]) -> dict[str, Taken]:
+def _layers(network: str, blocks: Sequence[Rounds]) -> dict[str, MeasuredTime]:
     names = dict.fromkeys(layer for block in blocks for layer in block.layers[network])
     found = {layer: _seconds(block.layers[network].get(layer, ()) for block in blocks) for layer in names}
     return {layer: _taken(seconds, best=True) for layer, seconds in found.items()}
@@ -139,21 +141,21 @@ def _seconds(parts: Iterable[Sequence[float]]) -> list[float]:
     return [seconds for part in parts for seconds in part]
 
 
-def _taken(seconds: Sequence[float], *, best: bool = False) -> Taken:
+def _taken(seconds: Sequence[float], *, best: bool = False) -> MeasuredTime:
     """The median; or of layers, whose times are the wall's, the best round, for others' programs only add to it."""
     usual = min(seconds) if best else statistics.median(seconds)
     if len(seconds) < 2:
-        return Taken(ns=round(1e9 * usual))
+        return MeasuredTime(ns=round(1e9 * usual))
     first, _, third = statistics.quantiles(seconds, n=4)
-    return Taken(ns=round(1e9 * usual), spread=round(1e9 * (third - first)))
+    return MeasuredTime(ns=round(1e9 * usual), spread=round(1e9 * (third - first)))
 
 
-def _times(taken: Taken, factor: float) -> Taken:
-    return Taken(ns=round(factor * taken.ns), spread=round(factor * taken.spread))
+def _times(taken: MeasuredTime, factor: float) -> MeasuredTime:
+    return MeasuredTime(ns=round(factor * taken.ns), spread=round(factor * taken.spread))
 
 
-def _mean(several: Sequence[Taken]) -> Taken:
-    return Taken(
+def _mean(several: Sequence[MeasuredTime]) -> MeasuredTime:
+    return MeasuredTime(
         ns=round(statistics.mean(taken.ns for taken in several)),
         spread=round(statistics.mean(taken.spread for taken in several)),
     )
@@ -322,7 +324,7 @@ class _Stage:
             made = quantize(self.model, plan, integer=self.about.integer).eval()
             calibrate_(made, [(self.example,)])  # no part of an example holds labels
             made = self.runtime.prepare(made, self.example, path, self.about.options)
-        inputs = Inputs(*inputs_of(self.example, self.about.batch))
+        inputs = Inputs(*batch_inputs(self.example, self.about.batch))
         return self.runtime.open(made, path, inputs, self.about.threads, self.graph)
 
     def _seconds_to_run(self, contestant: Contestant, plans: Mapping[str, Plan]) -> float:
@@ -335,7 +337,7 @@ class _Stage:
 def _rounds(opened: Mapping[str, Contestant], threads: int) -> Rounds:
     """Whole networks in turn, then their layers in turn."""
     runs = {name: contestant.run for name, contestant in opened.items()}
-    whole = in_turn(runs, _ROUNDS, least=_LEAST, threads=threads)
+    whole = time_interleaved(runs, _ROUNDS, least=_LEAST, threads=threads)
     layers: dict[str, dict[str, list[float]]] = {name: {} for name in opened}
     for name, contestant in opened.items():
         for ran in contestant.profile(_ROUNDS * min(_LOOKS, whole.runs[name])):

@@ -27,8 +27,8 @@ from bitplan.costs.files import FLOAT_BYTES, GroupedForm
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
 from bitplan.exporters.bit_packing import pack, unpack
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, exporter_in, is_ours, reading_plan, type_number
-from bitplan.exporters.onnx_running import Executed
-from bitplan.exporters.onnx_weights import check_range, dequantize_weights_, storage, stored_codes
+from bitplan.exporters.onnx_running import RunnableGraph
+from bitplan.exporters.onnx_weights import check_range, dequantize_weights_, read_stored_codes, storage_width
 
 _log = logging.getLogger(__name__)
 _NAME = "matmulnbits"
@@ -119,7 +119,7 @@ class MatMulNBits(Exporter):
     def read(self, path: Path) -> ReadBack:
         """Return the plan in the file, whose inputs are all float, and the codes of both kinds of layers."""
         with reading_plan(path) as (proto, plan):
-            codes = stored_codes(proto, plan, path)
+            codes = read_stored_codes(proto, plan, path)
             tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
             products = [node for node in proto.graph.node if node.op_type == "MatMulNBits"]
             for node in products:
@@ -143,7 +143,7 @@ class MatMulNBits(Exporter):
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """Run it by ONNX Runtime; its activations are float, so no difference can begin at a tie."""
-        return Execution(Executed(Session(path)), float_inputs=True, runtime=Session)
+        return Execution(RunnableGraph(Session(path)), float_inputs=True, runtime=Session)
 
     def _multiply_by_codes_(self, draft: Draft) -> None:
         """Replace MatMul and Gemm by the operator; a weight that several of them read is stored once."""
@@ -152,7 +152,7 @@ class MatMulNBits(Exporter):
 
         def rewrite(node: Node) -> list[Node]:
             table = markers.get(node.input[0]) if node.op_type == "Gather" else None
-            if table is not None and table.size and storage(table.bits, _WIDTHS, table.layer) == 8:
+            if table is not None and table.size and storage_width(table.bits, _WIDTHS, table.layer) == 8:
                 if (table.layer, True) not in stored:
                     stored[table.layer, True] = self._store(draft, table, rows_first=True)
                 return _look_up(draft, node, table, stored[table.layer, True])
@@ -175,7 +175,7 @@ class MatMulNBits(Exporter):
         """Return the block size that the user asked for, or the fastest that the inputs fill: padding costs time."""
         if weight.size or self.block_size:
             return weight.size or self.block_size
-        largest = _FASTEST[storage(weight.bits, _WIDTHS, weight.layer)]
+        largest = _FASTEST[storage_width(weight.bits, _WIDTHS, weight.layer)]
         return next((size for size in (256, 128, 64) if size <= largest and inputs % size == 0), 32)
 
     def _attributes(self, weight: Weight, rows_first: bool) -> dict[str, int]:
@@ -184,7 +184,7 @@ class MatMulNBits(Exporter):
         return {
             "N": outputs,
             "K": inputs,
-            "bits": storage(weight.bits, _WIDTHS, weight.layer),
+            "bits": storage_width(weight.bits, _WIDTHS, weight.layer),
             "block_size": self._block(weight, inputs),
             "accuracy_level": self.accuracy_level,
         }
@@ -196,7 +196,7 @@ class MatMulNBits(Exporter):
         rows, inputs = codes.shape
         block = self._block(weight, inputs)
         blocks = -(-inputs // block)
-        bits = storage(weight.bits, _WIDTHS, weight.layer)
+        bits = storage_width(weight.bits, _WIDTHS, weight.layer)
         filled = F.pad(codes.contiguous(), (0, blocks * block - inputs))
         shape = (rows, blocks, block * bits // 8)
         name = draft.raw(weight.layer + BLOCKS, "UINT8", shape, pack(filled, bits).numpy().tobytes())

@@ -11,7 +11,15 @@ from typing import final
 from bitplan.core.errors import InputError
 from bitplan.core.precision import LEFT_ALONE, Precision
 from bitplan.exporters.base import ReadBack, Source
-from bitplan.plugins.runtimes.recipes import Expressible, Part, RecipeExporter, fit, read_json, reading, write_json
+from bitplan.plugins.runtimes.recipes import (
+    Expressible,
+    Part,
+    RecipeExporter,
+    fit,
+    parsing_recipe,
+    read_json,
+    write_json,
+)
 
 _NAME = "mlx"
 _SIZES = (128, 64, 32)
@@ -65,7 +73,7 @@ class Mlx(RecipeExporter):
 
     def read(self, path: Path) -> ReadBack:
         """Return the precisions of the entries, by MLX's names; false is 16 bits."""
-        with reading(path, _NAME):
+        with parsing_recipe(path, _NAME):
             entries = read_json(path)["quantization"]
             found = {
                 name: Precision.weights_only(entry["bits"]) if entry else LEFT_ALONE

@@ -19,7 +19,7 @@ from bitplan.adapters.onnx import by_name, content_of, onnx
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
-from bitplan.exporters.divergence import Taps
+from bitplan.exporters.divergence import ActivationComparison
 from bitplan.exporters.onnx_forms import (
     CLIP,
     DEQUANTIZE,
@@ -30,7 +30,7 @@ from bitplan.exporters.onnx_forms import (
 )
 from bitplan.exporters.onnx_graph import Draft, Node, exporter_in
 from bitplan.exporters.onnx_passes import fold_norms_
-from bitplan.exporters.onnx_running import Executed
+from bitplan.exporters.onnx_running import RunnableGraph
 from bitplan.exporters.onnx_weights import dequantize_weights_, look_up_codes_
 from bitplan.quant.lsq import FLOOR
 
@@ -73,7 +73,9 @@ class OpenVino(Exporter):
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """Run it by OpenVINO and compare every quantized activation."""
         return Execution(
-            Executed(OpenVinoSession(path)), ties=Taps(path, model, OpenVinoSession), runtime=OpenVinoSession
+            RunnableGraph(OpenVinoSession(path)),
+            ties=ActivationComparison(path, model, OpenVinoSession),
+            runtime=OpenVinoSession,
         )
 
 

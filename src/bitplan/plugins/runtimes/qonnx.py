@@ -20,13 +20,13 @@ from bitplan.adapters.foreign import require
 from bitplan.adapters.onnx import by_name, content_of, onnx, parts
 from bitplan.core.codes import code_bits
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import INPUT_QUANTIZER, OWN_WEIGHT, inside, layer_of_quantizer
+from bitplan.core.naming import INPUT_QUANTIZER, OWN_WEIGHT, join_names, layer_of_quantizer
 from bitplan.core.parsing import first_line
 from bitplan.core.records import Plan
 from bitplan.exporters.base import Execution, Exporter, ReadBack, Source
-from bitplan.exporters.divergence import Taps
+from bitplan.exporters.divergence import ActivationComparison
 from bitplan.exporters.onnx_graph import Draft, Node, Weight, exporter_in, reading_plan
-from bitplan.exporters.onnx_running import Executed
+from bitplan.exporters.onnx_running import RunnableGraph
 
 _NAME = "qonnx"
 _DOMAIN = "qonnx.custom_op.general"
@@ -80,7 +80,7 @@ class Qonnx(Exporter):
 
     def opened(self, path: Path, model: nn.Module) -> Execution:
         """Run it by the qonnx package and compare every quantized activation."""
-        return Execution(Executed(QuantSession(path)), ties=Taps(path, model, QuantSession))
+        return Execution(RunnableGraph(QuantSession(path)), ties=ActivationComparison(path, model, QuantSession))
 
 
 def _codes(weight: np.ndarray, scale: np.ndarray) -> Tensor:
@@ -95,7 +95,7 @@ def _quantize_weight(draft: Draft, weight: Weight, node: Node) -> list[Node]:
         return [draft.node("Identity", (draft.written[weight.layer],), node.output[0], node.name)]
     draft.written[weight.layer] = node.output[0]
     name = weight.layer
-    values = draft.floats(inside(name, OWN_WEIGHT), weight.codes * weight.steps)
+    values = draft.floats(join_names(name, OWN_WEIGHT), weight.codes * weight.steps)
     steps = weight.steps if weight.steps.numel() > 1 else weight.steps.flatten()[0]
     return [_quant_node(draft, values, node.output[0], f"{name}{_WEIGHT}", steps, weight.bits, signed=True)]
 

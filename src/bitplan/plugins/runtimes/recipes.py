@@ -16,7 +16,7 @@ from torch import nn
 
 from bitplan.core.errors import FileError, InputError
 from bitplan.core.naming import is_product, is_recurrent
-from bitplan.core.parsing import parse_json, parsing
+from bitplan.core.parsing import explain_failures, parse_json
 from bitplan.core.precision import LEFT_ALONE_BITS, Precision
 from bitplan.core.records import Graph, Plan
 from bitplan.core.registry import EXPORTERS
@@ -45,7 +45,7 @@ class RecipeExporter(Exporter):
     def recognizes(cls, path: Path) -> bool:
         """Return True if the file reads as such a recipe."""
         try:
-            with parsing(path, "a recipe", "export it again"), open_file(path) as file:
+            with explain_failures(path, "a recipe", "export it again"), open_file(path) as file:
                 begins = file.read(len(cls.starts_with)) == cls.starts_with  # nothing large is read whole
             return begins and bool(cls().read(path))
         except FileError:
@@ -141,20 +141,20 @@ def _fit_parts(
     return fitted, reasons
 
 
-def grouped(part: Part, size: int) -> bool:
+def can_group(part: Part, size: int) -> bool:
     """Return True if groups of that size divide the rows of a weight, or their length is unknown."""
     if size < 1:
         raise InputError(f"group_size must be at least 1, not {size}")
     return part.row % size == 0
 
 
-def literal(name: str) -> str:
+def escape_name(name: str) -> str:
     """Return a name for a target that also takes class names and "re:" patterns: itself if it can be neither."""
     plain = ("." in name or name == name.lower()) and not name.startswith("re:") and name != "_default"
     return name if plain else f"re:{re.escape(name)}\\Z"
 
 
-def unliteral(written: str) -> str:
+def unescape_name(written: str) -> str:
     """Return the name that `literal` wrote."""
     if not written.startswith("re:"):
         return written
@@ -168,13 +168,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Return the value in a JSON file."""
-    with parsing(path, "JSON", "export it again"):
+    with explain_failures(path, "JSON", "export it again"):
         return parse_json(read_text(path))
 
 
-def reading(path: Path, target: str) -> AbstractContextManager[None]:
+def parsing_recipe(path: Path, target: str) -> AbstractContextManager[None]:
     """Turn errors inside the block into one line: the file is not a recipe of that target."""
-    return parsing(path, f"a recipe for {target} as bitplan writes it", "export it again")
+    return explain_failures(path, f"a recipe for {target} as bitplan writes it", "export it again")
 
 
 def _parts(source: Source) -> list[Part]:

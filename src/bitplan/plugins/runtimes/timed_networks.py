@@ -19,8 +19,8 @@ from bitplan.core.errors import InputError, UnknownName
 from bitplan.core.records import Graph
 from bitplan.core.registry import EXECUTIONS
 from bitplan.exporters.base import export
-from bitplan.exporters.onnx_graph import layers_of_names, longest
-from bitplan.exporters.onnx_running import OpenedGraph, arrays_for
+from bitplan.exporters.onnx_graph import find_longest_prefix, layers_of_names
+from bitplan.exporters.onnx_running import OpenedGraph, name_arrays
 from bitplan.plugins.runtimes.openvino import OpenVinoSession
 
 # --- A network that is ready to be timed, as a whole and layer by layer, in each runtime.
@@ -55,7 +55,7 @@ class OnnxFile:
         self._path, self._threads = path, threads
         self._layers = layers_of_names(read(path).graph)
         self._graph: OpenedGraph = self._open()
-        self._arrays = arrays_for(self._graph, inputs.args, inputs.kwargs)
+        self._arrays = name_arrays(self._graph, inputs.args, inputs.kwargs)
 
     def _open(self) -> OpenedGraph:
         return Session(self._path, threads=self._threads)
@@ -126,7 +126,7 @@ def by_layer(nodes: list[tuple[str, float]], layers: Mapping[str, str]) -> Ran:
     found: Ran = {}
     waiting, current = 0.0, None
     for name, seconds in nodes:
-        layer = longest(name, layers, _JOINTS) or current
+        layer = find_longest_prefix(name, layers, _JOINTS) or current
         if layer is None:
             waiting += seconds  # what runs before the first layer counts for that one
             continue

@@ -14,12 +14,12 @@ from bitplan.plugins.runtimes.recipes import (
     Expressible,
     Part,
     RecipeExporter,
+    can_group,
+    escape_name,
     fit,
-    grouped,
-    literal,
+    parsing_recipe,
     read_json,
-    reading,
-    unliteral,
+    unescape_name,
     write_json,
 )
 
@@ -38,7 +38,7 @@ class Torchao(RecipeExporter):
     def write(self, source: Source, path: Path) -> None:
         """Write JSON that `torchao.core.config.config_from_dict` reads."""
         parts = fit(source, TARGET, widen=self.widen)
-        configs = {literal(part.name): self._config(part) for part in parts}
+        configs = {escape_name(part.name): self._config(part) for part in parts}
         recipe = {"_type": "FqnToConfig", "_version": 1, "_data": {"fqn_to_config": configs}}
         write_json(path, recipe)
 
@@ -48,7 +48,7 @@ class Torchao(RecipeExporter):
         dtype = {"_type": "torch.dtype", "_data": f"int{part.precision.weight_bits}"}
         granularity = (
             {"_type": "PerGroup", "_version": 1, "_data": {"group_size": self.group_size}}
-            if grouped(part, self.group_size)
+            if can_group(part, self.group_size)
             else {"_type": "PerAxis", "_version": 1, "_data": {"axis": 0}}
         )
         if not part.precision.quantizes_inputs:
@@ -59,9 +59,9 @@ class Torchao(RecipeExporter):
 
     def read(self, path: Path) -> ReadBack:
         """Return the precisions of the configurations, and 16 bits for layers without one."""
-        with reading(path, _NAME):
+        with parsing_recipe(path, _NAME):
             written = read_json(path)["_data"]["fqn_to_config"]
-            found = {unliteral(name): _precision(config) for name, config in written.items()}
+            found = {unescape_name(name): _precision(config) for name, config in written.items()}
         return ReadBack(found)
 
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from bitplan.adapters import torchvision
 from bitplan.adapters.foreign import require
 from bitplan.core.errors import FileError, InputError
-from bitplan.core.naming import inside, layer_of_quantizer
-from bitplan.core.parsing import named
+from bitplan.core.naming import join_names, layer_of_quantizer
+from bitplan.core.parsing import name_file_in_errors
 from bitplan.core.records import Plan
 from bitplan.quant.calibrate import calibrate_
 from bitplan.quant.convert import is_quantized, options_of, plan_of, quantize_
-from bitplan.quant.methods import Told, told_by
+from bitplan.quant.methods import OptionChanges, check_options
 from bitplan.quant.quantizers import InputQuantizer, WeightQuantizer
 from bitplan.quant.sites import PLAN
 from bitplan.store.files import load
@@ -41,7 +41,7 @@ from bitplan.weights.pickled import read_pickle
 def _callback_class() -> Any:
     """What callbacks of Lightning derive from; where it is not installed, what to install."""
     require("lightning", "lightning", "a callback of Lightning")
-    if torchvision.installed():
+    if torchvision.is_installed():
         torchvision.torchvision()  # torchmetrics, which Lightning imports, imports it, and it may need help
     from lightning.pytorch import Callback
 
@@ -72,14 +72,14 @@ class Quantization(_Callback):
         part: str = "",
         batches: int | Iterable[Any] = 4,
         forward: Callable[[Any, Any], Any] | None = None,
-        **options: Unpack[Told],
+        **options: Unpack[OptionChanges],
     ) -> None:
         if not isinstance(plan, Plan | str | Path):
             raise InputError(f"Quantization takes a Plan or the path of one, not a {type(plan).__name__}")
         if isinstance(batches, int) and batches < 1:
             raise InputError(f"steps of inputs are set from at least one batch, not from {batches}")
         self.plan: Plan = plan if isinstance(plan, Plan) else load(plan, Plan)
-        self.part, self.batches, self.forward, self.options = part, batches, forward, told_by(options)
+        self.part, self.batches, self.forward, self.options = part, batches, forward, check_options(options)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Quantize, whatever is about to be done: fit, validate, test or predict."""
@@ -146,7 +146,7 @@ def restore_(module: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> N
     where = "the checkpoint" if isinstance(checkpoint, Mapping) else checkpoint
     content = checkpoint if isinstance(checkpoint, Mapping) else read_pickle(Path(checkpoint))
     plan, options, part = _told_by(content, where)
-    with named(where):
+    with name_file_in_errors(where):
         _quantize_once_(_part_of(module, part), plan, options)
     state = content.get("state_dict")
     lacking = module.state_dict().keys() - (state.keys() if isinstance(state, Mapping) else ())
@@ -155,7 +155,7 @@ def restore_(module: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> N
     module.load_state_dict(state)  # type: ignore[arg-type]
 
 
-def _quantize_once_(part: nn.Module, plan: Plan, options: Told) -> None:
+def _quantize_once_(part: nn.Module, plan: Plan, options: OptionChanges) -> None:
     """Quantize in place what is not quantized by this plan already, as in a second `fit`."""
     if hasattr(part, PLAN) and plan_of(part).id == plan.id:
         return
@@ -177,17 +177,17 @@ def _refuse_float(part: nn.Module, state: Mapping[str, Tensor], prefix: str, *_:
         )
 
 
-def _told_by(checkpoint: Mapping[str, Any], where: str | Path) -> tuple[Plan, Told, str]:
+def _told_by(checkpoint: Mapping[str, Any], where: str | Path) -> tuple[Plan, OptionChanges, str]:
     """The plan, the options and the part that a checkpoint names."""
     told = checkpoint.get(KEY) if isinstance(checkpoint, Mapping) else None
     if not isinstance(told, Mapping) or not isinstance(told.get("plan"), str):
         raise FileError(
             f"{where} has no plan: it was not saved in a training with bitplan.plugins.trainers.lightning.Quantization"
         )
-    with named(where):
+    with name_file_in_errors(where):
         options = told.get("options")
         plan = Plan.from_json(told["plan"])
-        return plan, told_by(options if isinstance(options, dict) else {}), str(told.get("part", ""))
+        return plan, check_options(options if isinstance(options, dict) else {}), str(told.get("part", ""))
 
 
 def _part_of(module: nn.Module, part: str) -> nn.Module:
@@ -203,7 +203,7 @@ def _check_optimizers(part: nn.Module, optimizers: Iterable[torch.optim.Optimize
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     decays = {id(parameter): group.get("weight_decay", 0) for group in groups for parameter in group["params"]}
     steps = {
-        inside(path, name): (parameter, module.decay)
+        join_names(path, name): (parameter, module.decay)
         for path, module in part.named_modules()
         if isinstance(module, WeightQuantizer | InputQuantizer)
         for name, parameter in module.named_parameters(recurse=False)

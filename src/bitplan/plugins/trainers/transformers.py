@@ -32,11 +32,11 @@ from bitplan.core.naming import (
     is_product,
     layer_of_quantizer,
 )
-from bitplan.core.parsing import named
+from bitplan.core.parsing import name_file_in_errors
 from bitplan.core.records import Plan
 from bitplan.quant.convert import options_of, plan_of, quantize_
-from bitplan.quant.methods import Told, told_by
-from bitplan.quant.quantizers import further_names
+from bitplan.quant.methods import OptionChanges, check_options
+from bitplan.quant.quantizers import find_shared_names
 from bitplan.quant.sites import PLAN, quantized_layers
 from bitplan.store.files import load
 from bitplan.weights.opened import open_checkpoint
@@ -58,12 +58,12 @@ _Quantizer: Any = _door.quantizer
 class BitplanConfig(_Config):
     """What `quantization_config` says: a plan, here or in a file, and options as `quantize` takes them."""
 
-    def __init__(self, plan: Plan | str | Path, **options: Unpack[Told]) -> None:
+    def __init__(self, plan: Plan | str | Path, **options: Unpack[OptionChanges]) -> None:
         self.quant_method = METHOD
         if not isinstance(plan, Plan | str | Path):
             raise InputError(f"BitplanConfig takes a Plan or the path of one, not a {type(plan).__name__}")
         self.plan: Plan = plan if isinstance(plan, Plan) else load(plan, Plan)
-        self.options: Told = told_by(options)
+        self.options: OptionChanges = check_options(options)
 
     @property
     def attention(self) -> str | None:
@@ -93,7 +93,7 @@ class BitplanConfig(_Config):
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """Read what `to_dict` gave, strictly; nothing in it names code."""
-        with named(_WHERE, _AGAIN):
+        with name_file_in_errors(_WHERE, _AGAIN):
             config = cls(_plan_in(config_dict), **_options_in(config_dict))
         return (config, kwargs) if return_unused_kwargs else config
 
@@ -189,7 +189,7 @@ def _keep_names_(model: Any) -> None:
 
 def _config_of(model: nn.Module) -> BitplanConfig:
     """What a quantized model is to say of itself."""
-    return BitplanConfig(plan_of(model), **told_by(asdict(options_of(model))))
+    return BitplanConfig(plan_of(model), **check_options(asdict(options_of(model))))
 
 
 def _plan_in(content: Mapping[str, Any]) -> Plan:
@@ -206,11 +206,11 @@ def _plan_in(content: Mapping[str, Any]) -> Plan:
     return plan.model_copy(update={"precisions": {name: plan.precisions[name] for name in layers}})
 
 
-def _options_in(content: Mapping[str, Any]) -> Told:
+def _options_in(content: Mapping[str, Any]) -> OptionChanges:
     options = content.get("options", {})
     if not isinstance(options, dict):
         raise FileError(f"its options are a {type(options).__name__}, not an object")
-    return told_by(options)
+    return check_options(options)
 
 
 def _stored_steps(files: list[Path], *, everywhere: bool) -> dict[str, torch.Tensor]:
@@ -222,7 +222,7 @@ def _stored_steps(files: list[Path], *, everywhere: bool) -> dict[str, torch.Ten
 
 def _load_steps_(model: nn.Module, stored: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Give the quantizers of a model all that belongs to them; too little, too much or another shape is refused."""
-    further = further_names(model)
+    further = find_shared_names(model)
     wanted = {name: value for name, value in model.state_dict().items() if layer_of_quantizer(name) is not None}
     given = {name: value for name, value in stored.items() if name not in further}
     if wanted.keys() - given.keys():

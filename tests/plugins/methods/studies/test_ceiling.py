@@ -19,13 +19,13 @@ from bitplan.core.errors import FileError, InputError
 from bitplan.core.records import Checkpoint
 from bitplan.plugins.methods.ceiling import Effort, find_ceiling, outlook
 from bitplan.reports.document import report
-from bitplan.reports.kept_results import keep_results, look_at
+from bitplan.reports.kept_results import keep_results, open_run
 from bitplan.reports.regrets import methods, methods_values, regret, regret_values
 from bitplan.stats.regret import regrets
 from bitplan.store.files import load, write_text
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.study.restore import restore
 from bitplan.study.spec import read_study
 from bitplan.study.status import check
@@ -60,7 +60,7 @@ def test_the_search_uses_what_it_was_given_and_the_finalists_the_study_s_seeds(f
 
 
 def test_plans_are_judged_by_samples_that_they_were_not_trained_on(found, study):
-    task = Setting(study, RunFolder(found[0]), trust=True).task
+    task = RunContext(study, RunFolder(found[0]), trust=True).task
     part = choosing_task(task, 0.1)
     assert part.size("train") + part.size("test") == task.size("train")
     for one in found[1].judged:
@@ -193,7 +193,7 @@ def test_methods_over_runs_are_the_same_from_the_folder_and_from_its_results(fou
             main()
         assert not end.value.code
     assert "tiny:network, 70%" in capsys.readouterr().out
-    runs = [RunFolder(found[0]), look_at(kept)]
+    runs = [RunFolder(found[0]), open_run(kept)]
     assert methods([runs[0]]) == methods([runs[1]])
     values = {row[0]: row[3] for row in methods_values([runs[1]]).rows}
     own = {one.title: one.value for one in regrets(runs[0].study, runs[0].results, [found[1]], runs[0].plans)}
@@ -209,7 +209,7 @@ def test_a_method_is_one_row_whatever_studies_call_it(found, tmp_path):
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     files[0].write_text(kept.to_json())
     files[1].write_text(kept.model_copy(update={"study": study, "ceilings": tuple(ceilings)}).to_json())
-    made = methods([look_at(file) for file in files])
+    made = methods([open_run(file) for file in files])
     assert [column.name for column in made.columns] == ["method", "tiny, 70%", "another, 70%", "epochs to choose"]
     assert [row[0] for row in made.rows] == ["eagl", "uniform", "last_to_first"]
     assert all(row[1] == row[2] for row in made.rows)
@@ -245,7 +245,7 @@ def test_a_ceiling_is_found_again_and_goes_on_from_there(swept, write, tmp_path)
     find_ceiling(study, tmp_path / "copy", "70%", effort=EFFORT, trust=True)
     kept = write_text(tmp_path / "kept.json", keep_results(tmp_path / "copy").to_json())
     run = tmp_path / "run"
-    restore(study, run, look_at(kept))
+    restore(study, run, open_run(kept))
     diary_of(run).touch()
     again = find_ceiling(study, run, "70%", effort=EFFORT, trust=True)
     for name, trained in RunFolder(tmp_path / "copy").trained.read_all().items():

@@ -17,7 +17,7 @@ from bitplan.reports.figures import write_figures
 from bitplan.reports.tables import make
 from bitplan.store.run_folder import RunFolder
 from bitplan.study.clean import find_waste
-from bitplan.study.context import Setting
+from bitplan.study.context import RunContext
 from bitplan.study.forecast import forecast
 from bitplan.study.spec import read_study
 from bitplan.study.sweep import sweep
@@ -158,7 +158,7 @@ def test_figures_and_the_page_have_it(fair, tmp_path):
 
 def test_methods_saw_the_part_that_is_theirs(fair):
     study, run = fair
-    task = Setting(study, run).choosing_task
+    task = RunContext(study, run).choosing_task
     assert isinstance(task, ChoosingTask)
     assert (task.size("train"), task.size("test")) == (1437 - 144, 144)
     assert not any(gains.spend.tested for gains in (run.gains | run.bound_gains).values() if gains.spend)

@@ -21,22 +21,22 @@ from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS
-from bitplan.core.spend import PassMeter, Spend, charge, uncharged
+from bitplan.core.spend import PassMeter, Spend, charge, pause_charging
 from bitplan.core.trials import Recipe
-from bitplan.gains.base import Context, Gain, LayerGains, check_aim, check_spend, meter_for
+from bitplan.gains.base import Context, Gain, LayerGains, check_constraint, check_spend, meter_for
 from bitplan.gains.finetuning import Trainings, Tuner, recipe_of, shorten
 from bitplan.gains.jobs import do_jobs, members_of
-from bitplan.gains.lowering import by_first_layer, check_task
+from bitplan.gains.lowering import check_task, rows_by_layer
 from bitplan.quant.blend import Shares, blended
 from bitplan.selection.budget_constraint import BudgetConstraint
 from bitplan.selection.exact import exact
 from bitplan.selection.problem import Problem, to_integers
-from bitplan.store.record_store import Places
+from bitplan.store.record_store import FolderStore
 from bitplan.tasks.base import Batch, Split, Task, samples_per_epoch
 from bitplan.tune.length import steps_of
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
-from bitplan.tune.resume import begun_anew
+from bitplan.tune.resume import train_or_restart
 
 # --- What a relaxation is: precision as numbers that are trained with the weights. One loop for all of them.
 
@@ -99,16 +99,16 @@ class Relaxation(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Train θ, and give what it says as gains."""
-        aim = check_aim(context.aim, self._name, graph, choices)
+        aim = check_constraint(context.aim, self._name, graph, choices)
         tuner, meter = self._begin(model, graph, choices, context)
-        found = relax(self, tuner, aim, meter)
+        found = train_shares(self, tuner, aim, meter)
         told = as_values(self.values(found.theta, aim))
         rows = dict(zip(aim.groups, used_up(told, aim).tolist(), strict=True))
         size = {"steps": found.steps, "samples_per_epoch": samples_per_epoch(tuner.work.task)}
         spent = f"{found.steps:,} steps, {meter.spent.passes:,.0f} passes"
         unsaid = () if context.recipe else (f"recipe: {self._name} trained at harmless rates, since none was given",)
         return LayerGains(
-            by_first_layer(graph, rows),
+            rows_by_layer(graph, rows),
             counts=meter.spent.counts | size,
             work=found.seconds,
             notes=(*unsaid, f"gains: {self._name} trained for {spent}, for {', '.join(aim.budgets)} alone"),
@@ -151,7 +151,7 @@ class FoundShares(NamedTuple):
     seconds: float
 
 
-def relax(method: Relaxation, tuner: Tuner, aim: BudgetConstraint, meter: PassMeter) -> FoundShares:
+def train_shares(method: Relaxation, tuner: Tuner, aim: BudgetConstraint, meter: PassMeter) -> FoundShares:
     """Train θ and the weights of a copy, by the tuner's recipe; one job, which a store keeps and a killed one goes on.
 
     It is done in this process: there is nothing to share with others.
@@ -293,14 +293,14 @@ class Relax:
     task: Task
     aim: BudgetConstraint
     teacher: nn.Module | None = None
-    running: Places | None = None
+    running: FolderStore | None = None
     progress: Progress | None = None
 
     def __call__(self, job: Job) -> Numbers:
         """Train by the job's recipe and seed; a killed training goes on where it was."""
-        with uncharged():  # what a killed training took counts too: all steps are charged below
+        with pause_charging():  # what a killed training took counts too: all steps are charged below
             model, log = self._run(job)
-        theta = learned(model).theta.detach().cpu()
+        theta = find_shares(model).theta.detach().cpu()
         charge(price_of(recipe_of(job)) * len(log.lines) + Spend(trainings=1, evaluations=1))
         rows = theta.reshape(len(theta), -1).tolist()
         return {f"theta {row}": numbers for row, numbers in enumerate(rows)} | {"steps": (len(log.lines),)}
@@ -314,7 +314,7 @@ class Relax:
         if self.running is None:
             model = self.made(job)
             return model, self._trained(model, job)
-        return begun_anew(lambda model: self._trained(model, job), lambda: self.made(job), self.running, job.id)
+        return train_or_restart(lambda model: self._trained(model, job), lambda: self.made(job), self.running, job.id)
 
     def _trained(self, model: nn.Module, job: Job) -> TrainLog:
         recipe = recipe_of(job)
@@ -331,7 +331,7 @@ def price_of(recipe: Recipe) -> Spend:
     return Spend(forwards=recipe.batch_size + taught, backwards=recipe.batch_size, labels=recipe.distill < 1)
 
 
-def learned(model: nn.Module) -> LearnedShares:
+def find_shares(model: nn.Module) -> LearnedShares:
     """The shares of a blended model."""
     return next(module for module in model.modules() if isinstance(module, LearnedShares))
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.plugins.methods.relaxations.base import Mix, Relaxation, check_positive
 from bitplan.selection.budget_constraint import BudgetConstraint
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from bitplan.core.about import about_of
 from bitplan.core.jobs import Job, Numbers, Outcome
+from bitplan.core.method_facts import describe_method
 from bitplan.core.option_parsing import read_named
 from bitplan.core.precision import Precision
 from bitplan.core.progress import Progress
 from bitplan.core.records import Graph
 from bitplan.core.registry import CHOOSERS, JUDGES, check_is
 from bitplan.core.spend import PassMeter, Spend, charge
-from bitplan.gains.base import Context, Gain, LayerGains, check_aim, check_spend, meter_for
+from bitplan.gains.base import Context, Gain, LayerGains, check_constraint, check_spend, meter_for
 from bitplan.gains.finetuning import Trainings
 from bitplan.gains.jobs import do_jobs
-from bitplan.gains.lowering import by_first_layer
+from bitplan.gains.lowering import rows_by_layer
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks, Repair
 from bitplan.tasks.base import samples_per_epoch
 
@@ -62,7 +62,7 @@ class Search(Gain):
     spend: float | None = None
 
     def __post_init__(self) -> None:
-        judge_of(self.judge)
+        read_judge(self.judge)
         check_spend(self._name, self.spend)
 
     @abstractmethod
@@ -71,13 +71,13 @@ class Search(Gain):
 
     def layer_gains(self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context) -> LayerGains:
         """Search, and give the best plan as gains."""
-        aim = check_aim(context.aim, self._name, graph, choices)
+        aim = check_constraint(context.aim, self._name, graph, choices)
         bench, meter = self._begin(model, graph, choices, context)
         found = search(self, aim, graph, bench, meter, seed=context.seed, progress=context.progress)
         size = {} if context.task is None else {"samples_per_epoch": samples_per_epoch(context.task)}
         spent = f"{len(found.scores):,} plans, {meter.spent.passes:,.0f} passes"
         return LayerGains(
-            by_first_layer(graph, aim.rows(found.best)),
+            rows_by_layer(graph, aim.rows(found.best)),
             counts=meter.spent.counts | size,
             work=found.seconds,
             spend=replace(meter.spent, labels=_looks_at_labels(self.judge)),
@@ -98,7 +98,7 @@ class Search(Gain):
         self, model: Any, graph: Graph, choices: tuple[Precision, ...], context: Context
     ) -> tuple[Bench, PassMeter]:  # fmt: skip
         """The judge at work, and a meter: what the options allow, else the context's epochs, else what is usual."""
-        bench = judge_of(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
+        bench = read_judge(self.judge).bench(f"{self._name} (judge {self.judge})", model, graph, choices, context)
         meter = meter_for(self.spend, context, bench.once.passes + self.usual * bench.price.passes)
         meter.check(bench.once + bench.price, f"one evaluation by {self.judge}")
         return bench, meter
@@ -110,7 +110,7 @@ class Search(Gain):
 
 def _looks_at_labels(judge: str) -> bool | None:
     """As the judge says of itself."""
-    about = about_of(judge_of(judge))
+    about = describe_method(read_judge(judge))
     return None if about is None else about.labels
 
 
@@ -193,7 +193,7 @@ class PlanJudge(Protocol):
         """Look at the network at the highest choice and at the data; what cannot work is one line about `method`."""
 
 
-def judge_of(written: str) -> PlanJudge:
+def read_judge(written: str) -> PlanJudge:
     """Read "drift" or "drift:samples=256,batch_size=32": a judge and its options."""
     judge: PlanJudge = JUDGES.make(*read_named(written, "judge"))
     check_is(judge, PlanJudge, "judge")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.records import Graph
 from bitplan.plugins.methods.searches.base import Proposer, Scored, Search
 from bitplan.selection.budget_constraint import BudgetConstraint, Picks

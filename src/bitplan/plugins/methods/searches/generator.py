@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
+from bitplan.core.method_facts import About
 from bitplan.core.records import Graph
 from bitplan.plugins.methods.searches.base import Proposer, Scored, Search
 from bitplan.plugins.methods.searches.evolution import shuffled

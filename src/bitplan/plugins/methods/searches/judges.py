@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
-from bitplan.core.about import About
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
 from bitplan.core.spend import Spend
 from bitplan.gains.alps import Alps, measured_by
 from bitplan.gains.base import Context
 from bitplan.gains.drift import Compare, Drift, price_of_reference
-from bitplan.gains.drop import Drop, Measure, batchwise
+from bitplan.gains.drop import Drop, Measure, measures_by_batch
 from bitplan.gains.finetuning import Trainings, Tuner, recipe_for
 from bitplan.gains.jobs import lowered_jobs, with_lowered
-from bitplan.gains.lowering import By, check_task, check_top, lower, sign_of, try_task
+from bitplan.gains.lowering import By, check_task, check_top, lower, sign_for, try_task
 from bitplan.plugins.methods.searches.base import Bench, JobBench, PlanJudge
-from bitplan.tasks.base import WithAnswers, judged_by
+from bitplan.tasks.base import WithAnswers, measuring_split
 from bitplan.tune.length import samples_of
 from bitplan.tune.validation import looks_of
 
@@ -77,10 +77,10 @@ class DropJudge(PlanJudge):
         check_top(model, graph, choices, method)
         try_task(lower(model, {}), task, self.by, method)
         (first,) = lowered_jobs("drop", model, graph, context, [{}], self.samples, self.batch_size)
-        price, sign = Spend(forwards=first.samples, evaluations=1), sign_of(self.by, task)
+        price, sign = Spend(forwards=first.samples, evaluations=1), sign_for(self.by, task)
         return JobBench(
             price, method, context, Measure(model, task), lambda plan: with_lowered(first, graph, plan),
-            lambda outcome: sign * fmean(batchwise(outcome, self.by)),
+            lambda outcome: sign * fmean(measures_by_batch(outcome, self.by)),
         )  # fmt: skip
 
 
@@ -109,8 +109,8 @@ class FinetunedJudge(PlanJudge):
         tuner = Tuner.of(method, model, graph, choices, context, recipe, by=self.by)
         samples = samples_of(tuner.work.task, recipe)
         taught = samples if recipe.distills else 0
-        held = tuner.work.task.size("test") if judged_by(tuner.work.task) == "test" else 0
-        sign = sign_of(self.by, tuner.work.task)
+        held = tuner.work.task.size("test") if measuring_split(tuner.work.task) == "test" else 0
+        sign = sign_for(self.by, tuner.work.task)
         looked = looks_of(tuner.work.task, recipe)
         price = Spend(samples + taught + held + looked, samples, trainings=1, evaluations=1)
         return JobBench(

@@ -11,26 +11,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from bitplan.core.about import About
 from bitplan.core.errors import InputError
 from bitplan.core.jobs import Job, Numbers
+from bitplan.core.method_facts import About
 from bitplan.core.precision import Precision
 from bitplan.core.records import Graph
-from bitplan.core.spend import Spend, uncharged
+from bitplan.core.spend import Spend, pause_charging
 from bitplan.gains.base import Context
-from bitplan.gains.drop import batchwise
+from bitplan.gains.drop import measures_by_batch
 from bitplan.gains.finetuning import Trainings, Tuner, check_length, recipe_for, recipe_of
 from bitplan.gains.jobs import check_samples, do_jobs, members_of, options_of_task, with_lowered
-from bitplan.gains.lowering import By, check_by, check_task, sign_of
+from bitplan.gains.lowering import By, check_by, check_task, sign_for
 from bitplan.plugins.methods.searches.base import Bench, JobBench, PlanJudge
 from bitplan.quant.blend import Shares, blended
 from bitplan.quant.checkpoint import fingerprint
-from bitplan.store.record_store import Places
-from bitplan.tasks.base import Task, draw, judged_by, measure_, title_of
+from bitplan.store.record_store import FolderStore
+from bitplan.tasks.base import Task, draw, measure_, measuring_split, title_of
 from bitplan.tune.length import samples_of
 from bitplan.tune.log import TrainLog
 from bitplan.tune.loop import finetune_
-from bitplan.tune.resume import begun_anew
+from bitplan.tune.resume import train_or_restart
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SharedJudge(PlanJudge):
         recipe = recipe_for(method, context, epochs=self.epochs, steps=self.steps, lr_factor=self.lr_factor)
         recipe = recipe.model_copy(update={"held_out": 0.0, "sharpness": 0.0})
         task = check_task(context.task, method, "trains one network for all plans")
-        trained_on, judging = (task, task) if judged_by(task) == "test" else task.hold_out(self.hold_out)
+        trained_on, judging = (task, task) if measuring_split(task) == "test" else task.hold_out(self.hold_out)
         here = dataclasses.replace(context, task=trained_on, engine=None)
         tuner = Tuner.of(method, model, graph, choices, here, recipe, by=self.by)
         training = tuner.first.model_copy(
@@ -79,12 +79,12 @@ class SharedJudge(PlanJudge):
         samples = samples_of(trained_on, recipe)
         once = Spend(samples + (samples if recipe.distills else 0), samples, trainings=1, labels=True)
         work = _Showing(tuner, training, judging, None if here.shelf is None else here.shelf.running)
-        first, sign = self._first(model, training, judging), sign_of(self.by, task)
+        first, sign = self._first(model, training, judging), sign_for(self.by, task)
         return JobBench(
             Spend(forwards=first.samples, evaluations=1), method, here, work,
             lambda plan: with_lowered(first, graph, plan),
-            lambda outcome: sign * fmean(batchwise(outcome, self.by)), lambda _: Trainings(tuner, [tuner.first]),
-            once=once,
+            lambda outcome: sign * fmean(measures_by_batch(outcome, self.by)),
+            lambda _: Trainings(tuner, [tuner.first]), once=once,
         )  # fmt: skip
 
     def _first(self, model: nn.Module, training: Job, judging: Task) -> Job:
@@ -123,7 +123,7 @@ class _Showing:
     tuner: Tuner
     training: Job
     judging: Task
-    running: Places | None
+    running: FolderStore | None
     network: nn.Module | None = None
     batches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
 
@@ -164,10 +164,10 @@ class _Showing:
         def trained(model: nn.Module) -> TrainLog:
             return finetune_(model, work.task, recipe, teacher=work.teacher, seed=job.seed, folder=folder)
 
-        with uncharged():  # it is paid for once, before the first plan (`once`), also where it is found in a store
+        with pause_charging():  # it is paid for once, before the first plan (`once`), also where it is found in a store
             if self.running is None:
                 self.network = made()
                 log = trained(self.network)
             else:
-                self.network, log = begun_anew(trained, made, self.running, job.id)
+                self.network, log = train_or_restart(trained, made, self.running, job.id)
         return {"mean_loss": (log.mean_loss,), "steps": (len(log.lines),)}

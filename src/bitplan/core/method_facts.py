@@ -20,7 +20,7 @@ class About:
     source: str = ""
 
 
-def about_of(method: object) -> About | None:
+def describe_method(method: object) -> About | None:
     """What a method, or its class, says of itself; None where it says nothing."""
     told = getattr(method, "about", None)
     return told if isinstance(told, About) else None
