@@ -118,7 +118,7 @@ def files(graph, tmp_path, monkeypatch):
         (("steps", "trace", "factories:decides", "--input", "1x4"), "trace it with data, --input values (in Python"),
         (("steps", "trace", "plan.json"), "this is a plan, where a graph is needed"),
         (("steps", "price", "bmac", "cut.json"), "cut.json: cut off"),
-        (("steps", "price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (2): upgrade bitplan"),
+        (("steps", "price", "bmac", "newer.json"), "format 9 is newer than this bitplan reads (1): upgrade bitplan"),
         (("steps", "price", "bmac", "text.json"), "text.json: not JSON"),
         (("steps", "price", "bmac", "binary.json"), "not a text file"),
         (("steps", "price", "bmac", "."), ". holds neither model.safetensors"),

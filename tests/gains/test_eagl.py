@@ -18,7 +18,7 @@ from bitplan.gains.base import Context
 from bitplan.gains.eagl import Eagl
 from bitplan.graph.names import read_graph
 from bitplan.quant.convert import quantize
-from bitplan.store.files import save
+from bitplan.store.files import save, sha256_of
 from bitplan.weights.opened import open_checkpoint
 
 TWO, THREE = parse_choices("w2a2,w4a4"), parse_choices("w2a2,w4a4,w8a8")
@@ -136,7 +136,8 @@ def test_steps_that_a_checkpoint_learned(tmp_path, graph, places, planned):
     steps = {f"{places[0]}.weight_quantizer.step": torch.tensor(0.31)}
     steps |= {f"{places[1]}.weight_quantizer.step": torch.tensor([1.0])}
     save_file(tensors | steps, tmp_path / "model.safetensors")
-    save(Checkpoint(plan=Plan.uniform(graph, "w4a4") if planned else None), tmp_path / "checkpoint.json")
+    plan, sha256 = Plan.uniform(graph, "w4a4") if planned else None, sha256_of(tmp_path / "model.safetensors")
+    save(Checkpoint(plan=plan, sha256=sha256), tmp_path / "checkpoint.json")
     gains = Eagl().layer_gains(tmp_path, graph, THREE)
     scale = torch.tensor(0.31)
     at4, at8 = (scale, scale / 16) if planned else (scale * 16, scale)

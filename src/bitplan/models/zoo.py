@@ -113,7 +113,7 @@ def network_names() -> list[str]:
 
 def missing_libraries() -> list[str]:
     """Return the libraries that are not installed."""
-    return [library.__name__.rpartition(".")[2] for library in (torchvision, timm) if not library.installed()]
+    return [library.__name__.rpartition(".")[2] for library in (torchvision, timm) if not library.is_installed()]
 
 
 def find_network(name: str) -> Factory | None:
