@@ -124,7 +124,7 @@ def test_the_final_value_is_that_of_the_last_tenth_of_the_steps(start, tmp_path,
     """The paper's algorithm says final, its text average: the same trainings, looked at otherwise."""
     average = estimate(start, store=tmp_path, options={"by": by})
     final = estimate(start, engine=Refusing(), store=tmp_path, options={"by": by, "final": True})
-    found = {name: getattr(outcome, f"last_{by}") for (name, _), outcome in outcomes(start, tmp_path, by=by).items()}
+    found = {name: outcome.value(f"last_{by}") for (name, _), outcome in outcomes(start, tmp_path, by=by).items()}
     sign = 1 if by == "score" else -1
     best = max(sign * value for value in found.values())
     assert {name: row[1] for name, row in final.rows.items()} == pytest.approx(

@@ -94,7 +94,7 @@ def test_a_teacher_with_other_classes_is_refused():
 
 def test_a_teacher_and_its_weight_come_together():
     model = network()
-    with pytest.raises(InputError, match="distill = 0.5. but there is no teacher: give one, --teacher"):
+    with pytest.raises(InputError, match="distill = 0.5. but there is no teacher: give one, --recipe teacher=NAME"):
         finetune_(model, Halves(), Recipe(steps=1, distill=0.5))
     with pytest.raises(InputError, match="there is a teacher but the recipe does not distill"):
         finetune_(model, Halves(), Recipe(steps=1), teacher=network())

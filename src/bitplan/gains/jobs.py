@@ -63,6 +63,8 @@ def do_jobs(
             charge(outcome.spend)
         if context.progress is not None:
             context.progress(len(done) + len(failed), len(by_id), job.words)
+    if failed and not done and failed[0][1].fault == "input":  # the data or the network, not this job
+        raise InputError(failed[0][1].message)
     if failed:
         _raise_failure(failed, len(by_id), None if shelf is None else str(shelf.folder), method)
     return done

@@ -182,7 +182,7 @@ def test_checkpoints_of_others_are_refused_in_one_line(tmp_path):
     fit(floating(), Quantization(PLAN, part="network")).save_checkpoint(tmp_path / "w4a4.ckpt")
     higher = {name: bitplan.Precision.parse("w8a8") for name in PLAN.precisions}
     other = PLAN.model_copy(update={"precisions": higher})
-    with pytest.raises(bitplan.InputError, match=f"trained by the plan {PLAN.id}, this .* follow {other.id}: give"):
+    with pytest.raises(bitplan.InputError, match="has 4 bits in this state dict and 8 in the model: quantize"):
         fit(floating(), Quantization(other, part="network"), epochs=2, ckpt_path=tmp_path / "w4a4.ckpt")
     with pytest.raises(bitplan.InputError, match="quantized already, by another plan"):
         fit(Module(bitplan.quantize(tiny.network(), other)), Quantization(PLAN, part="network"))

@@ -81,6 +81,7 @@ class BitplanConfig(_Config):
         """
         layers = list(self.plan.precisions)
         plan = json.loads(self.plan.to_json())
+        del plan["checksum"]  # of bytes, which transformers writes in another order; the id covers the content
         return {"quant_method": METHOD, "plan": plan, "layers": layers, "options": dict(self.options)}
 
     def __repr__(self) -> str:
