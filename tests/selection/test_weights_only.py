@@ -53,11 +53,6 @@ def test_what_was_written_stays(reread):
     assert planned(graph) == expected
 
 
-def test_an_id_does_not_tell_who_wrote_a_precision():
-    assert traced(last="w8a8").id == traced().id
-    assert "written" not in traced().to_json()
-
-
 def test_a_link_with_a_usual_member_is_fixed_as_one():
     model = Net(lambda self, x: self.last(self.a(x) + self.b(x)), a=nn.Linear(8, 8), b=nn.Linear(8, 8))
     model.last = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))

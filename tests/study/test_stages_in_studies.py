@@ -26,12 +26,6 @@ def test_the_reference_at_the_lowest_choice_may_be_trained_longer(write):
     assert "w2a2" not in {cell.title for cell in cells(study, others)}, "those that were trained otherwise are not it"
 
 
-def test_a_study_that_says_neither_is_what_it_was(write):
-    plain = read_study(write())
-    assert "lowest_recipe" not in plain.to_json()
-    assert "then" not in plain.to_json()
-
-
 def test_a_second_stage_says_what_differs_from_the_first(write):
     study = read_study(write(TWO_STAGES))
     first, second = study.recipe.stages

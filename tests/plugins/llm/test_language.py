@@ -114,7 +114,7 @@ def test_a_folder_that_memory_does_not_hold_is_planned_block_by_block(run, folde
     words = ("--bits", "w2a16,w4a16", "--budget", "3bpw", "--rules", "narrow=0", "--gain", gain, *ON_TEXT)
     code, _, err = run("plan", "model", *words, "-o", "loaded.json")
     assert code == 0, err
-    monkeypatch.setattr("bitplan.core.parsing.available_memory", lambda: 1 << 10)
+    monkeypatch.setattr("bitplan.core.parsing.available_memory", lambda: 1 << 16)  # the text fits
     monkeypatch.setattr("bitplan.models.pretrained.load_pretrained", None)
     code, out, err = run("plan", "model", *words, "-o", "streamed.json")
     assert code == 0, err

@@ -45,8 +45,9 @@ def test_a_search_says_what_its_meter_does_and_that_is_what_ran(start, judge, la
 
 def test_the_finetuned_judge_says_what_it_takes(start):
     search = CHOOSERS.make("random_search", {"judge": "finetuned:steps=2", "spend": 600})
-    context = Context(task=choosing_task(Marked(), SHARE), recipe=SHORT, aim=make_constraint(start[1], CHOICES, "80%"))
+    choices = parse_choices(CHOICES)
+    context = Context(task=choosing_task(Marked(), SHARE), recipe=SHORT, aim=make_constraint(start[1], choices, "80%"))
     with meter_spend() as meter:
-        found = search.layer_gains(*start, CHOICES, context)
+        found = search.layer_gains(*start, choices, context)
     assert found.spend == meter.spent
     assert found.spend.passes == found.spend.trainings * (3 * 32 + 32)
