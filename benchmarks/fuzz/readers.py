@@ -165,7 +165,7 @@ def _parquet(path: Path) -> None:
 
 
 def _image(path: Path) -> None:
-    from bitplan.adapters import pillow
+    from bitplan.plugins.data import pillow
 
     with suppress(FileError):  # most have colours
         pillow.decode_classes(str(path))
