@@ -9,7 +9,7 @@ text. What was decided before any result was seen:
   embeddings and norms stay as they are. Matrices that read one tensor are linked, which leaves 120 groups.
 - Budgets are 2.5, 3 and 3.5 bits of codes per weight of these matrices; steps and zero points are the same bytes at all
   bits. Uniform is all at 3 bits at 3. At 2.5 and 3.5 there are two: the plan of the gain `uniform`, to which layers
-  count the same, so that small ones get more bits, and that of `even`, to which weights do: half have a bit more.
+  count the same, so that small ones get more bits, and that of `equal_bits`, to which weights do: half have a bit more.
 - All plans have the same finish: compensated rounding on the first 8 windows of 256 tokens of the first 60 % of the
   text. Gains look at windows of that part only: moments at 8, fisher at 16, drift at 1 in the one order that its seed
   gives, drift_in_context at 1 for each of two rounds, and at 4 to decide.
@@ -18,8 +18,8 @@ text. What was decided before any result was seen:
 - The order is that of what matters most if time runs out: uniform and one gain after the other at 3 bits, then at the
   other sizes; `ours` is drift, and drift_in_context comes last.
 
-Changed afterwards: `even` was added, and the order of the gains, when some results at 3 bits were known and none at the
-other sizes: the plans of `uniform` there turned out to be no fair ones.
+Changed afterwards: `equal_bits` was added, and the order of the gains, when some results at 3 bits were known and none
+at the other sizes: the plans of `uniform` there turned out to be no fair ones.
 
 The folder `--work` keeps each setting's figures, and of one that is not done its finished layers and windows, of a gain
 its finished jobs, so that the script can be killed and started again at any time; after `--minutes` it begins no
@@ -54,7 +54,7 @@ METHOD = "groups:size=64,zeros=true"
 TOKENS, CALIBRATION, WINDOWS = 256, 8, 20
 GAINS: dict[str, dict] = {
     "uniform": {},
-    "even": {},
+    "equal_bits": {},
     "drift": {"samples": 1},
     "fisher": {"samples": 16, "part": 4},
     "moments": {"samples": 8},
@@ -133,7 +133,7 @@ class Study:
 
     def estimated(self, gain: str, told: dict, path: Path, budget: str | None = None) -> dict:
         """Estimate and keep."""
-        store = None if gain in ("uniform", "even", "eagl", "weight_error") else self.options.work / "jobs"
+        store = None if gain in ("uniform", "equal_bits", "eagl", "weight_error") else self.options.work / "jobs"
         context = Context(task=self.task, quantizer=self.method, store=store, progress=tell)
         graph, asked = self.graph, {"choices": self.choices, "budget": budget}
         gains = bitplan.estimate(gain, self.model, graph, context=context, **asked, **told)
@@ -153,7 +153,7 @@ class Study:
     def plan(self, size: float, gain: str) -> bitplan.Plan:
         """The best plan within a size by some gain."""
         budget, path = f"{size:g}bpw", self.kept(gain)
-        if gain in ("uniform", "even") and size == int(size):
+        if gain in ("uniform", "equal_bits") and size == int(size):
             return bitplan.Plan.uniform(self.graph, f"w{int(size)}a16")
         if gain == "drift_in_context":
             path = self.kept(f"{size:g} {gain}")
@@ -247,10 +247,10 @@ def show(study: Study) -> None:
     for name, found in with_scores(study):
         print(f"{name:22} {found['perplexity']:8.2f}, {found.get('layers', '')} {found.get('same as', '')}")
         size, _, gain = name.partition(" ")
-        for other in (one for one in ("uniform", "even") if gain not in ("", "uniform", "even")):
+        for other in (one for one in ("uniform", "equal_bits") if gain not in ("", "uniform", "equal_bits")):
             path = study.path(f"{size} {other}")
             theirs = json.loads(path.read_text())["losses"] if path.exists() else None
-            if theirs is not None and not (other == "even" and size == "3"):
+            if theirs is not None and not (other == "equal_bits" and size == "3"):
                 print(f"{'':22} against {other}: {bitplan.paired(found['losses'], theirs)}")
     if study.kept("drift").exists():
         agree(study)
@@ -263,7 +263,7 @@ def agree(study: Study) -> None:
     """
     drift = bitplan.load(study.kept("drift"))
     kinds = sorted({group.rpartition(".")[2] for group in drift.rows})
-    others = [name for name in (*GAINS, *SCORES) if name not in ("drift", "uniform", "even")]
+    others = [name for name in (*GAINS, *SCORES) if name not in ("drift", "uniform", "equal_bits")]
     for name in (name for name in others if study.kept(name).exists()):
         gains = bitplan.load(study.kept(name))
         whole, lower = (rank_correlation(up_to(gains, top), up_to(drift, top)) for top in (3, 2))

