@@ -17,7 +17,7 @@ def without(monkeypatch):
 
     def lacking(*libraries):
         for library in libraries:
-            monkeypatch.setattr(library, "installed", lambda: False)
+            monkeypatch.setattr(library, "is_installed", lambda: False)
 
     return lacking
 

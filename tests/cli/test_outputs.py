@@ -167,8 +167,8 @@ def test_a_checkpoint_takes_nothing_else_away(run):
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next(run, graph):
-    imports = "import os; from bitplan.store.files import whole_file"
-    write = "with whole_file('out.json') as half: half.touch(); os.kill(os.getpid(), 9)"
+    imports = "import os; from bitplan.store.files import atomic_file"
+    write = "with atomic_file('out.json') as half: half.touch(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", f"{imports}\n{write}"], check=False)
     assert len(list(Path().glob(".out.json.*"))) == 1
     assert run("steps", "price", "bmac", graph, "-o", "out.json")[0] == 0

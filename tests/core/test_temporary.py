@@ -38,7 +38,7 @@ def writing(kind, path):
         process.kill()
 
 
-@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+@pytest.mark.parametrize("kind", ["atomic_file", "atomic_folder"])
 def test_what_a_process_writes_is_left_alone_until_it_is_gone(tmp_path, kind):
     (tmp_path / ".mine").write_text("no temporary name")
     with writing(kind, tmp_path / "it.bin") as (process, temporary):
@@ -56,7 +56,7 @@ def test_what_a_process_writes_is_left_alone_until_it_is_gone(tmp_path, kind):
 
 
 def test_who_replaces_a_folder_removes_what_was_left_in_its_place(tmp_path):
-    with writing("whole_folder", tmp_path / "it") as (process, half):
+    with writing("atomic_folder", tmp_path / "it") as (process, half):
         with atomic_folder(tmp_path / "it") as temporary:
             (temporary / "x").touch()
         assert half.exists()
@@ -83,7 +83,7 @@ def test_of_other_machines_nothing_is_known_before_a_day(tmp_path):
 def test_links_are_removed_and_not_what_they_lead_to(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
-    with writing("whole_folder", tmp_path / "it") as (process, half):
+    with writing("atomic_folder", tmp_path / "it") as (process, half):
         process.kill()
         process.wait()
     for way in (lambda: clear_left(tmp_path), lambda: remove_paths([half])):

@@ -173,7 +173,7 @@ def test_blocks_that_run_one_after_the_other_give_the_same_as_whole_runs(monkeyp
     chained, whole = (bitplan.quantize(model, plan(model, x[:1]), method="groups:size=8").eval() for _ in range(2))
     assert len(find_block_sequences(chained)) == 1
     first = bitplan.compensate_(chained, x.split(16))
-    monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
+    monkeypatch.setattr("bitplan.quant.ptq.find_block_sequences", lambda model: [])
     second = bitplan.compensate_(whole, x.split(16))
     assert first == pytest.approx(second, rel=1e-6)
     assert torch.equal(chained(x), whole(x))
@@ -215,7 +215,7 @@ def test_blocks_that_share_more_than_one_tensor_are_not_run_alone(monkeypatch, i
     made, whole = (bitplan.quantize(model, chosen, method="groups:size=8").eval() for _ in range(2))
     assert len(find_block_sequences(made)) == 1
     first = bitplan.compensate_(made, x.split(16))
-    monkeypatch.setattr("bitplan.quant.ptq.find_chains", lambda model: [])
+    monkeypatch.setattr("bitplan.quant.ptq.find_block_sequences", lambda model: [])
     assert first == bitplan.compensate_(whole, x.split(16))
     assert torch.equal(made(x), whole(x))
 

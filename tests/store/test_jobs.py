@@ -162,8 +162,8 @@ def test_a_silent_holder_is_taken_over_after_some_patience_only(tmp_path):
 
 def test_a_holder_whose_process_ended_is_taken_over_at_once(tmp_path):
     path = tmp_path / "a"
-    imports = "import os; from pathlib import Path; from bitplan.store.lease import held"
-    code = f"{imports}\nwith held(Path({str(path)!r})): os.kill(os.getpid(), 9)"
+    imports = "import os; from pathlib import Path; from bitplan.store.lease import hold_lease"
+    code = f"{imports}\nwith hold_lease(Path({str(path)!r})): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert read_lease(path).holder.gone
     with hold_lease(path) as mine:

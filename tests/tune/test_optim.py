@@ -74,7 +74,7 @@ def test_lamb_follows_its_definition(decay):
 
 
 def test_lamb_without_timm_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(timm, "installed", lambda: False)
+    monkeypatch.setattr(timm, "is_installed", lambda: False)
     with pytest.raises(MissingExtra, match=r"the optimizer lamb needs timm, .*: pip install 'bitplan\[vision\]'"):
         build_optimizer(network(), Recipe(steps=1, optimizer="lamb"))
 

@@ -91,10 +91,10 @@ def test_a_finished_run_is_not_repeated(tmp_path):
 
 def test_what_another_process_is_writing_stays_and_what_a_killed_one_left_goes(tmp_path, monkeypatch):
     """One that was frozen wakes up, while the one that took over writes its checkpoint."""
-    imports = "import time; from bitplan.store.files import whole_file"
+    imports = "import time; from bitplan.store.files import atomic_file"
     write = "half.write_text('half'); print(half, flush=True); time.sleep(99)"
     monkeypatch.setattr(resume, "SAVE_SECONDS", 0.0)
-    words = [sys.executable, "-c", f"{imports}\nwith whole_file('resume.safetensors') as half: {write}"]
+    words = [sys.executable, "-c", f"{imports}\nwith atomic_file('resume.safetensors') as half: {write}"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as other:
         half = tmp_path / other.stdout.readline().strip()
         asked = iter([False] * 6 + [True])

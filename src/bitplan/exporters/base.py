@@ -76,7 +76,7 @@ class Exporter(Protocol):
 
     `needs_model` says that a plan alone is not enough, `suffix` is the usual ending of its files, and `folder` says
     that it writes a folder. An exporter whose files run here implements `recognizes` and `opened`; `verify` refuses
-    files of others. One whose bytes a budget can count (`--target NAME`) names its `form`, a `costs.files.Form`.
+    files of others. One whose bytes a budget can count (`--target NAME`) names its `form`, a `costs.files.FileForm`.
     """
 
     needs_model: ClassVar[bool] = False

@@ -1,1 +1,1 @@
-"""Ring 2: one folder per capability, each reached by entry points and free to be deleted."""
+"""Ring 2: one folder per capability, reached by entry points only."""

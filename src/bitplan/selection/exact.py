@@ -146,17 +146,17 @@ class Bound:
         picks = (problem.values - np.tensordot(prices, problem.costs, axes=1)).argmax(axis=1)[:, None]
         best_values = np.take_along_axis(problem.values, picks, axis=1)  # (G, 1)
         best_costs = np.take_along_axis(problem.costs, picks[None], axis=2)  # (K, G, 1)
-        lost, saved = (
-            best_values - problem.values,
-            best_costs - problem.costs,
-        )  # whole numbers
+        lost, saved = best_values - problem.values, best_costs - problem.costs  # whole numbers
+        regrets = lost - np.tensordot(prices, saved, axes=1)
+        # At huge prices rounding hides differences of values, and a pick is not the best: its regret is negative.
+        missed = float(-np.minimum(regrets.min(axis=1), 0.0).sum())
         left = prices * (problem.capacities - best_costs.sum(axis=(1, 2)))
         sizes = np.abs(lost) + np.tensordot(prices, np.abs(saved), axes=1)
         return cls(
-            regrets=np.maximum(lost - np.tensordot(prices, saved, axes=1), 0.0),
+            regrets=np.maximum(regrets, 0.0),
             reference=int(best_values.sum()),
             leftover=float(left.sum()),
-            margin=(len(problem.values) + 8) * _ROUNDING * float(sizes.max(axis=1).sum() + np.abs(left).sum()),
+            margin=missed + (len(problem.values) + 8) * _ROUNDING * float(sizes.max(axis=1).sum() + np.abs(left).sum()),
             more=tuple((prices * problem.percents).tolist()),
         )
 

@@ -152,8 +152,8 @@ def test_choices_that_take_the_same_time_cost_the_same():
 def test_a_killed_measurement_goes_on_where_it_was(network, quick, tmp_path):
     model, example, graph = network
     folder = tmp_path / "kept"
-    write = "with whole_file(sys.argv[1]) as half: half.touch(); os.kill(os.getpid(), 9)"
-    imports = "import os, sys; from bitplan.store.files import whole_file"
+    write = "with atomic_file(sys.argv[1]) as half: half.touch(); os.kill(os.getpid(), 9)"
+    imports = "import os, sys; from bitplan.store.files import atomic_file"
     subprocess.run([sys.executable, "-c", f"{imports}\n{write}", folder / "measuring.json"], check=False)
     assert len(list(folder.iterdir())) == 1, "half of a file"
 
