@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import bitplan
 from benchmarks.rows import Row
 from benchmarks.timing import in_turn
-from bitplan.gains.hawq import Data, Traces, estimate_traces, open_curvature
+from bitplan.gains.curvature import Data, Traces, estimate_traces, open_curvature
 from bitplan.models.zoo import load_model
 
 PROBES = 8

@@ -13,8 +13,8 @@ import bitplan
 from bitplan.core.codes import code_range
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
+from bitplan.gains.curvature import Data, open_curvature
 from bitplan.gains.fisher import draw_loss, watch_slopes
-from bitplan.gains.hawq import Data, open_curvature
 from bitplan.quant.convert import quantizers_of
 
 TASK = Stripes(samples=48)

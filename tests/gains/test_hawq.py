@@ -11,7 +11,8 @@ from test_hessian import exact_blocks
 import bitplan
 from bitplan.core.errors import InputError
 from bitplan.gains.base import Context
-from bitplan.gains.hawq import Data, Hawq, HawqV1, HawqV2, quantize_absmax
+from bitplan.gains.curvature import Data
+from bitplan.gains.hawq import Hawq, HawqV1, HawqV2, quantize_absmax
 from bitplan.store.engines import Local
 
 THREE = "w2a2,w4a4,w8a8"
@@ -141,7 +142,7 @@ def test_what_was_done_before_a_kill_is_not_done_again(tmp_path):
 
 
 def test_eigenvalues_found_before_a_kill_are_not_looked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("bitplan.gains.hawq.ROUND", 1)
+    monkeypatch.setattr("bitplan.gains.curvature.ROUND", 1)
     model, graph = made()
     gain, seen = HawqV1(iterations=40, tolerance=0.0), []
     whole = bitplan.estimate(gain, model, graph, context=Context(task=Points(), seed=4))
@@ -161,7 +162,7 @@ def test_eigenvalues_found_before_a_kill_are_not_looked_for_again(tmp_path, monk
 
 @pytest.mark.parametrize("gain", [Hawq(probes=25, min_probes=25), HawqV1(iterations=3)], ids=["traces", "eigenvalues"])
 def test_rounds_run_on_any_engine_and_are_kept_once(gain, tmp_path, monkeypatch):
-    monkeypatch.setattr("bitplan.gains.hawq.ROUND", 10 if isinstance(gain, Hawq) else 1)
+    monkeypatch.setattr("bitplan.gains.curvature.ROUND", 10 if isinstance(gain, Hawq) else 1)
     model, graph = made(quantized=True)
     here = bitplan.estimate(gain, model, graph, context=Context(task=Points(), seed=4))
     told = []

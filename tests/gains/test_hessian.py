@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 from bitplan.core.errors import InputError
-from bitplan.gains.hawq import Data, draw_signs, estimate_eigenvalues, estimate_traces, open_curvature
+from bitplan.gains.curvature import Data, draw_signs, estimate_eigenvalues, estimate_traces, open_curvature
 
 LAYERS = ("middle", "more")
 
